@@ -1,0 +1,1 @@
+"""Standard library only: errors and the wording of messages."""

@@ -1,0 +1,133 @@
+"""Every error that Neurenix raises, in one tree.
+
+This module owns the classes and the way a message is worded; it does not own the catalogue that
+explains XLA's and libtpu's texts (``neurenix.hardware.tpu``).
+
+::
+
+    NeurenixError
+    ├── DeviceError (RuntimeError)
+    │   ├── DeviceNotFoundError         the device asked for is not on this machine
+    │   ├── DeviceInitializationError   it is there, and cannot be used; the cause comes first
+    │   └── SimulationError             a slice can no longer, or not like this, be simulated
+    ├── ArgumentError (ValueError)
+    │   ├── UnknownNameError            a name that nothing has; suggests near misses
+    │   ├── ShapeError                  rank, channels, or sizes that do not go together
+    │   └── DataError                   empty, ragged, mismatched or out-of-range data
+    ├── ArgumentTypeError (TypeError)
+    ├── NotCompiledError (RuntimeError)         fit, evaluate before compile
+    ├── TrainingDivergedError (RuntimeError)    the loss is not finite
+    ├── RecompilationError (RuntimeError)
+    ├── CheckpointError (RuntimeError)          a file of weights that does not fit, or is damaged
+    ├── CompilationError (RuntimeError)         the TPU compiler refused, crashed or ran out of time
+    │   └── OutOfMemoryError
+    └── MissingExtraError (ImportError)         an optional package is not installed
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class NeurenixError(Exception):
+    """Base of every error that Neurenix raises on purpose."""
+
+
+class DeviceError(NeurenixError, RuntimeError):
+    """Something about a device."""
+
+
+class DeviceNotFoundError(DeviceError):
+    """The device asked for is not on this machine."""
+
+
+class DeviceInitializationError(DeviceError):
+    """The device is there and cannot be used; the message names the cause."""
+
+
+class SimulationError(DeviceError):
+    """A slice can no longer, or not like this, be simulated in this process."""
+
+
+class ArgumentError(NeurenixError, ValueError):
+    """An argument has a value that cannot be used."""
+
+
+class UnknownNameError(ArgumentError):
+    """A name that nothing has."""
+
+
+class ShapeError(ArgumentError):
+    """Rank, channels or sizes that do not go together."""
+
+
+class DataError(ArgumentError):
+    """Data that is empty, ragged, mismatched or out of range."""
+
+
+class ArgumentTypeError(NeurenixError, TypeError):
+    """An argument is of a type that cannot be used."""
+
+
+class NotCompiledError(NeurenixError, RuntimeError):
+    """``fit`` or ``evaluate`` before ``compile``."""
+
+
+class TrainingDivergedError(NeurenixError, RuntimeError):
+    """The loss is not finite."""
+
+
+class RecompilationError(NeurenixError, RuntimeError):
+    """A compiled function changes its structure or shapes in a way that cannot be followed."""
+
+
+class CheckpointError(NeurenixError, RuntimeError):
+    """A file of weights that does not fit the model, or is damaged."""
+
+
+class CompilationError(NeurenixError, RuntimeError):
+    """The compiler refused the program, crashed, or ran out of time."""
+
+
+class OutOfMemoryError(CompilationError):
+    """The program needs more device memory than there is."""
+
+
+class MissingExtraError(NeurenixError, ImportError):
+    """An optional package is needed and not installed."""
+
+    def __init__(self, package: str, extra: str, purpose: str) -> None:
+        super().__init__(
+            f'{purpose} needs the package {package!r}, which is not installed. '
+            f'Install it with: pip install "neurenix[{extra}]"'
+        )
+
+
+def did_you_mean(name: str, known: Iterable[str], *, shown: int = 3) -> str:
+    """Return ``" Did you mean 'a' or 'b'?"``, or an empty string when nothing is near.
+
+    Example:
+        >>> did_you_mean("v5e-9", ["v5e-8", "v6e-8", "v4-8"])
+        " Did you mean 'v5e-8' or 'v6e-8'?"
+    """
+    lowered = {candidate.lower(): candidate for candidate in known}
+    near = difflib.get_close_matches(name.lower(), lowered, n=shown, cutoff=0.6)
+    if not near:
+        return ""
+    quoted = [repr(lowered[match]) for match in near]
+    choices = quoted[0] if len(quoted) == 1 else ", ".join(quoted[:-1]) + " or " + quoted[-1]
+    return f" Did you mean {choices}?"
+
+
+def unknown_name(what: str, name: str, known: Iterable[str]) -> UnknownNameError:
+    """Build the error for a name that nothing has: what was asked, near misses, all that exists.
+
+    Example:
+        >>> str(unknown_name("metric", "acuracy", ["accuracy", "mse"]))
+        "There is no metric named 'acuracy'. Did you mean 'accuracy'? Known: accuracy, mse."
+    """
+    names = sorted(known)
+    return UnknownNameError(
+        f"There is no {what} named {name!r}.{did_you_mean(name, names)} Known: {', '.join(names)}."
+    )

@@ -1,0 +1,10 @@
+"""The one place that imports ``flax.nnx``; everything else takes it from here.
+
+Owns the version-dependent parts of NNX. It does not own layers (``neurenix.nn``).
+"""
+
+from __future__ import annotations
+
+from flax import nnx
+
+__all__ = ["nnx"]
