@@ -1,0 +1,109 @@
+"""Neurenix: deep learning with one programming model for every accelerator.
+
+Owns the public names, and nothing else: each is imported from the module that owns it when it is
+first used (:pep:`562`), so that ``import neurenix`` is cheap and starts no backend.
+
+Example:
+    >>> import neurenix as nx
+    >>> model = nx.nn.Sequential(nx.nn.Linear(4, 8), nx.nn.ReLU(), nx.nn.Linear(8, 2))
+    >>> model(nx.zeros((3, 4))).shape
+    (3, 2)
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:  # what editors and type checkers see; a test holds it and _EXPORTS together
+    from neurenix import chips as chips
+    from neurenix import data as data
+    from neurenix import distribute as distribute
+    from neurenix import hardware as hardware
+    from neurenix import losses as losses
+    from neurenix import metrics as metrics
+    from neurenix import nn as nn
+    from neurenix import optim as optim
+    from neurenix import random as random
+    from neurenix import train as train
+    from neurenix._core.errors import ArgumentError as ArgumentError
+    from neurenix._core.errors import ArgumentTypeError as ArgumentTypeError
+    from neurenix._core.errors import CheckpointError as CheckpointError
+    from neurenix._core.errors import CompilationError as CompilationError
+    from neurenix._core.errors import DataError as DataError
+    from neurenix._core.errors import DeviceError as DeviceError
+    from neurenix._core.errors import DeviceInitializationError as DeviceInitializationError
+    from neurenix._core.errors import DeviceNotFoundError as DeviceNotFoundError
+    from neurenix._core.errors import MissingExtraError as MissingExtraError
+    from neurenix._core.errors import NeurenixError as NeurenixError
+    from neurenix._core.errors import NotCompiledError as NotCompiledError
+    from neurenix._core.errors import OutOfMemoryError as OutOfMemoryError
+    from neurenix._core.errors import RecompilationError as RecompilationError
+    from neurenix._core.errors import ShapeError as ShapeError
+    from neurenix._core.errors import SimulationError as SimulationError
+    from neurenix._core.errors import TrainingDivergedError as TrainingDivergedError
+    from neurenix._core.errors import UnknownNameError as UnknownNameError
+    from neurenix.device import Device as Device
+    from neurenix.device import DeviceType as DeviceType
+    from neurenix.device import device as device
+    from neurenix.device import device_of as device_of
+    from neurenix.device import devices as devices
+    from neurenix.device import to as to
+    from neurenix.preflight import preflight as preflight
+    from neurenix.preflight import spec as spec
+    from neurenix.random import seed as seed
+    from neurenix.simulation import SimulatedSlice as SimulatedSlice
+    from neurenix.simulation import simulate as simulate
+    from neurenix.simulation import simulated as simulated
+    from neurenix.train import History as History
+    from neurenix.train import Optimizer as Optimizer
+    from neurenix.train import Trainer as Trainer
+    from neurenix.train import grad as grad
+    from neurenix.train import jit as jit
+    from neurenix.train import multi_step as multi_step
+    from neurenix.train import value_and_grad as value_and_grad
+
+__version__ = "0.1.0"
+
+# Modules that are public by their own name. ``device`` and ``preflight`` can be called as well.
+_MODULES = (
+    "chips data device distribute hardware losses metrics nn optim preflight random train".split()
+)
+
+_EXPORTS = {
+    "neurenix._core.errors": (
+        "ArgumentError ArgumentTypeError CheckpointError CompilationError DataError DeviceError "
+        "DeviceInitializationError DeviceNotFoundError MissingExtraError NeurenixError "
+        "NotCompiledError OutOfMemoryError RecompilationError ShapeError SimulationError "
+        "TrainingDivergedError UnknownNameError"
+    ),
+    "neurenix.device": "Device DeviceType device_of devices to",
+    "neurenix.preflight": "spec",
+    "neurenix.random": "seed",
+    "neurenix.simulation": "SimulatedSlice simulate simulated",
+    "neurenix.tensor": "Tensor",
+    "neurenix.train": "History Optimizer Trainer grad jit multi_step value_and_grad",
+}
+_OWNER_OF = {name: module for module, names in _EXPORTS.items() for name in names.split()}
+
+__all__ = ["__version__", *_MODULES, *_OWNER_OF]  # pyright: ignore[reportUnsupportedDunderAll]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _MODULES:
+        return importlib.import_module(f"neurenix.{name}")
+    if name in _OWNER_OF:
+        value = getattr(importlib.import_module(_OWNER_OF[name]), name)
+        globals()[name] = value
+        return value
+    if name.startswith("_"):
+        raise AttributeError(f"module 'neurenix' has no attribute {name!r}")
+    from neurenix._core.errors import did_you_mean
+
+    raise AttributeError(
+        f"module 'neurenix' has no attribute {name!r}.{did_you_mean(name, __all__)}"
+    )
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,239 @@
+"""The house of Neurenix: which floor may import which, how long a file may be, what import costs.
+
+The order below is the whole rule. A module stands on the floor of the longest name that fits it;
+it imports modules of its own package, and of floors strictly below.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+import neurenix
+
+pytestmark = pytest.mark.pure
+
+ROOT = Path(neurenix.__file__).parent
+REPOSITORY = Path(__file__).parent.parent
+
+FLOORS = {
+    "neurenix._core": 0,
+    "neurenix.chips": 10,
+    "neurenix.simulation": 19,
+    "neurenix.device": 20,
+    "neurenix.random": 21,
+    "neurenix.tensor": 22,
+    "neurenix.hardware": 22,
+    "neurenix._nnx": 25,
+    "neurenix.optim": 30,
+    "neurenix.losses": 30,
+    "neurenix.metrics": 30,
+    "neurenix.distribute": 30,
+    "neurenix.data": 30,
+    "neurenix.compiler": 30,
+    "neurenix.train": 40,
+    "neurenix.nn": 50,
+    "neurenix.preflight": 60,
+    "neurenix.cli": 70,
+}
+
+# Imported inside the function that needs them: an extra, or slow to load and seldom needed.
+LAZY = {"grain", "keras", "onnx", "rich", "sklearn", "tensorboard", "torch", "typer"}
+# At the top of a module, these and the standard library only.
+EAGER = {"flax", "flatbuffers", "jax", "jaxlib", "numpy", "optax", "safetensors"}
+# Loaded first where a process begins: the command line reads its own arguments.
+EAGER_IN = {"neurenix.cli": {"typer"}}
+
+SOURCES = sorted(ROOT.rglob("*.py"))
+PROCESS_STARTS = "import sys, neurenix"
+
+
+def module_name(path: Path) -> str:
+    parts = path.relative_to(ROOT.parent).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+NAMES = {module_name(path) for path in SOURCES}
+
+
+def house_of(module: str) -> str:
+    """Return the entry of ``FLOORS`` that ``module`` belongs to."""
+    fitting = [house for house in FLOORS if module == house or module.startswith(house + ".")]
+    assert fitting, f"{module} stands on no floor: say in FLOORS where it belongs"
+    return max(fitting, key=len)
+
+
+def is_type_checking(node: ast.AST) -> bool:
+    return isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
+
+
+def imports(path: Path) -> list[tuple[str, bool, int]]:
+    """Return ``(module, inside a function, line)`` for each import, ``TYPE_CHECKING`` left out."""
+    found: list[tuple[str, bool, int]] = []
+
+    def visit(node: ast.AST, lazy: bool) -> None:
+        if is_type_checking(node):
+            return
+        if isinstance(node, ast.Import):
+            found.extend((alias.name, lazy, node.lineno) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}:{node.lineno}: a relative import"
+            base = node.module or ""
+            for alias in node.names:
+                whole = f"{base}.{alias.name}"
+                found.append((whole if whole in NAMES else base, lazy, node.lineno))
+        inside = isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
+        for child in ast.iter_child_nodes(node):
+            visit(child, lazy or inside)
+
+    visit(ast.parse(path.read_text()), False)
+    return found
+
+
+def own(module: str) -> bool:
+    return module == "neurenix" or module.startswith("neurenix.")
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=module_name)
+def test_imports_go_strictly_downwards(path: Path) -> None:
+    module = module_name(path)
+    if module in ("neurenix", "neurenix.__main__"):
+        pytest.skip("the door and the list of public names: they reach every floor")
+    house = house_of(module)
+    for target, _, line in imports(path):
+        if not own(target):
+            continue
+        assert target != "neurenix", f"{path}:{line}: import the module, not the list of names"
+        other = house_of(target)
+        assert other == house or FLOORS[other] < FLOORS[house], (
+            f"{path}:{line}: {module} (floor {FLOORS[house]}) imports {target} "
+            f"(floor {FLOORS[other]})"
+        )
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=module_name)
+def test_only_slow_or_optional_packages_are_imported_inside_functions(path: Path) -> None:
+    module = module_name(path)
+    if module == "neurenix":
+        pytest.skip("the list of public names imports nothing at the top, on purpose")
+    eager = EAGER | next((e for house, e in EAGER_IN.items() if module.startswith(house)), set())
+    for target, lazy, line in imports(path):
+        root = target.partition(".")[0]
+        where = f"{path}:{line}: {target}"
+        if own(target):
+            # The commands load what they run: `neurenix --version` must not wait for a compiler.
+            assert not lazy or module.startswith("neurenix.cli"), f"{where} is imported lazily"
+        elif root in stdlib_names():
+            continue
+        elif lazy:
+            assert root in LAZY | EAGER | {"orbax", "libtpu"}, f"{where} is not in LAZY"
+        else:
+            assert root in eager, f"{where} is imported at the top, and is not in EAGER"
+
+
+def stdlib_names() -> frozenset[str]:
+    import sys
+
+    return sys.stdlib_module_names
+
+
+def test_there_is_no_cycle_between_modules() -> None:
+    graph = {
+        module_name(path): {t for t, _, _ in imports(path) if t in NAMES and t != "neurenix"}
+        for path in SOURCES
+    }
+    # A package imports its own files; a file that imports its own package would be a cycle.
+    finished: set[str] = set()
+
+    def walk(module: str, trail: tuple[str, ...]) -> None:
+        assert module not in trail, " -> ".join((*trail[trail.index(module) :], module))
+        if module in finished:
+            return
+        for target in sorted(graph[module]):
+            walk(target, (*trail, module))
+        finished.add(module)
+
+    for module in sorted(graph):
+        walk(module, ())
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=module_name)
+def test_no_file_is_long_and_each_says_what_it_owns(path: Path) -> None:
+    text = path.read_text()
+    assert len(text.splitlines()) <= 500, f"{path} is longer than 500 lines"
+    assert ast.get_docstring(ast.parse(text)), f"{path} has no docstring"
+
+
+@pytest.mark.parametrize("name", neurenix.__all__)
+def test_every_public_name_resolves(name: str) -> None:
+    assert getattr(neurenix, name) is not None
+    assert name in dir(neurenix)
+
+
+def test_type_checkers_see_the_names_that_exist() -> None:
+    tree = ast.parse((ROOT / "__init__.py").read_text())
+    (block,) = [node for node in tree.body if is_type_checking(node)]
+    assert isinstance(block, ast.If)
+    seen: dict[str, str] = {}
+    for node in block.body:
+        assert isinstance(node, ast.ImportFrom)
+        for alias in node.names:
+            assert alias.asname in (alias.name, None)
+            if alias.name == "*":
+                module = __import__(node.module or "", fromlist=["*"])
+                seen |= {name: module.__name__ for name in module.__all__}
+            else:
+                seen[alias.name] = node.module or ""
+    expected = dict(neurenix._OWNER_OF)
+    for module in neurenix._MODULES:
+        callable_too = module in ("device", "preflight")
+        expected[module] = f"neurenix.{module}" if callable_too else "neurenix"
+    assert seen == expected
+
+
+def test_an_unknown_name_suggests_a_near_one() -> None:
+    with pytest.raises(AttributeError, match="Did you mean 'simulate'"):
+        neurenix.simulat  # noqa: B018  (the access is the test)
+
+
+def test_import_loads_nothing_heavy_and_starts_no_backend(run_python) -> None:
+    heavy = ("jax", "jaxlib", "numpy", "flax", "optax", "orbax", "sklearn", "rich", "typer")
+    done = run_python(code=f"{PROCESS_STARTS}; print([m for m in {heavy} if m in sys.modules])")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == "[]"
+
+
+def test_importing_every_module_starts_no_backend(run_python) -> None:
+    names = sorted(name for name in NAMES if not name.endswith("__main__"))
+    code = (
+        f"import importlib, sys\nfor name in {names!r}: importlib.import_module(name)\n"
+        "from jax._src import xla_bridge\n"
+        "assert not xla_bridge.backends_are_initialized(), 'a backend was started'\n"
+        f"optional = {sorted(LAZY - {'rich', 'typer'})!r}\n"
+        "print([m for m in optional if m in sys.modules])"
+    )
+    done = run_python(code=code)
+    assert done.returncode == 0, done.stderr
+    # flax and orbax import what they like; what we import ourselves is checked above.
+    loaded = set(ast.literal_eval(done.stdout.strip()))
+    assert not loaded & {"sklearn", "torch", "keras", "onnx"}, loaded
+
+
+def test_the_repository_names_no_package_index() -> None:
+    listed = subprocess.run(
+        ["git", "ls-files"], cwd=REPOSITORY, capture_output=True, text=True, check=False
+    )
+    if listed.returncode:
+        pytest.skip("not a git checkout")
+    hosts = re.compile(r"files\.python" + r"hosted|pypi\." + r"org|--(extra-)?index" + "-url|://[^ ]*/simple")
+    naming = []
+    for name in listed.stdout.splitlines():
+        path = REPOSITORY / name
+        if path.is_file() and path.suffix not in (".png", ".npz"):
+            text = path.read_text(errors="replace")
+            naming += [f"{name}: {found.group()}" for found in hosts.finditer(text)]
+    assert not naming, naming
