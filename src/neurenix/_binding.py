@@ -1,0 +1,125 @@
+"""Modules as flat lists of arrays, so that a compiled call pays no walk over the module graph.
+
+``nnx.jit`` walks every module at every call. A :class:`Binding` walks once: it remembers the
+variables, reads and writes their arrays at C speed, and checks cheaply that the structure is the
+one it saw. It owns no compilation and no placement.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections import deque
+from collections.abc import Sequence
+from functools import cached_property
+from itertools import chain
+from operator import is_
+from typing import Any
+
+import jax
+
+from neurenix._nnx import nnx
+
+_get = nnx.Variable._raw_value.__get__
+_set = nnx.Variable._raw_value.__set__
+_END = object()
+
+
+class Structure:
+    """The static part of some modules: interned, so that equality is identity and hashing is free.
+
+    ``jax.jit`` compares static arguments at every call; comparing two graph definitions of a
+    24-layer transformer costs more than the call.
+    """
+
+    def __init__(self, graphdef: Any, is_variable: tuple[bool, ...]) -> None:
+        self.graphdef = graphdef
+        self.is_variable = is_variable
+
+    def rebuild(self, leaves: Sequence[Any], constants: Sequence[Any]) -> tuple[Any, ...]:
+        """Return modules of their own that hold ``leaves`` (tracers, usually)."""
+        variables, arrays = iter(leaves), iter(constants)
+        merged = [next(variables) if flag else next(arrays) for flag in self.is_variable]
+        return nnx.graph.unflatten(self.graphdef, merged)
+
+    def leaves_of(self, modules: tuple[Any, ...]) -> list[Any] | None:
+        """Return the leaves of ``modules``, or None when their structure is another one."""
+        graphdef, flat = nnx.graph.flatten(modules)
+        if graphdef != self.graphdef:
+            return None
+        return [_get(leaf) for _, leaf in flat if isinstance(leaf, nnx.Variable)]
+
+
+class Binding:
+    """Some modules, bound to their variables.
+
+    Attributes:
+        structure: what is static about the modules.
+        variables: every variable once, in the order of the graph.
+        paths: the path of each variable; the first entry is the module's position.
+        constants: arrays that are plain attributes, not variables. They are read-only.
+    """
+
+    def __init__(self, modules: tuple[Any, ...], interned: dict[Any, Structure]) -> None:
+        graphdef, flat = nnx.graph.flatten(modules)
+        flags = tuple(isinstance(leaf, nnx.Variable) for _, leaf in flat)
+        self.structure = interned.setdefault((graphdef, flags), Structure(graphdef, flags))
+        self.variables = [leaf for _, leaf in flat if isinstance(leaf, nnx.Variable)]
+        self.paths = [path for path, leaf in flat if isinstance(leaf, nnx.Variable)]
+        self.constants = [leaf for _, leaf in flat if not isinstance(leaf, nnx.Variable)]
+        nodes = [node for _, node in nnx.iter_graph(modules) if isinstance(node, nnx.Pytree)]
+        self._views = [vars(node).values() for node in nodes] + [(_END,)]
+        self._seen = list(chain.from_iterable(self._views))
+
+    def is_current(self) -> bool:
+        """Tell whether no attribute of any module was set, added or removed since binding."""
+        return all(map(is_, chain.from_iterable(self._views), self._seen))
+
+    def read(self) -> list[Any]:
+        """Return the array of every variable."""
+        return list(map(_get, self.variables))
+
+    def write(self, leaves: Sequence[Any]) -> None:
+        """Set the array of every variable."""
+        deque(map(_set, self.variables, leaves), 0)
+
+
+def is_module(value: Any) -> bool:
+    """Tell whether ``value`` is a module, an optimizer or a metric: an object with variables."""
+    return isinstance(value, nnx.Pytree)
+
+
+def mesh_of(tree: Any) -> jax.sharding.Mesh | None:
+    """Return the mesh of several devices that some array of ``tree`` is laid out on, if any."""
+    for leaf in jax.tree.leaves(tree):
+        sharding = getattr(leaf, "sharding", None)
+        if isinstance(sharding, jax.sharding.NamedSharding) and sharding.mesh.size > 1:
+            return sharding.mesh
+    return None
+
+
+class Bindings:
+    """The bindings that one compiled function has made, forgotten with their modules."""
+
+    def __init__(self) -> None:
+        self._by_first: weakref.WeakKeyDictionary[Any, list[tuple[tuple[Any, ...], Binding]]]
+        self._by_first = weakref.WeakKeyDictionary()
+        self._interned: dict[Any, Structure] = {}
+
+    def of(self, modules: tuple[Any, ...]) -> tuple[Binding, bool]:
+        """Return the binding of ``modules`` and whether it was made just now."""
+        if not modules:
+            return self._empty, False
+        known = self._by_first.setdefault(modules[0], [])
+        for position, (others, binding) in enumerate(known):
+            if all(ref() is module for ref, module in zip(others, modules[1:], strict=True)):
+                if binding.is_current():
+                    return binding, False
+                del known[position]
+                break
+        binding = Binding(modules, self._interned)
+        known.append((tuple(map(weakref.ref, modules[1:])), binding))
+        return binding, True
+
+    @cached_property
+    def _empty(self) -> Binding:
+        return Binding((), self._interned)

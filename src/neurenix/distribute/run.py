@@ -1,0 +1,143 @@
+"""Run one function on every replica, compiled once.
+
+Owns the replica view: arguments split or repeated, modules bound and merged per replica, their
+state brought together again. It does not own the strategies that call it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import jax
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from neurenix._binding import Bindings, Structure, is_module
+from neurenix._core.errors import RecompilationError
+from neurenix._nnx import nnx
+from neurenix._recompilation import RecompilationWatch
+from neurenix.distribute.mesh import DATA_AXIS, place, replicated, replicas_of
+from neurenix.distribute.replica import enter_replica
+from neurenix.distribute.values import PerReplica
+
+SPLIT = PartitionSpec(DATA_AXIS)
+WHOLE = PartitionSpec()
+
+
+class ReplicatedFunction:
+    """``function`` as every replica of ``mesh`` sees it.
+
+    Arrays that are split over the replicas (``PerReplica``, or a batch from
+    ``strategy.distribute``) arrive as this replica's share, everything else whole. Modules are
+    whole on every replica; when the function ends, their variables are brought together: batch
+    statistics are averaged, metrics summed, random streams stay apart while the function runs and
+    advance alike; everything else is expected to be equal on all replicas.
+    """
+
+    def __init__(self, function: Callable[..., Any], mesh: Mesh) -> None:
+        self._function = function
+        self._mesh = mesh
+        self._bindings = Bindings()
+        name = getattr(function, "__name__", type(function).__name__)
+        self._watch = RecompilationWatch(name)
+        self._compiled = jax.jit(self._replicas, static_argnums=(0, 1), donate_argnums=2)
+
+    def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Return a tree of ``PerReplica``, one for each array that the function returns."""
+        names = tuple(kwargs)
+        everything = [*args, *kwargs.values()]
+        positions = tuple(i for i, value in enumerate(everything) if is_module(value))
+        modules = tuple(everything[i] for i in positions)
+        rest = [None if i in positions else value for i, value in enumerate(everything)]
+        binding, fresh = self._bindings.of(modules)
+        if fresh:
+            binding.write(place(binding.read(), replicated(self._mesh)))
+        leaves, treedef = jax.tree.flatten(rest, is_leaf=lambda v: isinstance(v, PerReplica))
+        leaves, kinds = self._placed(leaves)
+        static = (binding.structure, positions, len(args), names, treedef, kinds)
+        before = self._compiled._cache_size()
+        out, state = self._compiled(
+            static, self._function, binding.read(), binding.constants, leaves
+        )
+        if self._compiled._cache_size() > before:
+            self._watch.compiled(rest)
+        binding.write(state)
+        return jax.tree.map(PerReplica, out)
+
+    def _placed(self, leaves: list[Any]) -> tuple[list[Any], tuple[str, ...]]:
+        placed, kinds = [], []
+        for leaf in leaves:
+            if isinstance(leaf, PerReplica):
+                kind, leaf = "entry", leaf.stacked
+            else:
+                sharding = getattr(leaf, "sharding", None)
+                split = isinstance(sharding, NamedSharding) and sharding.spec[:1] == (DATA_AXIS,)
+                kind = "share" if split and sharding.mesh == self._mesh else "whole"
+            spec = WHOLE if kind == "whole" else SPLIT
+            placed.append(place(leaf, NamedSharding(self._mesh, spec)))
+            kinds.append(kind)
+        return placed, tuple(kinds)
+
+    def _replicas(
+        self, static: Any, function: Any, state: Any, constants: Any, leaves: Any
+    ) -> tuple[Any, Any]:
+        kinds = static[-1]
+        specs = [WHOLE if kind == "whole" else SPLIT for kind in kinds]
+        return jax.shard_map(
+            partial(self._one_replica, static, function),
+            mesh=self._mesh,
+            in_specs=(WHOLE, WHOLE, specs),
+            out_specs=(SPLIT, WHOLE),
+            check_vma=False,
+        )(state, constants, leaves)
+
+    def _one_replica(
+        self, static: Any, function: Any, state: list[Any], constants: list[Any], leaves: list[Any]
+    ) -> tuple[Any, list[Any]]:
+        structure, positions, num_args, names, treedef, kinds = static
+        own = [
+            jax.tree.map(lambda x: x[0], leaf) if kind == "entry" else leaf
+            for leaf, kind in zip(leaves, kinds, strict=True)
+        ]
+        everything = jax.tree.unflatten(treedef, own)
+        modules = structure.rebuild(state, constants)
+        kept = _own_random_streams(modules)
+        for position, module in zip(positions, modules, strict=True):
+            everything[position] = module
+        with enter_replica(replicas_of(self._mesh)):
+            out = function(*everything[:num_args], **dict(zip(names, everything[num_args:])))
+        for variable, key in kept:
+            variable.set_value(key)
+        out = jax.tree.map(lambda x: jax.numpy.asarray(x)[None], out)
+        return out, _together(structure, modules, state, function)
+
+
+def _own_random_streams(modules: Any) -> list[tuple[Any, Any]]:
+    """Give this replica streams of its own; return the variables with their shared keys."""
+    replica = jax.lax.axis_index(DATA_AXIS)
+    kept = []
+    for _, variable in nnx.iter_graph(modules):
+        if isinstance(variable, nnx.RngKey):
+            key = variable.get_value()
+            kept.append((variable, key))
+            variable.set_value(jax.random.fold_in(key, replica))
+    return kept
+
+
+def _together(structure: Structure, modules: Any, before: list[Any], function: Any) -> list[Any]:
+    after = structure.leaves_of(modules)
+    if after is None:
+        raise RecompilationError(
+            f"{getattr(function, '__name__', function)} changes the structure of a module (it adds "
+            "or removes a layer, a variable or an attribute). Do that outside of strategy.run."
+        )
+    kinds = [leaf for _, leaf in nnx.graph.flatten(modules)[1] if isinstance(leaf, nnx.Variable)]
+    merged = []
+    for variable, old, new in zip(kinds, before, after, strict=True):
+        if isinstance(variable, nnx.BatchStat):
+            new = jax.lax.pmean(new, DATA_AXIS)
+        elif isinstance(variable, nnx.metrics.MetricState):
+            new = old + jax.lax.psum(new - old, DATA_AXIS)
+        merged.append(new)
+    return merged
