@@ -41,7 +41,7 @@ class ReplicatedFunction:
         self._bindings = Bindings()
         name = getattr(function, "__name__", type(function).__name__)
         self._watch = RecompilationWatch(name)
-        self._compiled = jax.jit(self._replicas, static_argnums=(0, 1), donate_argnums=2)
+        self._compiled = jax.jit(self._replicas, static_argnums=0, donate_argnums=1)
 
     def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Return a tree of ``PerReplica``, one for each array that the function returns."""
@@ -57,9 +57,7 @@ class ReplicatedFunction:
         leaves, kinds = self._placed(leaves)
         static = (binding.structure, positions, len(args), names, treedef, kinds)
         before = self._compiled._cache_size()
-        out, state = self._compiled(
-            static, self._function, binding.read(), binding.constants, leaves
-        )
+        out, state = self._compiled(static, binding.read(), binding.constants, leaves)
         if self._compiled._cache_size() > before:
             self._watch.compiled(rest)
         binding.write(state)
@@ -79,13 +77,11 @@ class ReplicatedFunction:
             kinds.append(kind)
         return placed, tuple(kinds)
 
-    def _replicas(
-        self, static: Any, function: Any, state: Any, constants: Any, leaves: Any
-    ) -> tuple[Any, Any]:
+    def _replicas(self, static: Any, state: Any, constants: Any, leaves: Any) -> tuple[Any, Any]:
         kinds = static[-1]
         specs = [WHOLE if kind == "whole" else SPLIT for kind in kinds]
         return jax.shard_map(
-            partial(self._one_replica, static, function),
+            partial(self._one_replica, static),
             mesh=self._mesh,
             in_specs=(WHOLE, WHOLE, specs),
             out_specs=(SPLIT, WHOLE),
@@ -93,7 +89,7 @@ class ReplicatedFunction:
         )(state, constants, leaves)
 
     def _one_replica(
-        self, static: Any, function: Any, state: list[Any], constants: list[Any], leaves: list[Any]
+        self, static: Any, state: list[Any], constants: list[Any], leaves: list[Any]
     ) -> tuple[Any, list[Any]]:
         structure, positions, num_args, names, treedef, kinds = static
         own = [
@@ -106,11 +102,11 @@ class ReplicatedFunction:
         for position, module in zip(positions, modules, strict=True):
             everything[position] = module
         with enter_replica(replicas_of(self._mesh)):
-            out = function(*everything[:num_args], **dict(zip(names, everything[num_args:])))
+            out = self._function(*everything[:num_args], **dict(zip(names, everything[num_args:])))
         for variable, key in kept:
             variable.set_value(key)
         out = jax.tree.map(lambda x: jax.numpy.asarray(x)[None], out)
-        return out, _together(structure, modules, state, function)
+        return out, _together(structure, modules, state, self._watch.name)
 
 
 def _own_random_streams(modules: Any) -> list[tuple[Any, Any]]:
@@ -125,11 +121,11 @@ def _own_random_streams(modules: Any) -> list[tuple[Any, Any]]:
     return kept
 
 
-def _together(structure: Structure, modules: Any, before: list[Any], function: Any) -> list[Any]:
+def _together(structure: Structure, modules: Any, before: list[Any], name: str) -> list[Any]:
     after = structure.leaves_of(modules)
     if after is None:
         raise RecompilationError(
-            f"{getattr(function, '__name__', function)} changes the structure of a module (it adds "
+            f"{name} changes the structure of a module (it adds "
             "or removes a layer, a variable or an attribute). Do that outside of strategy.run."
         )
     kinds = [leaf for _, leaf in nnx.graph.flatten(modules)[1] if isinstance(leaf, nnx.Variable)]
