@@ -1,0 +1,39 @@
+"""Facts about TPUs: chip generations, slice names and topologies, prices. No JAX in here.
+
+This package owns numbers, each with the source it was read from, and the arithmetic of slice
+names. It does not ask what this machine has (``neurenix.device``), and it runs no compiler.
+
+    >>> from neurenix import chips
+    >>> chips.resolve("v5p-256").num_chips
+    128
+    >>> chips.generation("v6e").peak_flops_per_second["bfloat16"]
+    918000000000000.0
+"""
+
+from neurenix.chips._generation_data import (
+    DCN_BYTES_PER_SECOND_PER_HOST,
+    ICI_HOP_SECONDS,
+    VMEM_BANDWIDTH_OVER_HBM,
+)
+from neurenix.chips.generations import GENERATIONS, Generation, generation, generation_of_kind
+from neurenix.chips.prices import Price, price
+from neurenix.chips.slices import Slice, known_slices, resolve
+from neurenix.chips.tiles import mxu_multiple, padded_bytes, sublanes
+
+__all__ = [
+    "DCN_BYTES_PER_SECOND_PER_HOST",
+    "GENERATIONS",
+    "Generation",
+    "ICI_HOP_SECONDS",
+    "Price",
+    "Slice",
+    "VMEM_BANDWIDTH_OVER_HBM",
+    "generation",
+    "generation_of_kind",
+    "known_slices",
+    "mxu_multiple",
+    "padded_bytes",
+    "price",
+    "resolve",
+    "sublanes",
+]

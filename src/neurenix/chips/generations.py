@@ -1,0 +1,125 @@
+"""The chip generations: what one device of each is, and where every number was read.
+
+Owns one frozen record for each generation. Numbers that Google's pages, JAX's table
+(``jax/_src/tpu_info.py``) and the scaling book give differently are decided here, once, and the
+source says what was passed over. Names of slices are in ``slices``, prices in ``prices``.
+
+All quantities are of one *device* unless the name says chip, core or host: v2, v3 and tpu7x have
+two devices on a chip.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from neurenix._core.errors import unknown_name
+from neurenix.chips._generation_data import RECORDS
+from neurenix.chips.prices import PRICES, Price
+
+
+@dataclass(frozen=True, eq=False)
+class Generation:
+    """One generation of TPU. There is one instance of each: compare with ``is`` or ``==``.
+
+    Bytes are bytes, times are seconds, rates are per second; ``None`` means that no source gives
+    the number. ``source(field)`` says where a number comes from.
+    """
+
+    name: str
+    device_kind: str
+    aliases: tuple[str, ...]
+    topology_prefix: str
+    chip_config_name: str | None
+    counts: str
+    cores_per_chip: int
+    devices_per_chip: int
+    hbm_bytes_per_device: int
+    hbm_nominal_bytes_per_chip: int
+    hbm_bandwidth_bytes_per_second_per_device: float
+    peak_flops_per_second: Mapping[str, float]
+    clock_hertz: float
+    mxu: tuple[int, int]
+    vmem_bytes: int
+    smem_bytes: int
+    sparse_cores_per_chip: int
+    ici_dims: int
+    ici_link_bytes_per_second: float
+    ici_bytes_per_second_per_chip: float | None
+    pod_topology: tuple[int, ...]
+    max_slice_chips: int
+    chips_per_host: int
+    chips_per_host_choices: tuple[int, ...]
+    dcn_bytes_per_second_per_chip: float | None
+    host_memory_bytes: float | None
+    pcie_bytes_per_second_per_chip: float
+    power_watts: tuple[int, int, int] | None
+    matmul_types: tuple[str, ...]
+    pci_device_id: str
+    gke_accelerator: str | None
+    gke_machine_types: Mapping[int, str]
+    sources: Mapping[str, str]
+
+    @property
+    def cores_per_device(self) -> int:
+        """TensorCores that one device is made of: two on v4 and v5p, whose cores are joined."""
+        return self.cores_per_chip // self.devices_per_chip
+
+    @property
+    def prices(self) -> tuple[Price, ...]:
+        """Every known price of a chip of this generation."""
+        return tuple(entry for entry in PRICES if entry.generation == self.name)
+
+    def source(self, field: str) -> str:
+        """Return where the number in ``field`` was read.
+
+        Raises:
+            UnknownNameError: no number of that name.
+
+        Example:
+            >>> generation("v5e").source("clock_hertz")
+            'fit to estimated_cycles of a 4096^3 bfloat16 matmul, libtpu 0.0.42.1; not documented'
+        """
+        if field not in self.sources:
+            raise unknown_name("sourced number", field, self.sources)
+        return self.sources[field]
+
+    def __reduce__(self) -> tuple[object, tuple[str]]:
+        return generation, (self.name,)
+
+
+GENERATIONS: dict[str, Generation] = {
+    record["name"]: Generation(**record)  # pyright: ignore[reportArgumentType]
+    for record in RECORDS
+}
+
+_BY_ALIAS = {alias: g for g in GENERATIONS.values() for alias in (g.name, *g.aliases)}
+
+
+def generation(name: str) -> Generation:
+    """Return a generation by any of its names; case does not matter.
+
+    Raises:
+        UnknownNameError: nothing has that name.
+
+    Example:
+        >>> generation("v5litepod").name, generation("trillium").device_kind
+        ('v5e', 'TPU v6 lite')
+    """
+    found = _BY_ALIAS.get(name.strip().lower())
+    if found is None:
+        raise unknown_name("TPU generation", name, _BY_ALIAS)
+    return found
+
+
+def generation_of_kind(device_kind: str) -> Generation | None:
+    """Return the generation whose devices JAX calls ``device_kind``, or ``None``.
+
+    Example:
+        >>> generation_of_kind("TPU v5 lite").name
+        'v5e'
+    """
+    for candidate in GENERATIONS.values():
+        if candidate.device_kind.lower() == device_kind.strip().lower():
+            return candidate
+    return None

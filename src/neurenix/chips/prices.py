@@ -1,0 +1,109 @@
+"""What a chip costs for an hour, by region and commitment.
+
+Owns the list prices and their sources; it does not add up the cost of a run. Prices move, and the
+files they come from carry no date, so every price says where it was read and when.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from neurenix._core.errors import unknown_name
+
+_GPUHUNT = "dstackai/gpuhunt src/gpuhunt/resources/tpu_pricing.json @edc13c0f"
+_SKYPILOT = "skypilot-catalog catalogs/v8/gcp/vms.csv @006059e"
+_BOTH = f"{_GPUHUNT} and {_SKYPILOT}"
+_READ = "2026-11 (the file itself is undated)"
+
+COMMITMENTS = ("on-demand", "1-year", "3-year", "spot")
+
+
+@dataclass(frozen=True, slots=True)
+class Price:
+    """The price of one chip for one hour.
+
+    A chip, not a device: v2, v3 and tpu7x have two devices on a chip.
+    """
+
+    generation: str
+    region: str
+    commitment: str
+    usd_per_chip_hour: float
+    source: str
+    as_of: str
+    note: str = ""
+
+
+def _entry(
+    generation: str, region: str, commitment: str, usd: float, source: str = _BOTH, note: str = ""
+) -> Price:
+    return Price(generation, region, commitment, usd, source, _READ, note)
+
+
+_SPOT_NOTE = "spot prices move; this one was seen once"
+
+PRICES: tuple[Price, ...] = (
+    _entry("v2", "us", "on-demand", 1.31, _GPUHUNT, "device 1.24 to 1.31; in a pod 1.50"),
+    _entry("v3", "us", "on-demand", 2.20, _GPUHUNT, "device; in a pod 2.00"),
+    _entry("v4", "us", "on-demand", 3.22, _GPUHUNT),
+    _entry("v4", "us", "1-year", 2.0286, _GPUHUNT),
+    _entry("v4", "us", "3-year", 1.449, _GPUHUNT),
+    _entry("v4", "us", "spot", 0.966, _GPUHUNT, _SPOT_NOTE),
+    _entry("v5e", "us", "on-demand", 1.20, _GPUHUNT),
+    _entry("v5e", "europe-west4", "on-demand", 1.56, _GPUHUNT),
+    _entry("v5e", "asia", "on-demand", 1.56, _GPUHUNT),
+    _entry("v5e", "us", "1-year", 0.84, _GPUHUNT),
+    _entry("v5e", "us", "3-year", 0.54, _GPUHUNT),
+    _entry("v5e", "us", "spot", 0.60, _GPUHUNT, _SPOT_NOTE),
+    _entry("v5p", "us", "on-demand", 4.20),
+    _entry("v5p", "us-south1", "on-demand", 4.779),
+    _entry("v5p", "us", "1-year", 2.94),
+    _entry("v5p", "us", "3-year", 1.89),
+    _entry("v5p", "us", "spot", 2.10, _BOTH, _SPOT_NOTE),
+    _entry("v5p", "us-east5", "spot", 1.68, _BOTH, _SPOT_NOTE),
+    _entry("v5p", "us-central1", "spot", 0.836, _BOTH, _SPOT_NOTE),
+    _entry("v6e", "us", "on-demand", 2.70),
+    _entry("v6e", "europe-west4", "on-demand", 2.97),
+    _entry("v6e", "asia-northeast1", "on-demand", 3.24),
+    _entry("v6e", "us", "1-year", 1.89),
+    _entry("v6e", "us", "3-year", 1.22),
+    _entry("v6e", "us-central1", "spot", 0.544, _BOTH, _SPOT_NOTE),
+    _entry("v6e", "us-east1", "spot", 0.544, _BOTH, _SPOT_NOTE),
+    _entry("v6e", "us-east5", "spot", 1.215, _BOTH, _SPOT_NOTE),
+    _entry("v6e", "asia-southeast1", "spot", 0.363, _BOTH, _SPOT_NOTE),
+)
+
+
+def price(generation: str, region: str = "us", *, commitment: str = "on-demand") -> Price | None:
+    """Return the list price of one chip, or ``None`` where no public price was found.
+
+    A region without a price of its own takes the price of the area it is in: ``us-west1`` that of
+    ``us``. There is no public price of tpu7x: ask the user for one.
+
+    Args:
+        generation: name of a generation, such as ``"v5e"``.
+        region: ``"us"``, an area, or a Google Cloud region.
+        commitment: ``"on-demand"``, ``"1-year"``, ``"3-year"`` or ``"spot"``.
+
+    Raises:
+        UnknownNameError: a commitment that does not exist.
+
+    Example:
+        >>> price("v5e").usd_per_chip_hour
+        1.2
+        >>> price("v5p", "us-south1").usd_per_chip_hour
+        4.779
+        >>> price("tpu7x") is None
+        True
+    """
+    if commitment not in COMMITMENTS:
+        raise unknown_name("commitment", commitment, COMMITMENTS)
+    for place in (region, region.split("-")[0]):
+        for entry in PRICES:
+            if (entry.generation, entry.region, entry.commitment) == (
+                generation,
+                place,
+                commitment,
+            ):
+                return entry
+    return None
