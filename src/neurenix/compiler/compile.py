@@ -1,0 +1,283 @@
+"""Compiling for slices that are not here, each in a worker process.
+
+Owns starting, waiting for, stopping and reading workers, and asking the cache first. It turns what
+a worker says, or its silence, into a ``Compiled``, a ``Refusal`` or one clear error. What the
+numbers mean is for ``memory``, ``time`` and ``findings``.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import platform
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from threading import Event
+from typing import Any
+
+from neurenix._core.errors import ArgumentError, CompilationError, DeviceInitializationError
+from neurenix.compiler import cache as cache_module
+from neurenix.compiler.program import Program
+from neurenix.compiler.target import Target
+
+_GIVEN_UP_SECONDS = 0.05
+_TOTAL_NEEDED = re.compile(r"\(([\d.]+)([KMGT])\) exceeds available HBM \(([\d.]+)([KMGT])\)")
+_USED_OF = re.compile(r"Used ([\d.]+)([KMGT]) of ([\d.]+)([KMGT]) hbm")
+_UNITS = {"K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
+
+
+@dataclass(frozen=True)
+class CompileOptions:
+    """How to compile.
+
+    Attributes:
+        compiler_options: XLA's, by name, as ``jax.stages.Lowered.compile`` takes them. An effort
+            below the default is refused: it makes the program, and so the estimate, five times
+            slower.
+        timeout_seconds: after which a worker is stopped.
+        cache: whether earlier results may be used and this one kept.
+        cache_directory: ``None`` is ``cache.default_directory()``.
+        workers: at most so many at once; ``None`` is half of the cores, at least one.
+    """
+
+    compiler_options: Mapping[str, Any] = field(default_factory=dict)
+    timeout_seconds: float = 1800.0
+    cache: bool = True
+    cache_directory: Path | None = None
+    workers: int | None = None
+
+    def __post_init__(self) -> None:
+        for name, value in self.compiler_options.items():
+            if name.endswith("optimization_effort") and float(value) < 0:
+                raise ArgumentError(
+                    f"compiler_options[{name!r}] is {value}: below the default the compiler leaves "
+                    "out what makes a program fast (measured: 2.5 s became 13.8 s), and an "
+                    "estimate of it would be of no use. Leave the option out."
+                )
+        if self.timeout_seconds <= 0:
+            raise ArgumentError(f"timeout_seconds must be positive; got {self.timeout_seconds}.")
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """The compiler's program for one target.
+
+    ``memory`` holds the byte counts of ``memory_analysis`` for one device, ``hlo`` the text of
+    the optimised module, ``seconds`` what the worker spent, ``notes`` what the cache had to say.
+    """
+
+    target: Target
+    memory: dict[str, int]
+    hlo: str
+    device_kind: str
+    seconds: dict[str, float]
+    from_cache: bool
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """The compiler's no: ``kind`` is ``"hbm"``, ``"vmem"``, ``"crash"`` or ``"error"``.
+
+    ``needed_bytes`` is what the program would take, where the compiler says so.
+    """
+
+    target: Target
+    kind: str
+    message: str
+    needed_bytes: int | None = None
+    from_cache: bool = False
+    notes: tuple[str, ...] = ()
+
+
+def compile_all(
+    programs: Sequence[tuple[Program, Target]], options: CompileOptions | None = None
+) -> list[Compiled | Refusal]:
+    """Compile each program for its target, side by side, and return the answers in order.
+
+    Ctrl-C stops every worker before it is passed on; nothing half-written stays behind.
+
+    Raises:
+        DeviceInitializationError: the TPU compiler does not run on this machine.
+        CompilationError: a worker ran out of time, or ended without an answer.
+    """
+    options = options or CompileOptions()
+    workers = options.workers or max(1, (os.cpu_count() or 1) // 2)
+    given_up = Event()
+    with ThreadPoolExecutor(max_workers=workers) as pool:
+        futures = [pool.submit(_compile, p, t, options, given_up) for p, t in programs]
+        try:
+            return [future.result() for future in futures]
+        except BaseException:
+            given_up.set()
+            for future in futures:
+                future.cancel()
+            raise
+
+
+def _compile(
+    program: Program, target: Target, options: CompileOptions, given_up: Event
+) -> Compiled | Refusal:
+    request = {
+        "target": target.as_json(),
+        "axes": [list(program.axes), list(program.axes.values())],
+        "donated": list(program.donated),
+        "compiler_options": dict(options.compiler_options),
+    }
+    cache = cache_module.Cache(options.cache_directory or cache_module.default_directory())
+    name = cache_module.key(program.serialized, request)
+    entry = cache.load(name) if options.cache else None
+    cached = entry is not None
+    if entry is None:
+        check_machine()
+        entry = _run(program, request, options.timeout_seconds, given_up)
+        if options.cache and entry["outcome"] != "crashed":
+            cache.store(name, entry)
+    return _read(entry, target, cached, tuple(cache.notes))
+
+
+def check_machine() -> None:
+    """Raise unless the TPU compiler can run here.
+
+    Raises:
+        DeviceInitializationError: not Linux on x86-64, or libtpu is not installed.
+    """
+    system, machine = platform.system(), platform.machine()
+    if system != "Linux" or machine not in ("x86_64", "AMD64"):
+        raise DeviceInitializationError(
+            f"The TPU compiler (libtpu) exists for Linux on x86-64 only, and this is {system} on "
+            f"{machine}. Simulated slices, training and everything else work here; run preflight "
+            "in a container, in CI or on a remote machine with Linux on x86-64."
+        )
+    if importlib.util.find_spec("libtpu") is None:
+        raise DeviceInitializationError(
+            "The TPU compiler is not installed: the package libtpu is missing. "
+            "Install it with: pip install libtpu"
+        )
+
+
+def _run(
+    program: Program, request: dict[str, Any], timeout_seconds: float, given_up: Event
+) -> dict[str, Any]:
+    with tempfile.TemporaryDirectory(prefix="neurenix-compile-") as directory:
+        folder = Path(directory)
+        (folder / "program.bin").write_bytes(program.serialized)
+        (folder / "request.json").write_text(json.dumps(request))
+        with open(folder / "log.txt", "wb") as log:
+            process = subprocess.Popen(
+                [sys.executable, "-P", "-m", "neurenix.compiler.worker", directory],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                env=_environment(),
+                start_new_session=True,
+            )
+            try:
+                code = _wait(process, timeout_seconds, given_up)
+            finally:
+                _stop(process)
+        log_text = (folder / "log.txt").read_text(errors="replace")
+        result = folder / "result.json"
+        if code is None:
+            raise CompilationError(
+                f"Compiling {program.name} for {request['target']['name']} took longer than "
+                f"{timeout_seconds:.0f} s and was stopped. Allow more with "
+                "CompileOptions(timeout_seconds=…), or compile fewer layers."
+            )
+        if not result.exists():
+            return {"outcome": "crashed", "code": code, "error": _tail(log_text)}
+        entry = json.loads(result.read_text())
+        if entry["outcome"] == "compiled":
+            entry["hlo"] = (folder / "optimized.hlo").read_text()
+        return entry
+
+
+def _environment() -> dict[str, str]:
+    environment = dict(os.environ)
+    root = str(Path(__file__).resolve().parents[2])
+    paths = [root, *filter(None, [environment.get("PYTHONPATH")])]
+    environment.update(
+        PYTHONPATH=os.pathsep.join(paths),
+        TPU_SKIP_MDS_QUERY="1",
+        ALLOW_MULTIPLE_LIBTPU_LOAD="1",
+        JAX_PLATFORMS="cpu",
+        TPU_LOG_DIR="disabled",
+    )
+    environment.pop("NEURENIX_SIMULATE", None)
+    return environment
+
+
+def _wait(
+    process: subprocess.Popen[bytes], timeout_seconds: float, given_up: Event
+) -> int | None:
+    end = time.monotonic() + timeout_seconds
+    while time.monotonic() < end:
+        if given_up.is_set():
+            raise CompilationError("Another compilation of this request failed.")
+        try:
+            return process.wait(_GIVEN_UP_SECONDS)
+        except subprocess.TimeoutExpired:
+            continue
+    return None
+
+
+def _stop(process: subprocess.Popen[bytes]) -> None:
+    if process.poll() is None:
+        process.kill()
+        process.wait()
+
+
+def _read(
+    entry: dict[str, Any], target: Target, cached: bool, notes: tuple[str, ...]
+) -> Compiled | Refusal:
+    if entry["outcome"] == "compiled":
+        return Compiled(
+            target=target,
+            memory=entry["memory"],
+            hlo=entry["hlo"],
+            device_kind=entry["device_kind"],
+            seconds=entry["seconds"],
+            from_cache=cached,
+            notes=notes,
+        )
+    if entry["outcome"] == "crashed":
+        return Refusal(target, "crash", _crash_text(entry, target), notes=notes)
+    text = entry["error"]
+    needed = _TOTAL_NEEDED.search(text) or _USED_OF.search(text)
+    if "lockfile" in text or "Unable to initialize backend" in text:
+        raise DeviceInitializationError(
+            f"The TPU compiler could not start for {target.name}. It said: {text.strip()}"
+        )
+    if needed or "Ran out of memory on HBM" in text or "memory space hbm" in text:
+        size = int(float(needed[1]) * _UNITS[needed[2]]) if needed else None
+        return Refusal(target, "hbm", text, size, cached, notes)
+    kind = "vmem" if "ScopedVmemOom" in text or "E1001" in text else "error"
+    return Refusal(target, kind, text, None, cached, notes)
+
+
+def _crash_text(entry: dict[str, Any], target: Target) -> str:
+    code = entry["code"]
+    how = f"exit code {code}"
+    if code < 0:
+        names = {s.value: s.name for s in signal.Signals}
+        how = f"signal {names.get(-code, -code)}"
+    installed = ", ".join(f"{k} {v}" for k, v in cache_module.versions().items())
+    return (
+        f"The TPU compiler itself crashed ({how}) on this program for {target.name} ({installed}). "
+        "That is a fault of the compiler and not of the program: report it with the program at "
+        "https://github.com/jax-ml/jax/issues, and try another slice or version meanwhile."
+        f"\nLast words:\n{entry['error']}"
+    )
+
+
+def _tail(text: str) -> str:
+    return "\n".join(text.strip().splitlines()[-12:])

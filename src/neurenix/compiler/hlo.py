@@ -1,0 +1,319 @@
+"""The text of an optimised HLO module, read into computations and instructions.
+
+Owns the grammar: logical lines (an attribute may span several), shapes with tiles and memory
+spaces, operands, called computations, source positions, and the trip counts of loops. It does not
+own what an instruction costs (``neurenix.compiler.time``).
+
+The text is read rather than the protocol buffer because no reader of it exists without TensorFlow.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from neurenix._core.errors import CompilationError
+from neurenix.compiler.shapes import Shape, parse_shapes
+
+_QUOTED = re.compile(r'"(?:[^"\\]|\\.)*"', re.DOTALL)
+_COMMENT = re.compile(r"/\*.*?\*/")
+_HEADER = re.compile(r"^(ENTRY )?%?([\w.\-]+) \(.*\{$")
+_INSTRUCTION = re.compile(r"^\s+(ROOT )?%?([\w.\-]+) = ")
+_OPCODE = re.compile(r"\s*([\w\-]+)\(")
+_NAME = re.compile(r"%([\w.\-]+)")
+_CALLED = re.compile(r"(?:calls|body|condition|to_apply)=%?([\w.\-]+)")
+_BRANCHES = re.compile(r"branch_computations=\{([^}]*)\}")
+_CYCLES = re.compile(r'"estimated_cycles":"?(-?\d+)')
+_KNOWN_TRIPS = re.compile(r'"known_trip_count":\{"n":"?(\d+)')
+_FRAME = re.compile(r"stack_frame_id=(\d+)")
+_OP_NAME = re.compile(r'op_name="((?:[^"\\]|\\.)*)"')
+_FILE_LINE = re.compile(r'source_file="((?:[^"\\]|\\.)*)" source_line=(\d+)')
+_FIELD = re.compile(r"(\w+)=(\d+)")
+
+
+@dataclass(frozen=True)
+class SourceLine:
+    """A place in the user's program: ``file``, ``line`` (from 1) and ``function``.
+
+    Example:
+        >>> str(SourceLine("train.py", 12, "loss"))
+        'train.py:12'
+    """
+
+    file: str
+    line: int
+    function: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.line}"
+
+
+@dataclass(frozen=True)
+class Instruction:
+    """One instruction: what it makes, from what, and the text of its attributes."""
+
+    name: str
+    opcode: str
+    shapes: tuple[Shape, ...]
+    operands: tuple[str, ...]
+    argument: str
+    attributes: str
+    is_root: bool
+
+    @cached_property
+    def estimated_cycles(self) -> int | None:
+        """The scheduler's cycles for this instruction; ``None`` where it gives none."""
+        found = _CYCLES.search(self.attributes)
+        return int(found[1]) if found and int(found[1]) >= 0 else None
+
+    @cached_property
+    def called(self) -> tuple[str, ...]:
+        """Names of the computations that it calls, in the order of its attributes."""
+        names = _CALLED.findall(self.attributes)
+        branches = _BRANCHES.search(self.attributes)
+        if branches:
+            names.extend(_NAME.findall(branches[1]))
+        return tuple(names)
+
+    @cached_property
+    def op_name(self) -> str:
+        """The path of JAX names that the instruction comes from, or an empty string."""
+        found = _OP_NAME.search(self.attributes)
+        return found[1].replace("\\'", "'").replace('\\"', '"') if found else ""
+
+    def attribute(self, name: str) -> str | None:
+        """Return the text of an attribute without spaces, ``None`` when it is absent.
+
+        Example:
+            >>> i = Instruction("a", "fusion", (), (), "", "kind=kLoop, calls=%f.1", False)
+            >>> i.attribute("kind")
+            'kLoop'
+        """
+        found = re.search(rf"(?:^|[ ,]){re.escape(name)}=((?:\{{[^}}]*\}})|\"[^\"]*\"|[^\s,]+)",
+                          self.attributes)
+        return found[1].strip('"') if found else None
+
+
+@dataclass(frozen=True)
+class Computation:
+    """A named list of instructions in scheduled order."""
+
+    name: str
+    instructions: tuple[Instruction, ...]
+
+    @cached_property
+    def by_name(self) -> dict[str, Instruction]:
+        """Instructions by name."""
+        return {instruction.name: instruction for instruction in self.instructions}
+
+    @property
+    def root(self) -> Instruction:
+        """The instruction whose value the computation returns."""
+        for instruction in reversed(self.instructions):
+            if instruction.is_root:
+                return instruction
+        return self.instructions[-1]
+
+
+@dataclass(frozen=True)
+class Module:
+    """An optimised HLO module.
+
+    Example:
+        >>> text = '''HloModule m
+        ...
+        ... ENTRY %main (p: f32[8]) -> f32[8] {
+        ...   %p = f32[8]{0:T(128)} parameter(0)
+        ...   ROOT %n = f32[8]{0:T(128)} negate(%p)
+        ... }
+        ... '''
+        >>> [i.opcode for i in parse(text).entry.instructions]
+        ['parameter', 'negate']
+    """
+
+    name: str
+    header: str
+    computations: dict[str, Computation]
+    entry: Computation
+    _frames: dict[int, SourceLine] = field(default_factory=dict, repr=False)
+
+    def source(self, instruction: Instruction) -> SourceLine | None:
+        """Return the innermost line of the user's program behind an instruction, if known."""
+        found = _FRAME.search(instruction.attributes)
+        if found:
+            return self._frames.get(int(found[1]))
+        found = _FILE_LINE.search(instruction.attributes)
+        return SourceLine(found[1], int(found[2])) if found else None
+
+    def trip_count(self, computation: Computation, loop: Instruction) -> int | None:
+        """Return how often the body of ``loop`` runs; ``None`` when the data decides it.
+
+        A loop of ``lax.scan`` ends in ``compare(counter, constant), direction=LT``; the counter
+        starts at the constant that the loop's tuple carries in its place.
+        """
+        known = _KNOWN_TRIPS.search(loop.attributes)
+        if known:
+            return int(known[1])
+        condition = self.computations.get(_called_as(loop, "condition"))
+        if condition is None:
+            return None
+        compare = condition.root
+        if compare.opcode != "compare" or len(compare.operands) != 2:
+            return None
+        direction = compare.attribute("direction")
+        left, right = (condition.by_name.get(name) for name in compare.operands)
+        if left is None or right is None:
+            return None
+        if left.opcode == "constant":
+            left, right = right, left
+            direction = {"GT": "LT", "GE": "LE"}.get(direction or "", direction)
+        bound = _integer(right)
+        if bound is None or left.opcode != "get-tuple-element":
+            return None
+        start = self._start(computation, loop, left)
+        if direction == "LT":
+            return max(0, bound - start)
+        if direction == "LE":
+            return max(0, bound + 1 - start)
+        return None
+
+    def _start(self, computation: Computation, loop: Instruction, counter: Instruction) -> int:
+        state = computation.by_name.get(loop.operands[0])
+        index = counter.attribute("index")
+        if state is None or state.opcode != "tuple" or index is None:
+            return 0
+        value = computation.by_name.get(state.operands[int(index)])
+        for _ in range(8):
+            if value is None or value.opcode not in ("copy", "bitcast", "convert"):
+                break
+            value = computation.by_name.get(value.operands[0])
+        return (_integer(value) if value is not None else None) or 0
+
+
+def parse(text: str) -> Module:
+    """Read the text of an optimised HLO module.
+
+    Raises:
+        CompilationError: the text is not an HLO module with an entry computation.
+    """
+    lines = text.split("\n")
+    if not lines or not lines[0].startswith("HloModule"):
+        raise CompilationError("The compiler's output is not an HLO module; it cannot be read.")
+    computations: dict[str, Computation] = {}
+    entry: Computation | None = None
+    tables: list[str] = []
+    index = 1
+    while index < len(lines):
+        header = _HEADER.match(lines[index])
+        if header is None:
+            tables.append(lines[index])
+            index += 1
+            continue
+        index, computation = _read_computation(lines, index + 1, header[2])
+        computations[computation.name] = computation
+        if header[1]:
+            entry = computation
+    if entry is None:
+        raise CompilationError("The HLO module has no entry computation; it cannot be read.")
+    name = re.match(r"HloModule ([\w.\-]+)", lines[0])
+    return Module(name[1] if name else "", lines[0], computations, entry, _read_frames(tables))
+
+
+def _read_computation(lines: list[str], index: int, name: str) -> tuple[int, Computation]:
+    instructions: list[Instruction] = []
+    while index < len(lines) and lines[index] != "}":
+        if not _INSTRUCTION.match(lines[index]):
+            index += 1
+            continue
+        logical = lines[index]
+        while not _is_whole(logical) and index + 1 < len(lines):
+            index += 1
+            logical = f"{logical}\n{lines[index]}"
+        instructions.append(_read_instruction(logical))
+        index += 1
+    return index + 1, Computation(name, tuple(instructions))
+
+
+def _is_whole(line: str) -> bool:
+    bare = _QUOTED.sub("", line)
+    return '"' not in bare and bare.count("{") <= bare.count("}")
+
+
+def _read_instruction(line: str) -> Instruction:
+    found = _INSTRUCTION.match(line)
+    if found is None:
+        raise CompilationError(f"An HLO instruction cannot be read: {line[:120]!r}")
+    rest = line[found.end():]
+    if rest.startswith("("):
+        end = _closing(rest, 0) + 1
+    else:
+        end = rest.index(" ")
+    shapes = parse_shapes(_COMMENT.sub("", rest[:end]))
+    opcode = _OPCODE.match(rest, end)
+    if opcode is None:
+        raise CompilationError(f"An HLO instruction has no operation: {line[:120]!r}")
+    close = _closing(rest, opcode.end() - 1)
+    argument = rest[opcode.end():close]
+    return Instruction(
+        name=found[2],
+        opcode=opcode[1],
+        shapes=shapes,
+        operands=tuple(_NAME.findall(argument)),
+        argument=argument,
+        attributes=rest[close + 1:].lstrip(", "),
+        is_root=bool(found[1]),
+    )
+
+
+def _closing(text: str, start: int) -> int:
+    depth = 0
+    for token in re.finditer(r'"(?:[^"\\]|\\.)*"|[()]', text[start:]):
+        if token[0] == "(":
+            depth += 1
+        elif token[0] == ")":
+            depth -= 1
+            if depth == 0:
+                return start + token.start()
+    raise CompilationError(f"Unbalanced parentheses in the HLO: {text[:120]!r}")
+
+
+def _called_as(instruction: Instruction, role: str) -> str:
+    found = re.search(rf"{role}=%?([\w.\-]+)", instruction.attributes)
+    return found[1] if found else ""
+
+
+def _integer(instruction: Instruction | None) -> int | None:
+    if instruction is None or instruction.opcode != "constant":
+        return None
+    return int(instruction.argument) if re.fullmatch(r"-?\d+", instruction.argument) else None
+
+
+def _read_frames(lines: list[str]) -> dict[int, SourceLine]:
+    """Resolve the header tables to one source line for each stack frame."""
+    section = ""
+    text: dict[str, dict[int, str]] = {"FileNames": {}, "FunctionNames": {}}
+    fields: dict[str, dict[int, dict[str, int]]] = {"FileLocations": {}, "StackFrames": {}}
+    for line in lines:
+        if line in text or line in fields:
+            section = line
+            continue
+        number, _, rest = line.partition(" ")
+        if not number.isdigit():
+            section = "" if line else section
+            continue
+        if section in text:
+            text[section][int(number)] = rest.strip('"')
+        elif section in fields:
+            fields[section][int(number)] = {k: int(v) for k, v in _FIELD.findall(rest)}
+    frames: dict[int, SourceLine] = {}
+    for number, frame in fields["StackFrames"].items():
+        place = fields["FileLocations"].get(frame.get("file_location_id", 0))
+        if place is None:
+            continue
+        frames[number] = SourceLine(
+            text["FileNames"].get(place.get("file_name_id", 0), ""),
+            place.get("line", 0),
+            text["FunctionNames"].get(place.get("function_name_id", 0), ""),
+        )
+    return frames

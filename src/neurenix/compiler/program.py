@@ -1,0 +1,313 @@
+"""A program as data: a jittable function traced for a mesh of devices that are not here.
+
+Owns tracing on an abstract mesh, serialisation, the list of leaves with roles and partitions, and
+the errors of functions that cannot be traced. It does not own the compiler (``compile``).
+"""
+
+from __future__ import annotations
+
+import math
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import numpy as np
+from jax import export
+from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
+
+from neurenix._core.errors import ArgumentError, ArgumentTypeError, ShapeError
+from neurenix.compiler.flops import model_flops
+from neurenix.compiler.source import is_library
+
+
+class PartitionedSpec(jax.ShapeDtypeStruct):
+    """A ``jax.ShapeDtypeStruct`` that says how it is divided over a mesh yet unknown."""
+
+    __slots__ = ("partition",)
+
+    def __init__(self, shape: tuple[int, ...], dtype: Any, partition: PartitionSpec) -> None:
+        super().__init__(shape, dtype)
+        self.partition = partition
+
+
+def spec(
+    shape: Sequence[int],
+    dtype: Any = "float32",
+    *,
+    partition: Sequence[str | None] | None = None,
+) -> jax.ShapeDtypeStruct:
+    """Describe an array by shape and dtype, without making it.
+
+    Args:
+        shape: global sizes.
+        dtype: name or dtype of the elements.
+        partition: for each leading axis the mesh axis that divides it, or ``None``; left out, the
+            array is whole on every device. Preflight's mesh has one axis, ``"data"``, unless it is
+            told otherwise.
+
+    Raises:
+        ShapeError: a size is negative or not an integer.
+        ArgumentTypeError: the dtype is unknown.
+
+    Example:
+        >>> spec((4096, 128), "bfloat16")
+        ShapeDtypeStruct(shape=(4096, 128), dtype=bfloat16)
+    """
+    sizes = tuple(shape)
+    if not all(isinstance(size, (int, np.integer)) and size >= 0 for size in sizes):
+        raise ShapeError(f"A shape is a sequence of sizes of 0 or more; got {sizes!r}.")
+    try:
+        resolved = jax.numpy.dtype(dtype)
+    except TypeError as error:
+        raise ArgumentTypeError(f"There is no dtype {dtype!r}.") from error
+    if partition is None:
+        return jax.ShapeDtypeStruct(sizes, resolved)
+    return PartitionedSpec(sizes, resolved, PartitionSpec(*partition))
+
+
+def abstract_mesh(axes: Mapping[str, int]) -> AbstractMesh:
+    """Return a mesh of devices that are only counted.
+
+    Example:
+        >>> abstract_mesh({"data": 8}).size
+        8
+    """
+    return AbstractMesh(
+        tuple(axes.values()), tuple(axes), axis_types=(AxisType.Auto,) * len(axes)
+    )
+
+
+@dataclass(frozen=True)
+class Leaf:
+    """One array among the arguments: its path, role, global shape and what one device holds."""
+
+    path: str
+    role: str
+    shape: tuple[int, ...]
+    dtype: str
+    partition: tuple[Any, ...]
+    device_shape: tuple[int, ...]
+
+    @property
+    def device_bytes(self) -> int:
+        """Bytes of one device's share, without padding."""
+        return math.prod(self.device_shape) * jax.numpy.dtype(self.dtype).itemsize
+
+
+@dataclass(frozen=True)
+class Program:
+    """A serialised program and what is known of it before it is compiled.
+
+    Attributes:
+        name: of the function.
+        serialized: ``jax.export`` bytes, with the user's source lines inside.
+        axes: mesh axes and their sizes.
+        leaves: the arguments that the program uses, in the order of the compiled parameters.
+        donated: indices into ``leaves`` of the arguments whose memory outputs take over.
+        model_flops: floating-point operations of all devices together for one call, from the
+            matrix products and convolutions of the program as written; recomputation excluded.
+        output_bytes: global bytes of the outputs.
+    """
+
+    name: str
+    serialized: bytes
+    axes: dict[str, int]
+    leaves: tuple[Leaf, ...]
+    donated: tuple[int, ...]
+    model_flops: float
+    output_bytes: int
+
+    @property
+    def num_devices(self) -> int:
+        """Devices that the program is for."""
+        return math.prod(self.axes.values())
+
+
+@dataclass(frozen=True)
+class TraceOptions:
+    """How a function is traced.
+
+    ``donate_argnums`` are positions of whole arguments; ``leaf_roles`` names a role for each leaf
+    of all arguments in flattening order, and may be empty.
+    """
+
+    donate_argnums: tuple[int, ...] = ()
+    leaf_roles: tuple[str, ...] = ()
+    name: str = ""
+
+
+def trace(
+    function: Callable[..., Any],
+    args: Sequence[Any],
+    *,
+    axes: Mapping[str, int],
+    options: TraceOptions | None = None,
+) -> Program:
+    """Trace ``function(*args)`` for a mesh and serialise it.
+
+    Args:
+        function: pure and jittable; a function that is already jitted will do.
+        args: trees of arrays or ``spec``s. A ``NamedSharding`` on a leaf keeps its partition;
+            its mesh axes must be among ``axes``.
+        axes: mesh axis names and sizes; their product is the number of devices.
+        options: donation, roles and a name.
+
+    Raises:
+        ShapeError: an array cannot be divided as its partition says.
+        ArgumentTypeError: an argument is neither an array nor a ``spec``.
+        ArgumentError: the function cannot be traced; the message names the line.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> p = trace(jnp.dot, (spec((8, 4)), spec((4, 2))), axes={"data": 1})
+        >>> p.model_flops
+        128.0
+    """
+    options = options or TraceOptions()
+    mesh = abstract_mesh(axes)
+    paths, tree = jax.tree_util.tree_flatten_with_path(tuple(args))
+    placed = [_place(leaf, _path(path), mesh) for path, leaf in paths]
+    donated = _donated(args, options.donate_argnums)
+
+    def flat(*leaves: Any) -> list[Any]:
+        return jax.tree.leaves(function(*jax.tree.unflatten(tree, leaves)))
+
+    name = options.name or getattr(function, "__name__", type(function).__name__)
+    flat.__name__ = name if name.isidentifier() else "program"
+    jitted = jax.jit(flat, donate_argnums=donated)
+    exported, flops = _export(jitted, placed, name)
+    kept = exported.module_kept_var_idx
+    roles = options.leaf_roles or ("argument",) * len(placed)
+    leaves = tuple(
+        _leaf(_path(paths[i][0]), roles[i], placed[i], mesh) for i in kept
+    )
+    return Program(
+        name=name,
+        serialized=bytes(exported.serialize()),
+        axes=dict(axes),
+        leaves=leaves,
+        donated=tuple(kept.index(i) for i in donated if i in kept),
+        model_flops=flops,
+        output_bytes=sum(a.size * a.dtype.itemsize for a in exported.out_avals),
+    )
+
+
+def _export(
+    jitted: Any, placed: list[jax.ShapeDtypeStruct], name: str
+) -> tuple[export.Exported, float]:
+    pallas = export.DisabledSafetyCheck.custom_call("tpu_custom_call")
+    try:
+        flops = model_flops(jitted.trace(*placed).jaxpr)
+        exported = export.export(jitted, platforms=["tpu"], disabled_checks=[pallas])(*placed)
+    except _CONCRETE as error:
+        raise ArgumentError(
+            f"{name} cannot be compiled: {_where(error)} needs the value of an array, and while "
+            "a program is traced there are only shapes. Use jax.numpy instead of NumPy, jnp.where "
+            "or jax.lax.cond instead of if, and keep float(), int() and print outside."
+        ) from error
+    except (TypeError, ValueError) as error:
+        raise ArgumentError(
+            f"{name} cannot be traced with these shapes: {_first_line(error)} "
+            f"({_where(error)})"
+        ) from error
+    return exported, flops
+
+
+_CONCRETE = (
+    jax.errors.ConcretizationTypeError,
+    jax.errors.TracerArrayConversionError,
+    jax.errors.TracerIntegerConversionError,
+    jax.errors.TracerBoolConversionError,
+    jax.errors.NonConcreteBooleanIndexError,
+)
+
+
+def _where(error: BaseException) -> str:
+    frames = traceback.extract_tb(error.__traceback__)
+    users = [f for f in frames if not is_library(f.filename)]
+    if not users:
+        return "a line inside a library"
+    return f"{users[-1].filename}:{users[-1].lineno} ({(users[-1].line or '').strip()})"
+
+
+def _first_line(error: BaseException) -> str:
+    return str(error).strip().split("\n", 1)[0]
+
+
+def _donated(args: Sequence[Any], argnums: tuple[int, ...]) -> tuple[int, ...]:
+    indices: list[int] = []
+    position = 0
+    for number, argument in enumerate(args):
+        count = len(jax.tree.leaves(argument))
+        if number in argnums:
+            indices.extend(range(position, position + count))
+        position += count
+    return tuple(indices)
+
+
+def _path(path: tuple[Any, ...]) -> str:
+    return jax.tree_util.keystr(path, simple=True, separator=".")
+
+
+def _place(leaf: Any, path: str, mesh: AbstractMesh) -> jax.ShapeDtypeStruct:
+    if isinstance(leaf, (bool, int, float, complex)):
+        leaf = jax.numpy.result_type(leaf).type(leaf)
+    if not hasattr(leaf, "shape") or not hasattr(leaf, "dtype"):
+        raise ArgumentTypeError(
+            f"Argument {path} is a {type(leaf).__name__}; arrays and nx.spec(shape, dtype) are "
+            "what can be compiled for."
+        )
+    partition = getattr(leaf, "partition", None)
+    sharding = getattr(leaf, "sharding", None)
+    if partition is None:
+        partition = sharding.spec if isinstance(sharding, NamedSharding) else PartitionSpec()
+    _check_divides(tuple(leaf.shape), partition, path, dict(mesh.shape))
+    return jax.ShapeDtypeStruct(
+        tuple(leaf.shape), leaf.dtype, sharding=NamedSharding(mesh, partition)
+    )
+
+
+def _check_divides(
+    shape: tuple[int, ...], partition: PartitionSpec, path: str, axes: dict[str, int]
+) -> None:
+    if len(partition) > len(shape):
+        raise ShapeError(
+            f"Argument {path} has shape {shape}, and a partition for {len(partition)} axes."
+        )
+    for size, names in zip(shape, partition, strict=False):
+        for name in _names(names):
+            if name not in axes:
+                raise ShapeError(
+                    f"Argument {path} is divided over the mesh axis {name!r}; the mesh has "
+                    f"{', '.join(f'{k}={v}' for k, v in axes.items())}."
+                )
+        parts = math.prod(axes[name] for name in _names(names))
+        if size % parts:
+            near = max(parts, size - size % parts)
+            raise ShapeError(
+                f"Argument {path} of shape {shape} cannot be divided: {size} over {parts} devices "
+                f"leaves {size % parts}. Use a multiple of {parts}, such as {near}."
+            )
+
+
+def _names(entry: Any) -> tuple[str, ...]:
+    if entry is None:
+        return ()
+    return entry if isinstance(entry, tuple) else (entry,)
+
+
+def _leaf(path: str, role: str, placed: jax.ShapeDtypeStruct, mesh: AbstractMesh) -> Leaf:
+    partition = placed.sharding.spec  # pyright: ignore[reportOptionalMemberAccess]
+    device_shape = list(placed.shape)
+    for axis, names in enumerate(partition):
+        device_shape[axis] //= math.prod(mesh.shape[name] for name in _names(names))
+    return Leaf(
+        path=path,
+        role=role,
+        shape=tuple(placed.shape),
+        dtype=str(placed.dtype),
+        partition=tuple(partition),
+        device_shape=tuple(device_shape),
+    )
