@@ -1,0 +1,179 @@
+"""What a loss is: the base class, the weighted mean, and checks of shapes and values.
+
+Owns the reduction (per position → per example → one number) and the wording of errors about
+targets. Does not own any formula (``crossentropy``, ``regression``, ``similarity``, ``margin``).
+
+Letters: ``N`` examples, ``T`` positions of a sequence, ``C`` classes, ``...`` any further axes.
+"""
+
+from __future__ import annotations
+
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from neurenix._core.errors import DataError, ShapeError
+
+
+@dataclass(frozen=True)
+class Loss(ABC):
+    """Base of every loss: a formula per position, averaged per example, then over the batch.
+
+    A loss has no state, is hashable and compares by its options, so it may be a static argument
+    of a compiled function. A subclass writes ``elementwise``.
+
+    Example:
+        >>> from neurenix.losses import MeanSquaredError
+        >>> loss = MeanSquaredError()
+        >>> print(loss(jnp.array([1.0, 2.0]), jnp.array([1.0, 4.0])))
+        2.0
+    """
+
+    @property
+    def name(self) -> str:
+        """The class name in snake case, as used in logs."""
+        return snake_case(type(self).__name__)
+
+    @abstractmethod
+    def elementwise(self, y_true: jax.Array, y_pred: jax.Array) -> jax.Array:
+        """Return the loss of every position, shape (N, ...), float32 or wider."""
+
+    def per_example(self, y_true: jax.Array, y_pred: jax.Array) -> jax.Array:
+        """Return one loss per example, shape (N,): the mean over all further positions."""
+        return mean_per_example(self.elementwise(y_true, y_pred))
+
+    def __call__(
+        self, y_true: jax.Array, y_pred: jax.Array, sample_weight: jax.Array | None = None
+    ) -> jax.Array:
+        """Return the mean loss, a scalar: ``sum(w · loss) / sum(w)``.
+
+        Args:
+            y_true: the targets; see the class for shape and dtype.
+            y_pred: what the model returned. Half precision is computed in float32.
+            sample_weight: (N,), one weight per example, or the shape of ``elementwise``. The
+                loss is 0 when all weights are 0.
+
+        Raises:
+            ShapeError: the shapes do not go together.
+        """
+        if sample_weight is None:
+            return jnp.mean(self.per_example(y_true, y_pred))
+        weight = jnp.asarray(sample_weight)
+        if weight.ndim > 1:
+            losses = self.elementwise(y_true, y_pred)
+        else:
+            losses = self.per_example(y_true, y_pred)
+        return weighted_mean(losses, weight)
+
+    def target_spec(self, y_pred: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
+        """Return shape and dtype of the targets that belong to predictions like ``y_pred``."""
+        return jax.ShapeDtypeStruct(y_pred.shape, jnp.float32)
+
+    def validate(self, y_true: np.ndarray, y_pred_shape: Sequence[int]) -> None:
+        """Check targets on the host, before anything is compiled.
+
+        Args:
+            y_true: the targets, a NumPy array.
+            y_pred_shape: the shape of the predictions for these targets.
+
+        Raises:
+            ShapeError: the shapes do not go together.
+            DataError: a value is not finite or out of range.
+        """
+        self._validate_shape(np.shape(y_true), tuple(y_pred_shape))
+        check_finite(np.asarray(y_true))
+        self._validate_values(np.asarray(y_true), tuple(y_pred_shape))
+
+    def _validate_shape(self, y_true: tuple[int, ...], y_pred: tuple[int, ...]) -> None:
+        same_shape(self.name, y_true, y_pred)
+
+    def _validate_values(self, y_true: np.ndarray, y_pred_shape: tuple[int, ...]) -> None:
+        """Check the range of the targets; any finite value is right unless a loss says more."""
+
+
+def snake_case(name: str) -> str:
+    """Return ``"kl_divergence"`` for ``"KLDivergence"``.
+
+    Example:
+        >>> snake_case("MeanSquaredError")
+        'mean_squared_error'
+    """
+    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", name).lower()
+
+
+def mean_per_example(losses: jax.Array) -> jax.Array:
+    """Average all axes but the first: (N, ...) → (N,)."""
+    return losses if losses.ndim <= 1 else jnp.mean(losses.reshape(losses.shape[0], -1), axis=1)
+
+
+def weighted_mean(losses: jax.Array, weight: jax.Array) -> jax.Array:
+    """Return ``sum(w · l) / sum(w)``, and 0 when the weights sum to 0.
+
+    A position of weight 0 does not count even when its loss is infinite or not a number.
+
+    Raises:
+        ShapeError: ``weight`` has neither the shape of ``losses`` nor a single value.
+    """
+    if weight.shape != losses.shape and weight.ndim != 0:
+        raise ShapeError(
+            f"The argument `sample_weight` has shape {weight.shape}; there are losses of shape "
+            f"{losses.shape}. Give one weight per example, shape {losses.shape[:1]}."
+        )
+    weight = jnp.broadcast_to(weight.astype(losses.dtype), losses.shape)
+    total = jnp.sum(weight)
+    weighted = jnp.sum(jnp.where(weight == 0, 0, losses) * weight)
+    return jnp.where(total == 0, 0, weighted / jnp.where(total == 0, 1, total))
+
+
+def at_least_float32(x: jax.Array) -> jax.Array:
+    """Cast integers and half precision to float32; leave float32 and float64 alone."""
+    x = jnp.asarray(x)
+    return x.astype(jnp.promote_types(x.dtype, jnp.float32))
+
+
+def paired(name: str, y_true: jax.Array, y_pred: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Return both as floats of one shape; (N,) and (N, 1) go together, nothing else broadcasts.
+
+    Raises:
+        ShapeError: the shapes differ otherwise.
+    """
+    y_true, y_pred = at_least_float32(y_true), at_least_float32(y_pred)
+    same_shape(name, y_true.shape, y_pred.shape)
+    return y_true.reshape(y_pred.shape), y_pred
+
+
+def same_shape(name: str, y_true: tuple[int, ...], y_pred: tuple[int, ...]) -> None:
+    """Raise ShapeError unless the shapes are equal, up to one last axis of size 1."""
+    if y_true == y_pred or y_true + (1,) == y_pred or y_true == y_pred + (1,):
+        return
+    raise ShapeError(
+        f"The loss {name} compares targets and predictions one by one, and `y_true` has shape "
+        f"{y_true} where `y_pred` has shape {y_pred}. Give targets of shape {y_pred}."
+    )
+
+
+def check_finite(y_true: np.ndarray) -> None:
+    """Raise DataError when a target is NaN or infinite, saying where the first one is."""
+    if y_true.dtype.kind not in "fc" or bool(np.isfinite(y_true).all()):
+        return
+    where = tuple(int(i) for i in np.argwhere(~np.isfinite(y_true))[0])
+    raise DataError(
+        f"The targets `y_true` hold {y_true[where]} at index {where}; all must be finite."
+    )
+
+
+def check_range(y_true: np.ndarray, low: float, high: float, why: str) -> None:
+    """Raise DataError when a target lies outside ``[low, high]``, saying where the first is."""
+    outside = (y_true < low) | (y_true > high)
+    if not bool(outside.any()):
+        return
+    where = tuple(int(i) for i in np.argwhere(outside)[0])
+    raise DataError(
+        f"The targets `y_true` must lie in {low} … {high}, {why}; "
+        f"found {y_true[where]} at index {where}."
+    )

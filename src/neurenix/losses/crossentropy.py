@@ -1,0 +1,232 @@
+"""Cross-entropies: classes as integers, as distributions, and yes/no.
+
+Owns the formulas and what each demands of its targets; not the reduction (``base``).
+Classes are the **last** axis everywhere (PyTorch has them second).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from neurenix._core.errors import ArgumentError, DataError, ShapeError
+from neurenix.losses.base import (
+    Loss,
+    at_least_float32,
+    check_range,
+    mean_per_example,
+    paired,
+)
+
+# Probabilities are kept this far from 0 and 1; the value of Keras (keras.config.epsilon()).
+EPSILON = 1e-7
+
+
+@dataclass(frozen=True)
+class SparseCategoricalCrossentropy(Loss):
+    """Cross-entropy of integer classes.
+
+    ``y_true``: (N, ...) integers in 0 … C-1; ``y_pred``: (N, ..., C) logits or probabilities.
+
+    Args:
+        from_logits: whether ``y_pred`` are logits. Otherwise they are probabilities, which are
+            divided by their sum and kept 1e-7 away from 0 and 1, as Keras does.
+        label_smoothing: share of the target spread evenly over all classes, in [0, 1).
+
+    Example:
+        >>> loss = SparseCategoricalCrossentropy(from_logits=True)
+        >>> print(f"{loss(jnp.array([0]), jnp.array([[0.0, 0.0]])):.4f}")
+        0.6931
+    """
+
+    from_logits: bool = False
+    label_smoothing: float = 0.0
+
+    def __post_init__(self) -> None:
+        """Check the options."""
+        check_smoothing(self.label_smoothing)
+
+    def elementwise(self, y_true: jax.Array, y_pred: jax.Array) -> jax.Array:
+        """Return the cross-entropy of every position, shape (N, ...)."""
+        y_true, y_pred = jnp.asarray(y_true), jnp.asarray(y_pred)
+        self._validate_shape(y_true.shape, y_pred.shape)
+        if jnp.issubdtype(y_pred.dtype, jnp.integer):
+            raise DataError(
+                f"The predictions `y_pred` are integers ({y_pred.dtype}). The order of arguments "
+                "is (y_true, y_pred): targets first, as in Keras and unlike PyTorch."
+            )
+        labels = y_true.reshape(y_pred.shape[:-1]).astype(jnp.int32)
+        log_p = log_probabilities(y_pred, from_logits=self.from_logits)
+        picked = jnp.take_along_axis(log_p, labels[..., None], axis=-1)[..., 0]
+        if not self.label_smoothing:
+            return -picked
+        even = jnp.mean(log_p, axis=-1)
+        return -((1 - self.label_smoothing) * picked + self.label_smoothing * even)
+
+    def target_spec(self, y_pred: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
+        """Return (N, ...) int32 for predictions (N, ..., C)."""
+        return jax.ShapeDtypeStruct(y_pred.shape[:-1], jnp.int32)
+
+    def _validate_shape(self, y_true: tuple[int, ...], y_pred: tuple[int, ...]) -> None:
+        if y_pred and y_true in (y_pred[:-1], (*y_pred[:-1], 1)):
+            return
+        hint = (
+            " These look like one-hot rows: use CategoricalCrossentropy, or `labels.argmax(-1)`."
+            if y_true == y_pred
+            else ""
+        )
+        raise ShapeError(
+            f"The loss {self.name} takes one integer class per row of `y_pred`, whose shape is "
+            f"{y_pred} (classes last), so `y_true` must have shape {y_pred[:-1]}; it has "
+            f"{y_true}.{hint}"
+        )
+
+    def _validate_values(self, y_true: np.ndarray, y_pred_shape: tuple[int, ...]) -> None:
+        if y_true.dtype.kind == "f" and not bool((y_true == np.round(y_true)).all()):
+            raise DataError(
+                f"The labels `y_true` are {y_true.dtype} with fractions; {self.name} takes whole "
+                "class numbers. For distributions use CategoricalCrossentropy."
+            )
+        classes = y_pred_shape[-1]
+        check_range(y_true, 0, classes - 1, f"because `y_pred` has {classes} classes")
+
+
+@dataclass(frozen=True)
+class CategoricalCrossentropy(Loss):
+    """Cross-entropy of distributions (one-hot rows or soft labels).
+
+    ``y_true``: (N, ..., C), rows that sum to 1; ``y_pred``: (N, ..., C).
+
+    Args:
+        from_logits: whether ``y_pred`` are logits rather than probabilities.
+        label_smoothing: share of the target spread evenly over all classes, in [0, 1).
+
+    Example:
+        >>> loss = CategoricalCrossentropy(from_logits=True)
+        >>> print(f"{loss(jnp.array([[1.0, 0.0]]), jnp.array([[0.0, 0.0]])):.4f}")
+        0.6931
+    """
+
+    from_logits: bool = False
+    label_smoothing: float = 0.0
+
+    def __post_init__(self) -> None:
+        """Check the options."""
+        check_smoothing(self.label_smoothing)
+
+    def elementwise(self, y_true: jax.Array, y_pred: jax.Array) -> jax.Array:
+        """Return the cross-entropy of every position, shape (N, ...)."""
+        y_true, y_pred = at_least_float32(y_true), at_least_float32(y_pred)
+        self._validate_shape(y_true.shape, y_pred.shape)
+        if self.label_smoothing:
+            even = self.label_smoothing / y_pred.shape[-1]
+            y_true = y_true * (1 - self.label_smoothing) + even
+        return -jnp.sum(y_true * log_probabilities(y_pred, from_logits=self.from_logits), axis=-1)
+
+    def _validate_shape(self, y_true: tuple[int, ...], y_pred: tuple[int, ...]) -> None:
+        if y_pred and y_true == y_pred:
+            return
+        hint = (
+            " These look like class numbers: use SparseCategoricalCrossentropy."
+            if y_pred and y_true == y_pred[:-1]
+            else ""
+        )
+        raise ShapeError(
+            f"The loss {self.name} takes one distribution per row of `y_pred`: `y_true` must "
+            f"have shape {y_pred}; it has {y_true}.{hint}"
+        )
+
+    def _validate_values(self, y_true: np.ndarray, y_pred_shape: tuple[int, ...]) -> None:
+        check_range(y_true, 0, 1, "because they are probabilities")
+
+
+@dataclass(frozen=True)
+class BinaryCrossentropy(Loss):
+    """Cross-entropy of independent yes/no answers.
+
+    ``y_true``: the shape of ``y_pred``, or without its last axis of size 1; values in [0, 1].
+
+    Args:
+        from_logits: whether ``y_pred`` are logits rather than probabilities.
+        label_smoothing: pulls targets towards one half, in [0, 1).
+
+    Example:
+        >>> loss = BinaryCrossentropy(from_logits=True)
+        >>> print(f"{loss(jnp.array([1, 0]), jnp.array([[0.0], [0.0]])):.4f}")
+        0.6931
+    """
+
+    from_logits: bool = False
+    label_smoothing: float = 0.0
+
+    def __post_init__(self) -> None:
+        """Check the options."""
+        check_smoothing(self.label_smoothing)
+
+    def elementwise(self, y_true: jax.Array, y_pred: jax.Array) -> jax.Array:
+        """Return the cross-entropy of every answer, the shape of ``y_pred``."""
+        y_true, y_pred = paired(self.name, y_true, y_pred)
+        if self.label_smoothing:
+            y_true = y_true * (1 - self.label_smoothing) + 0.5 * self.label_smoothing
+        if self.from_logits:
+            yes, no = jax.nn.log_sigmoid(y_pred), jax.nn.log_sigmoid(-y_pred)
+        else:
+            p = jnp.clip(y_pred, EPSILON, 1 - EPSILON)
+            yes, no = jnp.log(p), jnp.log1p(-p)
+        return -(y_true * yes + (1 - y_true) * no)
+
+    def _validate_values(self, y_true: np.ndarray, y_pred_shape: tuple[int, ...]) -> None:
+        check_range(y_true, 0, 1, "because they answer yes (1) or no (0)")
+
+
+def log_probabilities(y_pred: jax.Array, *, from_logits: bool) -> jax.Array:
+    """Return log-probabilities over the last axis, float32 or wider."""
+    y_pred = at_least_float32(y_pred)
+    if from_logits:
+        return jax.nn.log_softmax(y_pred, axis=-1)
+    p = y_pred / jnp.sum(y_pred, axis=-1, keepdims=True)
+    return jnp.log(jnp.clip(p, EPSILON, 1 - EPSILON))
+
+
+def check_smoothing(value: float) -> None:
+    """Raise ArgumentError unless ``value`` lies in [0, 1)."""
+    if not 0 <= value < 1:
+        raise ArgumentError(f"The argument `label_smoothing` must lie in [0, 1); got {value}.")
+
+
+def sparse_categorical_crossentropy(
+    y_true: jax.Array, y_pred: jax.Array, *, from_logits: bool = False
+) -> jax.Array:
+    """Return the cross-entropy of integer classes per example, shape (N,).
+
+    See :class:`SparseCategoricalCrossentropy` for shapes and errors.
+
+    Example:
+        >>> print(sparse_categorical_crossentropy(jnp.array([1]), jnp.array([[0.0, 1.0]])).round(3))
+        [0.]
+    """
+    loss = SparseCategoricalCrossentropy(from_logits=from_logits)
+    return mean_per_example(loss.elementwise(y_true, y_pred))
+
+
+def categorical_crossentropy(
+    y_true: jax.Array, y_pred: jax.Array, *, from_logits: bool = False
+) -> jax.Array:
+    """Return the cross-entropy of distributions per example, shape (N,).
+
+    See :class:`CategoricalCrossentropy` for shapes and errors.
+    """
+    return CategoricalCrossentropy(from_logits=from_logits).per_example(y_true, y_pred)
+
+
+def binary_crossentropy(
+    y_true: jax.Array, y_pred: jax.Array, *, from_logits: bool = False
+) -> jax.Array:
+    """Return the cross-entropy of yes/no answers per example, shape (N,).
+
+    See :class:`BinaryCrossentropy` for shapes and errors.
+    """
+    return BinaryCrossentropy(from_logits=from_logits).per_example(y_true, y_pred)

@@ -1,0 +1,115 @@
+"""From a name, a class or a function to a loss.
+
+Owns the table of names; the losses themselves are beside it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+
+from neurenix._core.errors import ArgumentTypeError, ShapeError, unknown_name
+from neurenix.losses import crossentropy, margin, regression, similarity, torch_names
+from neurenix.losses.base import Loss, mean_per_example
+
+_CLASSES: tuple[type[Loss], ...] = (
+    crossentropy.SparseCategoricalCrossentropy,
+    crossentropy.CategoricalCrossentropy,
+    crossentropy.BinaryCrossentropy,
+    regression.MeanSquaredError,
+    regression.MeanAbsoluteError,
+    regression.MeanAbsolutePercentageError,
+    regression.MeanSquaredLogarithmicError,
+    regression.Huber,
+    regression.LogCosh,
+    regression.Poisson,
+    similarity.CosineSimilarity,
+    similarity.KLDivergence,
+    margin.Hinge,
+    margin.SquaredHinge,
+    margin.CategoricalHinge,
+)
+_BY_NAME: dict[str, type[Loss]] = {cls().name: cls for cls in _CLASSES} | {
+    "mse": regression.MeanSquaredError,
+    "mae": regression.MeanAbsoluteError,
+    "mape": regression.MeanAbsolutePercentageError,
+    "msle": regression.MeanSquaredLogarithmicError,
+    "cross_entropy": torch_names.CrossEntropyLoss,
+}
+
+
+@dataclass(frozen=True)
+class FunctionLoss(Loss):
+    """A function ``(y_true, y_pred)`` as a loss.
+
+    The function returns one loss per example (N, ...), or a scalar, which is taken to be the mean
+    over the batch. With sample weights a scalar function is called once per example (vectorised),
+    so a scalar that couples examples cannot be weighted.
+
+    Args:
+        function: the function; traced, so it must be built of JAX operations.
+    """
+
+    function: Callable[[jax.Array, jax.Array], jax.Array]
+
+    @property
+    def name(self) -> str:
+        """The function's own name."""
+        return getattr(self.function, "__name__", type(self.function).__name__)
+
+    def elementwise(self, y_true: jax.Array, y_pred: jax.Array) -> jax.Array:
+        """Return what the function says, per example."""
+        losses = jnp.asarray(self.function(y_true, y_pred))
+        if losses.ndim == 0:
+            alone = jax.vmap(lambda t, p: self.function(t[None], p[None]))
+            losses = alone(jnp.asarray(y_true), jnp.asarray(y_pred))
+        if losses.shape[:1] != jnp.shape(y_pred)[:1]:
+            raise ShapeError(
+                f"The loss function {self.name!r} returned shape {losses.shape} for a batch of "
+                f"{jnp.shape(y_pred)[0]}; it must return a scalar or one loss per example."
+            )
+        return losses
+
+    def __call__(
+        self, y_true: jax.Array, y_pred: jax.Array, sample_weight: jax.Array | None = None
+    ) -> jax.Array:
+        """Return the mean loss; see :meth:`Loss.__call__`."""
+        if sample_weight is not None:
+            return super().__call__(y_true, y_pred, sample_weight)
+        return jnp.mean(mean_per_example(jnp.asarray(self.function(y_true, y_pred))))
+
+    def _validate_shape(self, y_true: tuple[int, ...], y_pred: tuple[int, ...]) -> None:
+        if y_true[:1] != y_pred[:1]:
+            raise ShapeError(
+                f"`y_true` has {y_true[:1]} examples where `y_pred` has {y_pred[:1]}."
+            )
+
+
+def get(loss: str | Loss | type[Loss] | Callable) -> Loss:
+    """Return the loss that a name, a loss, a loss class or a function stands for.
+
+    Raises:
+        UnknownNameError: nothing has this name; near misses are suggested.
+        ArgumentTypeError: it is none of these.
+
+    Example:
+        >>> get("mse").name
+        'mean_squared_error'
+    """
+    if isinstance(loss, Loss):
+        return loss
+    if isinstance(loss, str):
+        if loss.lower() not in _BY_NAME:
+            raise unknown_name("loss", loss, _BY_NAME)
+        return _BY_NAME[loss.lower()]()
+    if isinstance(loss, type) and issubclass(loss, Loss):
+        return loss()
+    if callable(loss):
+        return FunctionLoss(loss)
+    raise ArgumentTypeError(
+        f"The argument `loss` must be a name, a Loss or a function (y_true, y_pred); got "
+        f"{type(loss).__name__}."
+    )

@@ -1,0 +1,132 @@
+"""Losses for numbers: squared, absolute, relative and robust errors.
+
+Owns the formulas; not the reduction (``base``). Targets and predictions have one shape,
+(N, ...); (N,) and (N, 1) go together, and nothing else is broadcast.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from neurenix._core.errors import ArgumentError
+from neurenix.losses.base import Loss, check_range, paired
+
+EPSILON = 1e-7
+
+
+@dataclass(frozen=True)
+class MeanSquaredError(Loss):
+    """``(y_true - y_pred)²``.
+
+    Example:
+        >>> print(MeanSquaredError()(jnp.array([0.0, 0.0]), jnp.array([1.0, 3.0])))
+        5.0
+    """
+
+    def elementwise(self, y_true: jax.Array, y_pred: jax.Array) -> jax.Array:
+        """Return the squared error of every number."""
+        y_true, y_pred = paired(self.name, y_true, y_pred)
+        return jnp.square(y_true - y_pred)
+
+
+@dataclass(frozen=True)
+class MeanAbsoluteError(Loss):
+    """``|y_true - y_pred|``."""
+
+    def elementwise(self, y_true: jax.Array, y_pred: jax.Array) -> jax.Array:
+        """Return the absolute error of every number."""
+        y_true, y_pred = paired(self.name, y_true, y_pred)
+        return jnp.abs(y_true - y_pred)
+
+
+@dataclass(frozen=True)
+class MeanAbsolutePercentageError(Loss):
+    """``100 · |y_true - y_pred| / max(|y_true|, 1e-7)``."""
+
+    def elementwise(self, y_true: jax.Array, y_pred: jax.Array) -> jax.Array:
+        """Return the relative error of every number, in per cent."""
+        y_true, y_pred = paired(self.name, y_true, y_pred)
+        return 100 * jnp.abs(y_true - y_pred) / jnp.maximum(jnp.abs(y_true), EPSILON)
+
+
+@dataclass(frozen=True)
+class MeanSquaredLogarithmicError(Loss):
+    """``(log(1 + y_true) - log(1 + y_pred))²``; negative predictions count as 0."""
+
+    def elementwise(self, y_true: jax.Array, y_pred: jax.Array) -> jax.Array:
+        """Return the squared error of the logarithms."""
+        y_true, y_pred = paired(self.name, y_true, y_pred)
+        predicted = jnp.log1p(jnp.maximum(y_pred, EPSILON))
+        return jnp.square(jnp.log1p(jnp.maximum(y_true, EPSILON)) - predicted)
+
+    def _validate_values(self, y_true: np.ndarray, y_pred_shape: tuple[int, ...]) -> None:
+        check_range(y_true, 0, np.inf, "because their logarithm is taken")
+
+
+@dataclass(frozen=True)
+class Huber(Loss):
+    """Squared near zero, absolute far away.
+
+    ``d²/2`` if ``|d| ≤ delta``, else
+    ``delta · (|d| - delta/2)``, with ``d = y_true - y_pred``.
+
+    Args:
+        delta: where the two meet, in the unit of the targets; above 0.
+    """
+
+    delta: float = 1.0
+
+    def __post_init__(self) -> None:
+        """Check the options."""
+        if not self.delta > 0:
+            raise ArgumentError(f"The argument `delta` must be above 0; got {self.delta}.")
+
+    def elementwise(self, y_true: jax.Array, y_pred: jax.Array) -> jax.Array:
+        """Return the Huber loss of every number."""
+        y_true, y_pred = paired(self.name, y_true, y_pred)
+        distance = jnp.abs(y_true - y_pred)
+        near = 0.5 * jnp.square(distance)
+        return jnp.where(distance <= self.delta, near, self.delta * (distance - 0.5 * self.delta))
+
+
+@dataclass(frozen=True)
+class LogCosh(Loss):
+    """``log(cosh(y_pred - y_true))``, computed without overflow."""
+
+    def elementwise(self, y_true: jax.Array, y_pred: jax.Array) -> jax.Array:
+        """Return the log-cosh of every error."""
+        y_true, y_pred = paired(self.name, y_true, y_pred)
+        distance = y_pred - y_true
+        return distance + jax.nn.softplus(-2 * distance) - jnp.log(2.0).astype(distance.dtype)
+
+
+@dataclass(frozen=True)
+class Poisson(Loss):
+    """``y_pred - y_true · log(y_pred)``: the Poisson likelihood, for counts ≥ 0."""
+
+    def elementwise(self, y_true: jax.Array, y_pred: jax.Array) -> jax.Array:
+        """Return the Poisson loss of every count."""
+        y_true, y_pred = paired(self.name, y_true, y_pred)
+        return y_pred - y_true * jnp.log(y_pred + EPSILON)
+
+    def _validate_values(self, y_true: np.ndarray, y_pred_shape: tuple[int, ...]) -> None:
+        check_range(y_true, 0, np.inf, "because they are counts")
+
+
+def mean_squared_error(y_true: jax.Array, y_pred: jax.Array) -> jax.Array:
+    """Return the mean squared error per example, shape (N,)."""
+    return MeanSquaredError().per_example(y_true, y_pred)
+
+
+def mean_absolute_error(y_true: jax.Array, y_pred: jax.Array) -> jax.Array:
+    """Return the mean absolute error per example, shape (N,)."""
+    return MeanAbsoluteError().per_example(y_true, y_pred)
+
+
+def huber(y_true: jax.Array, y_pred: jax.Array, *, delta: float = 1.0) -> jax.Array:
+    """Return the Huber loss per example, shape (N,)."""
+    return Huber(delta).per_example(y_true, y_pred)

@@ -1,0 +1,66 @@
+"""Losses that compare directions and distributions, over the last axis.
+
+Owns cosine similarity and Kullback-Leibler divergence; not the reduction (``base``).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from neurenix.losses.base import Loss, check_range, paired
+
+EPSILON = 1e-7
+
+
+@dataclass(frozen=True)
+class CosineSimilarity(Loss):
+    """Minus the cosine between rows: -1 the same direction, 1 opposite, as in Keras.
+
+    ``y_true`` and ``y_pred``: (N, ..., C). A row of zeros has cosine 0.
+
+    Example:
+        >>> print(CosineSimilarity()(jnp.array([[1.0, 0.0]]), jnp.array([[2.0, 0.0]])))
+        -1.0
+    """
+
+    def elementwise(self, y_true: jax.Array, y_pred: jax.Array) -> jax.Array:
+        """Return minus the cosine of every row, shape (N, ...)."""
+        y_true, y_pred = paired(self.name, y_true, y_pred)
+        return -jnp.sum(_unit(y_true) * _unit(y_pred), axis=-1)
+
+
+@dataclass(frozen=True)
+class KLDivergence(Loss):
+    """``sum(y_true · log(y_true / y_pred))`` over the last axis; both are probabilities.
+
+    Both are kept between 1e-7 and 1, as Keras does.
+    """
+
+    def elementwise(self, y_true: jax.Array, y_pred: jax.Array) -> jax.Array:
+        """Return the divergence of every row, shape (N, ...)."""
+        y_true, y_pred = paired(self.name, y_true, y_pred)
+        y_true, y_pred = jnp.clip(y_true, EPSILON, 1), jnp.clip(y_pred, EPSILON, 1)
+        return jnp.sum(y_true * jnp.log(y_true / y_pred), axis=-1)
+
+    def _validate_values(self, y_true: np.ndarray, y_pred_shape: tuple[int, ...]) -> None:
+        check_range(y_true, 0, 1, "because they are probabilities")
+
+
+def _unit(x: jax.Array) -> jax.Array:
+    # The square root has no derivative at 0, so a row of zeros must not reach it.
+    square = jnp.sum(jnp.square(x), axis=-1, keepdims=True)
+    return jnp.where(square > 0, x * jax.lax.rsqrt(jnp.where(square > 0, square, 1)), 0)
+
+
+def cosine_similarity(y_true: jax.Array, y_pred: jax.Array) -> jax.Array:
+    """Return minus the cosine per example, shape (N,)."""
+    return CosineSimilarity().per_example(y_true, y_pred)
+
+
+def kl_divergence(y_true: jax.Array, y_pred: jax.Array) -> jax.Array:
+    """Return the Kullback-Leibler divergence per example, shape (N,)."""
+    return KLDivergence().per_example(y_true, y_pred)

@@ -1,0 +1,82 @@
+"""Losses under PyTorch's names, taking **logits** where PyTorch's do.
+
+Owns the names only. The order of arguments is ours, ``(y_true, y_pred)``, because ``fit`` calls
+every loss so; classes are the last axis.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from neurenix.losses.base import Loss, at_least_float32
+from neurenix.losses.crossentropy import (
+    BinaryCrossentropy,
+    CategoricalCrossentropy,
+    SparseCategoricalCrossentropy,
+)
+from neurenix.losses.margin import Hinge
+from neurenix.losses.regression import Huber, MeanAbsoluteError, MeanSquaredError
+
+MSELoss = MeanSquaredError
+L1Loss = MeanAbsoluteError
+HuberLoss = Huber
+BCELoss = BinaryCrossentropy
+HingeLoss = Hinge
+
+
+@dataclass(frozen=True)
+class CrossEntropyLoss(SparseCategoricalCrossentropy):
+    """Cross-entropy of logits; ``y_true`` are integer classes, or rows of probabilities.
+
+    Example:
+        >>> print(f"{CrossEntropyLoss()(jnp.array([0]), jnp.array([[0.0, 0.0]])):.4f}")
+        0.6931
+    """
+
+    from_logits: bool = True
+
+    @property
+    def _soft(self) -> CategoricalCrossentropy:
+        return CategoricalCrossentropy(self.from_logits, self.label_smoothing)
+
+    def elementwise(self, y_true: jax.Array, y_pred: jax.Array) -> jax.Array:
+        """Return the cross-entropy of every position, shape (N, ...)."""
+        if _is_soft(y_true, y_pred):
+            return self._soft.elementwise(y_true, y_pred)
+        return super().elementwise(y_true, y_pred)
+
+    def validate(self, y_true: np.ndarray, y_pred_shape) -> None:
+        """Check targets on the host; see :meth:`Loss.validate`."""
+        if _is_soft(y_true, np.empty(y_pred_shape, np.bool_)):
+            self._soft.validate(y_true, y_pred_shape)
+        else:
+            super().validate(y_true, y_pred_shape)
+
+
+@dataclass(frozen=True)
+class BCEWithLogitsLoss(BinaryCrossentropy):
+    """Binary cross-entropy of logits."""
+
+    from_logits: bool = True
+
+
+@dataclass(frozen=True)
+class NLLLoss(SparseCategoricalCrossentropy):
+    """Minus the log-probability of the right class; ``y_pred`` are log-probabilities."""
+
+    def elementwise(self, y_true: jax.Array, y_pred: jax.Array) -> jax.Array:
+        """Return minus the picked log-probability, shape (N, ...)."""
+        y_true, y_pred = jnp.asarray(y_true), at_least_float32(y_pred)
+        self._validate_shape(y_true.shape, y_pred.shape)
+        labels = y_true.reshape(y_pred.shape[:-1]).astype(jnp.int32)
+        return -jnp.take_along_axis(y_pred, labels[..., None], axis=-1)[..., 0]
+
+
+def _is_soft(y_true, y_pred) -> bool:
+    return np.shape(y_true) == np.shape(y_pred) and jnp.issubdtype(
+        jnp.asarray(y_true).dtype, jnp.floating
+    )

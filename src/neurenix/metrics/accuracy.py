@@ -1,0 +1,142 @@
+"""Shares of right answers.
+
+Owns accuracy for integer classes, one-hot rows, yes/no answers, and among the best k.
+Classes are the last axis. Logits and probabilities give the same accuracy, but for the threshold
+of yes/no answers.
+"""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+
+from neurenix._core.errors import ArgumentError, ShapeError
+from neurenix.metrics.base import MeanMetric
+
+
+class SparseCategoricalAccuracy(MeanMetric):
+    """How often the largest score is that of the right class.
+
+    ``y_true``: (N, ...) integers, or (N, ..., 1); ``y_pred``: (N, ..., C).
+    """
+
+    def values(self, y_true: jax.Array, y_pred: jax.Array) -> jax.Array:
+        """Return 1 where right, 0 where wrong, shape (N, ...)."""
+        return sparse_labels(self.name, y_true, y_pred) == jnp.argmax(y_pred, axis=-1)
+
+
+class CategoricalAccuracy(MeanMetric):
+    """How often the largest score is where the largest target is; both (N, ..., C)."""
+
+    def values(self, y_true: jax.Array, y_pred: jax.Array) -> jax.Array:
+        """Return 1 where right, 0 where wrong, shape (N, ...)."""
+        if y_true.shape != y_pred.shape:
+            raise ShapeError(
+                f"The metric {self.name} takes targets of the shape of `y_pred`, {y_pred.shape}; "
+                f"`y_true` has {y_true.shape}. For integer classes use SparseCategoricalAccuracy."
+            )
+        return jnp.argmax(y_true, axis=-1) == jnp.argmax(y_pred, axis=-1)
+
+
+class BinaryAccuracy(MeanMetric):
+    """How often ``y_pred > threshold`` says what ``y_true`` (0 or 1) says.
+
+    Args:
+        threshold: 0.5 for probabilities; 0.0 for logits.
+        name: what logs call it.
+    """
+
+    def __init__(self, threshold: float = 0.5, name: str | None = None) -> None:
+        super().__init__(name)
+        self.threshold = threshold
+
+    def values(self, y_true: jax.Array, y_pred: jax.Array) -> jax.Array:
+        """Return 1 where right, 0 where wrong, the shape of ``y_pred``."""
+        return binary_targets(self.name, y_true, y_pred) == (y_pred > self.threshold)
+
+
+class Accuracy(MeanMetric):
+    """Accuracy of whichever kind the shapes say, by Keras' rule.
+
+    ``y_pred`` (N, ..., C) with ``y_true`` (N, ...) or (N, ..., 1): integer classes. Both of one
+    shape with C > 1: one-hot rows. Last axis of size 1, or both of one shape and one axis:
+    yes/no with a threshold.
+
+    Args:
+        threshold: for yes/no answers: 0.5 for probabilities, 0.0 for logits.
+        name: what logs call it.
+
+    Example:
+        >>> accuracy = Accuracy()
+        >>> accuracy.update(jnp.array([0, 1]), jnp.array([[2.0, 1.0], [3.0, 1.0]]))
+        >>> print(f"{accuracy.result():.1%}")
+        50.0%
+    """
+
+    def __init__(self, threshold: float = 0.5, name: str | None = None) -> None:
+        super().__init__(name)
+        self.threshold = threshold
+
+    def values(self, y_true: jax.Array, y_pred: jax.Array) -> jax.Array:
+        """Return 1 where right, 0 where wrong, shape (N, ...)."""
+        if y_pred.ndim <= 1 and y_true.shape == y_pred.shape or y_pred.shape[-1:] == (1,):
+            return binary_targets(self.name, y_true, y_pred) == (y_pred > self.threshold)
+        if y_true.shape == y_pred.shape:
+            return jnp.argmax(y_true, axis=-1) == jnp.argmax(y_pred, axis=-1)
+        return sparse_labels(self.name, y_true, y_pred) == jnp.argmax(y_pred, axis=-1)
+
+
+class TopKCategoricalAccuracy(MeanMetric):
+    """How often the right class is among the ``k`` largest scores.
+
+    ``y_true`` is integer classes (N, ...) or one-hot rows (N, ..., C). A class as large as the
+    right one does not push it out, as in Keras.
+
+    Args:
+        k: how many scores count; at least 1.
+        name: what logs call it.
+    """
+
+    def __init__(self, k: int = 5, name: str | None = None) -> None:
+        super().__init__(name)
+        if k < 1:
+            raise ArgumentError(f"The argument `k` must be at least 1; got {k}.")
+        self.k = k
+
+    def values(self, y_true: jax.Array, y_pred: jax.Array) -> jax.Array:
+        """Return 1 where right, 0 where wrong, shape (N, ...)."""
+        if y_true.shape == y_pred.shape:
+            labels = jnp.argmax(y_true, axis=-1)
+        else:
+            labels = sparse_labels(self.name, y_true, y_pred)
+        right = jnp.take_along_axis(y_pred, labels[..., None], axis=-1)
+        return jnp.sum(y_pred > right, axis=-1) < self.k
+
+
+def sparse_labels(name: str, y_true: jax.Array, y_pred: jax.Array) -> jax.Array:
+    """Return integer classes of shape (N, ...) for predictions (N, ..., C).
+
+    Raises:
+        ShapeError: the shapes do not go together.
+    """
+    if not y_pred.ndim or y_true.shape not in (y_pred.shape[:-1], (*y_pred.shape[:-1], 1)):
+        raise ShapeError(
+            f"The metric {name} takes one integer class per row of `y_pred`, whose shape is "
+            f"{y_pred.shape} (classes last); `y_true` has shape {y_true.shape}."
+        )
+    return y_true.reshape(y_pred.shape[:-1]).astype(jnp.int32)
+
+
+def binary_targets(name: str, y_true: jax.Array, y_pred: jax.Array) -> jax.Array:
+    """Return yes/no targets as booleans of the shape of ``y_pred``; (N,) goes with (N, 1).
+
+    Raises:
+        ShapeError: the shapes do not go together.
+    """
+    shape = y_pred.shape
+    if not (y_true.shape == shape or y_true.shape + (1,) == shape or y_true.shape == shape + (1,)):
+        raise ShapeError(
+            f"The metric {name} takes one answer per number of `y_pred`, whose shape is {shape}; "
+            f"`y_true` has shape {y_true.shape}."
+        )
+    return y_true.reshape(shape) > 0.5

@@ -1,0 +1,129 @@
+"""What a metric is: sums on the device that grow batch by batch.
+
+Owns the base class and the mean that most metrics are. Does not own any formula (the modules
+beside it), nor when a metric is updated or shown (``neurenix.train``).
+
+Every number that a metric keeps is a **sum**, in float32: the states of replicas, or of several
+steps, may be added. A count is exact up to 2**24 per addition.
+"""
+
+from __future__ import annotations
+
+import re
+
+import jax
+import jax.numpy as jnp
+
+from neurenix._core.errors import ShapeError
+from neurenix._nnx import nnx
+
+
+class Metric(nnx.Metric):
+    """Base of every metric.
+
+    A subclass makes its sums with ``self._sum(shape)`` in ``__init__``, adds to them in
+    ``update`` and says in ``result`` what they mean. All of it is traceable.
+
+    Attributes:
+        name: what logs and ``History`` call it.
+    """
+
+    def __init__(self, name: str | None = None) -> None:
+        self.name = name or snake_case(type(self).__name__)
+
+    @staticmethod
+    def _sum(*shape: int) -> nnx.metrics.MetricState:
+        return nnx.metrics.MetricState(jnp.zeros(shape, jnp.float32))
+
+    def reset(self) -> None:
+        """Set every sum to zero, in place."""
+        for value in vars(self).values():
+            if isinstance(value, nnx.metrics.MetricState):
+                value[...] = jnp.zeros_like(value[...])
+
+    def result(self) -> jax.Array:
+        """Return the value so far: a float32 scalar that formats like a float."""
+        raise NotImplementedError(f"{type(self).__name__} must define result().")
+
+    def compute(self) -> jax.Array:
+        """Return ``result()``; the name that ``nnx.metrics`` uses."""
+        return self.result()
+
+
+class MeanMetric(Metric):
+    """A weighted mean of one value per example; a subclass writes ``values``."""
+
+    def __init__(self, name: str | None = None) -> None:
+        super().__init__(name)
+        self.total = self._sum()
+        self.count = self._sum()
+
+    def values(self, y_true: jax.Array, y_pred: jax.Array) -> jax.Array:
+        """Return the values to average, shape (N, ...)."""
+        raise NotImplementedError(f"{type(self).__name__} must define values().")
+
+    def update(
+        self, y_true: jax.Array, y_pred: jax.Array, sample_weight: jax.Array | None = None
+    ) -> None:
+        """Add a batch.
+
+        Args:
+            y_true: targets, (N, ...).
+            y_pred: predictions, (N, ...).
+            sample_weight: (N,), one weight per example; 0 leaves an example out.
+
+        Raises:
+            ShapeError: the shapes do not go together.
+        """
+        self._add(self.values(jnp.asarray(y_true), jnp.asarray(y_pred)), sample_weight)
+
+    def _add(self, values: jax.Array, sample_weight: jax.Array | None) -> None:
+        total, count = weighted_sum(values, sample_weight)
+        self.total[...] += total
+        self.count[...] += count
+
+    def result(self) -> jax.Array:
+        """Return the weighted mean so far, and 0 before the first batch."""
+        return safe_ratio(self.total[...], self.count[...])
+
+
+def weighted_sum(
+    values: jax.Array, sample_weight: jax.Array | None
+) -> tuple[jax.Array, jax.Array]:
+    """Return ``sum(w · values)`` and ``sum(w)``, float32; a value of weight 0 is never looked at.
+
+    Raises:
+        ShapeError: ``sample_weight`` does not start with the axes of ``values``.
+    """
+    values = jnp.asarray(values).astype(jnp.float32)
+    if sample_weight is None:
+        return jnp.sum(values), jnp.float32(values.size)
+    weight = match_weight(sample_weight, values.shape)
+    return jnp.sum(jnp.where(weight == 0, 0, values) * weight), jnp.sum(weight)
+
+
+def match_weight(sample_weight: jax.Array, shape: tuple[int, ...]) -> jax.Array:
+    """Return the weights as float32 of the given shape; (N,) goes with (N, T, …).
+
+    Raises:
+        ShapeError: the leading axes differ.
+    """
+    weight = jnp.asarray(sample_weight).astype(jnp.float32)
+    if weight.shape != shape[: weight.ndim]:
+        raise ShapeError(
+            f"The argument `sample_weight` has shape {weight.shape}; the values have shape "
+            f"{shape}. Give one weight per example, shape {shape[:1]}."
+        )
+    weight = weight.reshape(weight.shape + (1,) * (len(shape) - weight.ndim))
+    return jnp.broadcast_to(weight, shape)
+
+
+def safe_ratio(numerator: jax.Array, denominator: jax.Array) -> jax.Array:
+    """Return the ratio, and 0 where the denominator is 0."""
+    zero = denominator == 0
+    return jnp.where(zero, 0, numerator / jnp.where(zero, 1, denominator))
+
+
+def snake_case(name: str) -> str:
+    """Return ``"top_k_categorical_accuracy"`` for ``"TopKCategoricalAccuracy"``."""
+    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", name).lower()

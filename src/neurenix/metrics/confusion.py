@@ -1,0 +1,142 @@
+"""Metrics of yes/no answers built from counts: precision, recall, F1, AUC.
+
+Owns the counting of true and false positives; accuracy is in ``accuracy``.
+"""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+
+from neurenix._core.errors import ArgumentError
+from neurenix.metrics.accuracy import binary_targets, sparse_labels
+from neurenix.metrics.base import Metric, match_weight, safe_ratio
+
+
+class _Counts(Metric):
+    """True positives, false positives and false negatives.
+
+    Args:
+        threshold: scores above it say yes: 0.5 for probabilities, 0.0 for logits.
+        class_id: count this class of C against all others: ``y_pred`` (N, ..., C) says yes where
+            its largest score is this class, and ``y_true`` are integer classes or one-hot rows.
+            None for yes/no answers.
+        name: what logs call it.
+    """
+
+    def __init__(
+        self, threshold: float = 0.5, *, class_id: int | None = None, name: str | None = None
+    ) -> None:
+        super().__init__(name)
+        self.threshold = threshold
+        self.class_id = class_id
+        self.true_positives = self._sum()
+        self.false_positives = self._sum()
+        self.false_negatives = self._sum()
+
+    def update(  # pyright: ignore[reportIncompatibleMethodOverride]
+        self, y_true: jax.Array, y_pred: jax.Array, sample_weight: jax.Array | None = None
+    ) -> None:
+        """Add a batch.
+
+        Args:
+            y_true: answers 0 or 1, the shape of ``y_pred`` or without a last axis of size 1; or
+                classes, with ``class_id``.
+            y_pred: scores.
+            sample_weight: (N,), one weight per example.
+        """
+        actual, said = self._answers(jnp.asarray(y_true), jnp.asarray(y_pred))
+        ones = jnp.ones(actual.shape)
+        weight = ones if sample_weight is None else match_weight(sample_weight, actual.shape)
+        self.true_positives[...] += jnp.sum(weight * (actual & said))
+        self.false_positives[...] += jnp.sum(weight * (~actual & said))
+        self.false_negatives[...] += jnp.sum(weight * (actual & ~said))
+
+    def _answers(self, y_true: jax.Array, y_pred: jax.Array) -> tuple[jax.Array, jax.Array]:
+        if self.class_id is None:
+            return binary_targets(self.name, y_true, y_pred), y_pred > self.threshold
+        if y_true.shape == y_pred.shape:
+            labels = jnp.argmax(y_true, axis=-1)
+        else:
+            labels = sparse_labels(self.name, y_true, y_pred)
+        return labels == self.class_id, jnp.argmax(y_pred, axis=-1) == self.class_id
+
+
+class Precision(_Counts):
+    """Of what was called positive, the share that is.
+
+    Example:
+        >>> metric = Precision()
+        >>> metric.update(jnp.array([1, 0, 1]), jnp.array([0.9, 0.8, 0.1]))
+        >>> print(metric.result())
+        0.5
+    """
+
+    def result(self) -> jax.Array:
+        """Return TP / (TP + FP), and 0 when nothing was called positive."""
+        found = self.true_positives[...]
+        return safe_ratio(found, found + self.false_positives[...])
+
+
+class Recall(_Counts):
+    """Of what is positive, the share that was found."""
+
+    def result(self) -> jax.Array:
+        """Return TP / (TP + FN), and 0 when nothing is positive."""
+        found = self.true_positives[...]
+        return safe_ratio(found, found + self.false_negatives[...])
+
+
+class F1Score(_Counts):
+    """The harmonic mean of precision and recall."""
+
+    def result(self) -> jax.Array:
+        """Return 2 TP / (2 TP + FP + FN), and 0 when nothing is or was called positive."""
+        found = 2 * self.true_positives[...]
+        wrong = self.false_positives[...] + self.false_negatives[...]
+        return safe_ratio(found, found + wrong)
+
+
+class AUC(Metric):
+    """Area under the ROC curve of yes/no answers, from a histogram of scores.
+
+    Scores are counted in ``bins`` equal bins of [0, 1]; ties within a bin count one half, so the
+    error is at most the share of pairs that meet in a bin.
+
+    Args:
+        bins: number of bins, at least 2.
+        from_logits: whether ``y_pred`` are logits (a sigmoid is applied) or probabilities.
+        name: what logs call it.
+    """
+
+    def __init__(
+        self, bins: int = 1000, *, from_logits: bool = False, name: str | None = None
+    ) -> None:
+        super().__init__(name)
+        if bins < 2:
+            raise ArgumentError(f"The argument `bins` must be at least 2; got {bins}.")
+        self.bins = bins
+        self.from_logits = from_logits
+        self.positives = self._sum(bins)
+        self.negatives = self._sum(bins)
+
+    def update(  # pyright: ignore[reportIncompatibleMethodOverride]
+        self, y_true: jax.Array, y_pred: jax.Array, sample_weight: jax.Array | None = None
+    ) -> None:
+        """Add a batch; shapes as for :class:`Precision`."""
+        y_true, y_pred = jnp.asarray(y_true), jnp.asarray(y_pred)
+        actual = binary_targets(self.name, y_true, y_pred)
+        score = y_pred.astype(jnp.float32)
+        score = jax.nn.sigmoid(score) if self.from_logits else score
+        bin_index = jnp.clip((score * self.bins).astype(jnp.int32), 0, self.bins - 1)
+        ones = jnp.ones(actual.shape)
+        weight = ones if sample_weight is None else match_weight(sample_weight, actual.shape)
+        self.positives[...] = self.positives[...].at[bin_index].add(weight * actual)
+        self.negatives[...] = self.negatives[...].at[bin_index].add(weight * ~actual)
+
+    def result(self) -> jax.Array:
+        """Return the area, and 0 while one of the two kinds has not been seen."""
+        positives, negatives = self.positives[...], self.negatives[...]
+        below = jnp.cumsum(negatives) - negatives
+        won = jnp.sum(positives * (below + 0.5 * negatives))
+        return safe_ratio(won, jnp.sum(positives) * jnp.sum(negatives))
