@@ -1,0 +1,150 @@
+"""Arrays of examples, checked once: as many rows in each, numbers only, 32 bits at most.
+
+Owns what users hand over and its errors; it does not own in which order rows are read
+(``neurenix.data.order``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import numpy as np
+
+from neurenix._core.errors import DataError
+
+_NARROW = {
+    np.dtype(np.float64): np.dtype(np.float32),
+    np.dtype(np.int64): np.dtype(np.int32),
+    np.dtype(np.uint64): np.dtype(np.uint32),
+    np.dtype(np.complex128): np.dtype(np.complex64),
+}
+
+
+@dataclass(frozen=True)
+class Columns:
+    """Arrays with the same number of rows, in some structure of dicts and tuples.
+
+    Args:
+        leaves: the arrays, each of shape ``(rows, …)``.
+        structure: the tree that they are the leaves of.
+        rows: how many examples there are.
+    """
+
+    leaves: tuple[np.ndarray, ...]
+    structure: Any
+    rows: int
+
+    def gather(self, rows: np.ndarray) -> Any:
+        """Return a fresh copy of some rows, in the structure; ``(*rows.shape, …)`` each.
+
+        Example:
+            >>> as_columns({"x": [[1.0], [2.0], [3.0]]}, "x").gather(np.array([2, 0]))["x"]
+            array([[3.],
+                   [1.]], dtype=float32)
+        """
+        return self.structure.unflatten([leaf.take(rows, axis=0) for leaf in self.leaves])
+
+
+def as_columns(data: Any, name: str) -> Columns:
+    """Check arrays and bring them to NumPy, 64-bit numbers to 32 bits as JAX does by default.
+
+    Arrays that need no change are not copied: do not write to them afterwards.
+
+    Args:
+        data: an array-like of shape ``(rows, …)``, or dicts and tuples of such.
+        name: the argument's name, for messages.
+
+    Returns:
+        The arrays, their structure and the number of rows.
+
+    Raises:
+        DataError: no rows, different numbers of rows, ragged lists, object or text arrays, or an
+            integer that does not fit into 32 bits. The message names the array.
+
+    Example:
+        >>> as_columns({"x": [[1, 2], [3, 4]], "y": [0, 1]}, "data").rows
+        2
+    """
+    converted = _convert(data, name)
+    leaves, structure = jax.tree.flatten(converted)
+    if not leaves:
+        raise DataError(f"{name} holds no array: found {data!r}.")
+    paths = [name + jax.tree_util.keystr(path) for path, _ in jax.tree.leaves_with_path(converted)]
+    counts = [len(leaf) for leaf in leaves]
+    if len(set(counts)) > 1:
+        found = ", ".join(f"{path} has {n}" for path, n in zip(paths, counts, strict=True))
+        raise DataError(f"All arrays need the same number of rows (examples): {found}.")
+    if counts[0] == 0:
+        raise DataError(f"{paths[0]} is empty: it has shape {leaves[0].shape}, no rows.")
+    return Columns(tuple(leaves), structure, counts[0])
+
+
+def _convert(data: Any, path: str) -> Any:
+    if isinstance(data, dict):
+        return {key: _convert(value, f"{path}[{key!r}]") for key, value in data.items()}
+    if isinstance(data, tuple):
+        return tuple(_convert(value, f"{path}[{place}]") for place, value in enumerate(data))
+    return as_array(data, path)
+
+
+def as_array(data: Any, name: str) -> np.ndarray:
+    """Bring one array-like to NumPy; see ``as_columns``.
+
+    Raises:
+        DataError: as ``as_columns`` says.
+
+    Example:
+        >>> as_array([[1.0, 2.0], [3.0]], "x")
+        Traceback (most recent call last):
+            ...
+        neurenix._core.errors.DataError: x is ragged: row 0 has length 2 and row 1 has length 1. \
+Pad the rows to one length.
+    """
+    if data is None:
+        raise DataError(f"{name} is None; an array is needed.")
+    try:
+        array = np.asarray(data)
+    except ValueError as error:
+        if "inhomogeneous" not in str(error):
+            raise DataError(f"{name} cannot be read as an array: {error}") from error
+        raise DataError(f"{name} is ragged: {_where_ragged(data)}.") from error
+    if array.dtype.kind in "OUSMm":
+        what = {"O": "Python objects", "M": "dates", "m": "durations"}.get(array.dtype.kind, "text")
+        raise DataError(
+            f"{name} holds {what} (dtype {array.dtype}, shape {array.shape}), not numbers. "
+            "Convert it first: encode text and categories as integers, make sparse data dense."
+        )
+    if array.ndim == 0:
+        raise DataError(f"{name} is the single number {array}; its first axis must be the rows.")
+    return _narrowed(array, name)
+
+
+def _narrowed(array: np.ndarray, name: str) -> np.ndarray:
+    narrow = _NARROW.get(array.dtype)
+    if narrow is None:
+        return array
+    if narrow.kind in "iu" and array.size:
+        limits, low, high = np.iinfo(narrow), array.min(), array.max()
+        if low < limits.min or high > limits.max:
+            raise DataError(
+                f"{name} holds integers from {low} to {high}, which do not fit into {narrow}. "
+                "Renumber them, or convert to float32."
+            )
+    return array.astype(narrow)
+
+
+def _where_ragged(data: Any) -> str:
+    advice = "Pad the rows to one length"
+    if isinstance(data, Sequence):
+        shapes = [np.shape(row) if not isinstance(row, Sequence) else (len(row),) for row in data]
+        for place, shape in enumerate(shapes):
+            if shape != shapes[0]:
+                if len(shape) == len(shapes[0]) == 1:
+                    sizes = f"length {shapes[0][0]} and row {place} has length {shape[0]}"
+                else:
+                    sizes = f"shape {shapes[0]} and row {place} has shape {shape}"
+                return f"row 0 has {sizes}. {advice}"
+    return f"its inner lists differ in length. {advice}"

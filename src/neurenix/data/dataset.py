@@ -1,0 +1,276 @@
+"""A dataset held in arrays: shuffled, repeated, mapped, batched and sharded without being copied.
+
+Owns the methods that users chain and their errors; it does not own how the order is computed
+(``neurenix.data.order``) nor how batches are read (``neurenix.data.iterator``).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import itertools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+import numpy as np
+
+from neurenix._core.errors import ArgumentTypeError, DataError
+from neurenix.data.columns import as_columns
+from neurenix.data.iterator import DatasetIterator, Plan
+from neurenix.data.order import Batching, Order, Repeated, Sequential, Sharded, Shuffled, Taken
+from neurenix.data.stream import StreamDataset
+
+
+class Dataset:
+    """Examples in arrays, and the order and groups in which they are read.
+
+    Every method returns a new dataset on the same arrays. Before ``batch`` the methods speak of
+    rows, after it of batches: ``take(3)`` takes three rows or three batches. Iterating yields
+    NumPy arrays, in an order that depends on nothing but the seeds and the epoch: the first
+    ``iter()`` of a dataset is epoch 0, the second epoch 1 …; ``iterator(epoch=…)`` names it.
+
+    Example:
+        >>> data = Dataset.from_arrays([[1.0], [2.0], [3.0]], [0, 1, 0]).batch(2)
+        >>> for x, y in data:
+        ...     print(x.tolist(), y)
+        [[1.0], [2.0]] [0 1]
+        [[3.0]] [0]
+    """
+
+    def __init__(self, plan: Plan) -> None:
+        self._plan = plan
+        self._epochs = itertools.count()
+
+    @classmethod
+    def from_arrays(cls, x: Any, y: Any = None, *, w: Any = None) -> Dataset:
+        """Make a dataset of arrays that have the same number of rows.
+
+        64-bit numbers become 32-bit, as in JAX; other arrays are not copied.
+
+        Args:
+            x: array-like of shape ``(rows, …)``, or a dict (or tuple) of such.
+            y: targets, likewise; an element is then the pair ``(x, y)``.
+            w: sample weights of shape ``(rows,)``; an element is then ``(x, y, w)``.
+
+        Raises:
+            DataError: no rows, different numbers of rows, ragged lists, object or text arrays.
+
+        Example:
+            >>> Dataset.from_arrays({"image": np.zeros((3, 8, 8, 1))}).element_spec
+            {'image': ShapeDtypeStruct(shape=(8, 8, 1), dtype=float32)}
+        """
+        named = [("x", x), ("y", y), ("w", w)]
+        if w is not None and y is None:
+            raise DataError("w (sample weights) needs y beside it; put both into a dict otherwise.")
+        given = [(name, value) for name, value in named if value is not None or name == "x"]
+        # Each alone first: a message then names the argument.
+        checked = [as_columns(value, name) for name, value in given]
+        for (name, _), columns in zip(given, checked, strict=True):
+            if columns.rows != checked[0].rows:
+                raise DataError(
+                    f"x and {name} need the same number of rows (examples): "
+                    f"x has {checked[0].rows}, {name} has {columns.rows}."
+                )
+        if len(checked) == 1:
+            return cls(Plan(checked[0], Sequential(checked[0].rows)))
+        joined = tuple(columns.structure.unflatten(columns.leaves) for columns in checked)
+        return cls(Plan(as_columns(joined, "data"), Sequential(checked[0].rows)))
+
+    @staticmethod
+    def from_grain(source: Any) -> StreamDataset:
+        """Read a grain pipeline that yields batches; its own state is saved and restored.
+
+        Args:
+            source: a batched ``grain.MapDataset`` or ``grain.IterDataset``.
+
+        Example:
+            >>> import grain
+            >>> pipeline = grain.MapDataset.source([1.0, 2.0, 3.0, 4.0]).batch(2)
+            >>> len(list(Dataset.from_grain(pipeline)))
+            2
+        """
+        return StreamDataset(source)
+
+    def _reordered(self, make: Callable[[Order], Order]) -> Dataset:
+        plan = self._plan
+        if plan.batch_order is None:
+            return Dataset(dataclasses.replace(plan, order=make(plan.order)))
+        return Dataset(dataclasses.replace(plan, batch_order=make(plan.batch_order)))
+
+    def shuffle(self, *, seed: int = 0) -> Dataset:
+        """Read all rows in a random order, another one each epoch.
+
+        Args:
+            seed: 0 or more; the same seed gives the same orders (with the same NumPy).
+
+        Raises:
+            DataError: the dataset is endless: shuffle before ``repeat``.
+
+        Example:
+            >>> data = Dataset.from_arrays(np.arange(8)).shuffle(seed=1)
+            >>> first, second = list(data), list(data)
+            >>> sorted(first) == sorted(second) == list(range(8)), first == second
+            (True, False)
+        """
+        _at_least(0, "seed", seed)
+        if self._plan.outer.infinite:
+            raise DataError(
+                "An endless dataset cannot be shuffled: call shuffle() before repeat()."
+            )
+        return self._reordered(lambda order: Shuffled(order, seed))
+
+    def repeat(self, count: int | None = None) -> Dataset:
+        """Read the dataset ``count`` times as one epoch, or for ever.
+
+        Args:
+            count: 1 or more; ``None`` for ever.
+
+        Raises:
+            DataError: ``count`` is below 1.
+
+        Example:
+            >>> len(Dataset.from_arrays(np.zeros(10)).repeat(3))
+            30
+        """
+        if count is not None:
+            _at_least(1, "count", count)
+        if self._plan.outer.infinite:
+            return self
+        return self._reordered(lambda order: Repeated(order, count))
+
+    def take(self, count: int) -> Dataset:
+        """Read only the first ``count`` rows (after ``batch``: batches) of each epoch.
+
+        Raises:
+            DataError: ``count`` is below 1.
+
+        Example:
+            >>> list(Dataset.from_arrays([5, 6, 7]).repeat().take(4))
+            [np.int32(5), np.int32(6), np.int32(7), np.int32(5)]
+        """
+        _at_least(1, "count", count)
+        return self._reordered(lambda order: Taken(order, min(count, order.size)))
+
+    def shard(self, index: int, count: int) -> Dataset:
+        """Read every ``count``-th row from the row ``index`` on: one process's share of the data.
+
+        Shuffle before, with the same seed in every process, and each epoch shares out anew.
+
+        Args:
+            index: of this shard, ``0 <= index < count``.
+            count: how many shards there are.
+
+        Raises:
+            DataError: ``index`` is out of range, or the shard would be empty.
+
+        Example:
+            >>> [int(row) for row in Dataset.from_arrays(np.arange(7)).shard(1, 3)]
+            [1, 4]
+        """
+        _at_least(1, "count", count)
+        if not 0 <= index < count:
+            raise DataError(f"index must be from 0 to {count - 1} for {count} shards: {index}.")
+        if index >= self._plan.outer.size:
+            raise DataError(f"Shard {index} of {count} is empty: {self!r}.")
+        return self._reordered(lambda order: Sharded(order, index, count))
+
+    def map(self, function: Callable[[Any], Any]) -> Dataset:
+        """Apply a pure function to every row, or after ``batch`` to every batch.
+
+        A function of a batch is called once per batch and is as fast as its NumPy; a function of
+        a row is called once per row.
+
+        Args:
+            function: takes and returns arrays in dicts or tuples, of one shape always.
+
+        Example:
+            >>> data = Dataset.from_arrays({"x": np.ones((4, 2))}).batch(2)
+            >>> data.map(lambda batch: batch["x"] * 2).element_spec
+            ShapeDtypeStruct(shape=(2, 2), dtype=float32)
+        """
+        plan = self._plan
+        if plan.batching is None:
+            maps = (*plan.element_maps, function)
+            return Dataset(dataclasses.replace(plan, element_maps=maps))
+        return Dataset(dataclasses.replace(plan, batch_maps=(*plan.batch_maps, function)))
+
+    def batch(self, batch_size: int, *, drop_remainder: bool = False) -> Dataset:
+        """Read rows in groups.
+
+        Args:
+            batch_size: rows in a batch, over all devices and processes that read this dataset.
+            drop_remainder: leave out the last rows that do not fill a batch.
+
+        Raises:
+            DataError: the size is below 1, the dataset is batched already, or
+                ``drop_remainder`` would leave nothing.
+
+        Example:
+            >>> len(Dataset.from_arrays(np.zeros(10)).batch(4))
+            3
+        """
+        _at_least(1, "batch_size", batch_size)
+        plan = self._plan
+        if plan.batching is not None:
+            raise DataError(f"Already batched, {plan.batching.batch_size} rows a batch.")
+        batching = Batching(plan.order, batch_size, drop_remainder)
+        if batching.size == 0:
+            raise DataError(
+                f"{plan.order.size} rows do not fill one batch of {batch_size}, and "
+                "drop_remainder=True leaves none. Take a smaller batch, or drop_remainder=False."
+            )
+        return Dataset(dataclasses.replace(plan, batching=batching, batch_order=batching))
+
+    @property
+    def batch_size(self) -> int | None:
+        """Rows in a batch; ``None`` when the dataset is not batched."""
+        return None if self._plan.batching is None else self._plan.batching.batch_size
+
+    @property
+    def cardinality(self) -> int | None:
+        """Batches (or rows, when not batched) of one epoch; ``None`` when endless."""
+        return None if self._plan.outer.infinite else self._plan.outer.size
+
+    def __len__(self) -> int:
+        """Return ``cardinality``; endless datasets raise ``DataError``."""
+        if self._plan.outer.infinite:
+            raise DataError("An endless dataset has no length; give steps_per_epoch, or take(n).")
+        return self._plan.outer.size
+
+    @functools.cached_property
+    def element_spec(self) -> Any:
+        """Shapes and dtypes of what iterating yields first, as ``jax.ShapeDtypeStruct``."""
+
+        def spec_of(leaf: Any) -> jax.ShapeDtypeStruct:
+            array = np.asarray(leaf)
+            return jax.ShapeDtypeStruct(array.shape, array.dtype)
+
+        return jax.tree.map(spec_of, next(self.iterator()))
+
+    def iterator(self, *, epoch: int = 0) -> DatasetIterator:
+        """Return an iterator of one epoch that can say and restore where it is.
+
+        Args:
+            epoch: 0 or more; shuffled datasets have another order in each.
+
+        Raises:
+            DataError: ``epoch`` is negative.
+        """
+        _at_least(0, "epoch", epoch)
+        return DatasetIterator(self._plan, epoch=epoch)
+
+    def __iter__(self) -> Iterator[Any]:
+        """Return an iterator of the next epoch, counted from 0 for each dataset."""
+        return self.iterator(epoch=next(self._epochs))
+
+    def __repr__(self) -> str:
+        batched = "" if self.batch_size is None else f", batch_size={self.batch_size}"
+        return f"Dataset(rows={self._plan.columns.rows}{batched}, cardinality={self.cardinality})"
+
+
+def _at_least(least: int, name: str, value: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int | np.integer):
+        raise ArgumentTypeError(f"{name} must be an integer, found {value!r}.")
+    if value < least:
+        raise DataError(f"{name} must be {least} or more, found {value}.")

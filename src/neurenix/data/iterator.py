@@ -1,0 +1,223 @@
+"""Reading a dataset: one batch, or many at once, from any place that a state names.
+
+Owns the position; it does not own the order (``neurenix.data.order``) nor the transfer to devices
+(``neurenix.train``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import numpy as np
+
+from neurenix._core.errors import DataError
+from neurenix.data.columns import Columns
+from neurenix.data.order import Batching, Order, Positions
+
+_EPOCHS_OF_AN_ENDLESS_ORDER = 2**14
+"""More would leave the 64 bits of a position; the order of epoch 0 then comes again."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a dataset's iterators do: gather rows in an order, map them, batch them, map batches.
+
+    Args:
+        columns: the arrays.
+        order: of the rows.
+        element_maps: functions of one row.
+        batching: how rows make batches, or ``None`` for single rows.
+        batch_order: of the batches; ``batching`` itself when they are in no other order.
+        batch_maps: functions of one batch.
+    """
+
+    columns: Columns
+    order: Order
+    element_maps: tuple[Callable[[Any], Any], ...] = ()
+    batching: Batching | None = None
+    batch_order: Order | None = None
+    batch_maps: tuple[Callable[[Any], Any], ...] = ()
+
+    @property
+    def outer(self) -> Order:
+        """The order of what the iterator yields: batches, or rows when they are not batched."""
+        return self.batch_order or self.order
+
+    def item(self, position: int) -> Any:
+        """Return the batch (or row) at a position that counts on over the epochs."""
+        if self.batching is None:
+            return self._read(self.order.rows(np.array([position]))[0])
+        if self.batch_order is not self.batching:
+            position = int(self.outer.rows(np.array([position]))[0])
+        return self._mapped(self._read(self.batching.members(position)))
+
+    def stacked(self, positions: Positions) -> Any:
+        """Return several items stacked along a new first axis, ``(k, batch_size, …)``.
+
+        Fewer than asked are returned when a partial batch stands in the way.
+        """
+        if self.batching is None:
+            return self._read(self.order.rows(positions))
+        batches = self.outer.rows(positions)
+        partial = np.flatnonzero([self.batching.is_partial(int(batch)) for batch in batches])
+        if partial.size and partial[0] == 0:
+            read = self._mapped(self._read(self.batching.members(int(batches[0]))))
+            return jax.tree.map(lambda leaf: np.asarray(leaf)[None], read)
+        whole = batches[: partial[0]] if partial.size else batches
+        read = self._read(self.batching.members_of_whole(whole))
+        if not self.batch_maps:
+            return read
+        one_by_one = (jax.tree.map(lambda leaf: leaf[k], read) for k in range(len(whole)))  # noqa: B023
+        return stack([self._mapped(batch) for batch in one_by_one], "batches")
+
+    def _read(self, rows: Positions) -> Any:
+        if not self.element_maps:
+            return self.columns.gather(rows)
+        elements = []
+        for row in rows.reshape(-1):
+            element = self.columns.gather(row)
+            for function in self.element_maps:
+                element = function(element)
+            elements.append(element)
+        if rows.ndim == 0:
+            return elements[0]
+        read = stack(elements, "rows")
+        return jax.tree.map(lambda leaf: leaf.reshape(*rows.shape, *leaf.shape[1:]), read)
+
+    def _mapped(self, batch: Any) -> Any:
+        for function in self.batch_maps:
+            batch = function(batch)
+        return batch
+
+    def fingerprint(self) -> str:
+        """Return a text that differs where the order of the items differs."""
+        order = f"{self.columns.rows} rows, {self.outer!r}"
+        return order if self.batching is None else f"{order}, {self.batching!r}"
+
+
+class DatasetIterator(Iterator[Any]):
+    """Batches of one epoch, from NumPy arrays; never ends where the dataset never does.
+
+    Example:
+        >>> from neurenix.data import Dataset
+        >>> iterator = Dataset.from_arrays([10, 11, 12, 13]).batch(2).iterator()
+        >>> state = iterator.get_state()
+        >>> next(iterator)
+        array([10, 11], dtype=int32)
+        >>> iterator.set_state(state)
+        >>> next(iterator)
+        array([10, 11], dtype=int32)
+    """
+
+    def __init__(self, plan: Plan, *, epoch: int = 0) -> None:
+        self._plan = plan
+        self._size = plan.outer.size
+        self._infinite = plan.outer.infinite
+        self._epoch = 0
+        self._position = 0
+        self._move_to(epoch, 0)
+
+    def _move_to(self, epoch: int, position: int) -> None:
+        self._epoch = epoch % _EPOCHS_OF_AN_ENDLESS_ORDER if self._infinite else epoch
+        self._position = position
+        self._start = self._epoch * self._size
+
+    @property
+    def position(self) -> int:
+        """How many batches of this epoch have been read."""
+        return self._position
+
+    def __next__(self) -> Any:
+        """Return the next batch: fresh arrays of shape ``(batch_size, …)``."""
+        position = self._position
+        if position >= self._size:
+            raise StopIteration
+        item = self._plan.item(self._start + position)
+        self._position = position + 1
+        return item
+
+    def next_stacked(self, count: int) -> Any:
+        """Return the next batches stacked, for many steps in one compiled call.
+
+        A batch cannot be stacked with one of another size, nor with what is not there: fewer than
+        ``count`` batches come at the end of the data and before a partial last batch, which then
+        comes alone. Look at the first axis.
+
+        Args:
+            count: how many batches at most, 1 or more.
+
+        Returns:
+            Fresh arrays of shape ``(k, batch_size, …)`` with ``1 <= k <= count``, the same as
+            ``k`` calls of ``next``.
+
+        Raises:
+            StopIteration: there is no batch left.
+            DataError: ``count`` is not positive.
+
+        Example:
+            >>> from neurenix.data import Dataset
+            >>> iterator = Dataset.from_arrays(list(range(7))).batch(2).iterator()
+            >>> iterator.next_stacked(10)
+            array([[0, 1],
+                   [2, 3],
+                   [4, 5]], dtype=int32)
+            >>> iterator.next_stacked(10)
+            array([[6]], dtype=int32)
+        """
+        if count < 1:
+            raise DataError(f"count must be 1 or more, found {count}.")
+        count = min(count, self._size - self._position)
+        if count <= 0:
+            raise StopIteration
+        start = self._start + self._position
+        stacked = self._plan.stacked(np.arange(start, start + count))
+        self._position += len(jax.tree.leaves(stacked)[0])
+        return stacked
+
+    def get_state(self) -> dict[str, Any]:
+        """Return where this iterator is, as numbers and text that JSON can hold."""
+        return {
+            "epoch": self._epoch,
+            "position": self._position,
+            "order": self._plan.fingerprint(),
+        }
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Go to where an iterator of the same dataset was; the next batch is the same as there.
+
+        Args:
+            state: what ``get_state`` returned, in this process or another.
+
+        Raises:
+            DataError: the state is of a dataset with other rows, another order or batch size.
+        """
+        missing = {"epoch", "position", "order"} - set(state)
+        if missing:
+            raise DataError(f"This is no state of a dataset iterator: it lacks {sorted(missing)}.")
+        if state["order"] != self._plan.fingerprint():
+            raise DataError(
+                "The state belongs to a dataset that is read in another order.\n"
+                f"  state:   {state['order']}\n  dataset: {self._plan.fingerprint()}"
+            )
+        self._move_to(int(state["epoch"]), int(state["position"]))
+
+
+def stack(items: Sequence[Any], what: str) -> Any:
+    """Stack trees of arrays leaf by leaf along a new first axis.
+
+    Raises:
+        DataError: they differ in structure or shape.
+
+    Example:
+        >>> stack([{"a": 1}, {"a": 2}], "rows")["a"]
+        array([1, 2])
+    """
+    try:
+        return jax.tree.map(lambda *leaves: np.stack(leaves), *items)
+    except ValueError as error:
+        raise DataError(
+            f"map() returned {what} that differ and cannot be stacked: {error}"
+        ) from error

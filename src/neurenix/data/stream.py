@@ -1,0 +1,229 @@
+"""Batches from elsewhere: a grain pipeline, a list of batches, a loader of another library.
+
+Owns reading and resuming what others yield; it does not own shuffling and batching, which the
+source has done already (``neurenix.data.dataset`` does them for arrays).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import jax
+import numpy as np
+
+from neurenix._core.errors import ArgumentTypeError, DataError
+from neurenix.data.columns import as_array
+from neurenix.data.iterator import stack
+
+
+class StreamDataset:
+    """Any iterable of batches, with the reading interface of ``Dataset``.
+
+    A batch is an array, a dict, or a pair ``(x, y)`` or triple ``(x, y, w)``; lists of arrays, as
+    loaders yield them, count as tuples. 64-bit numbers become 32-bit. A source that knows its
+    ``len`` has a cardinality.
+
+    Args:
+        source: a grain ``MapDataset`` or ``IterDataset`` that is batched, or any iterable of
+            batches. An iterator or a generator can be read once only.
+
+    Raises:
+        ArgumentTypeError: the source cannot be iterated.
+
+    Example:
+        >>> data = StreamDataset([(np.ones((2, 3)), np.zeros(2))])
+        >>> data.element_spec[0]
+        ShapeDtypeStruct(shape=(2, 3), dtype=float32)
+    """
+
+    def __init__(self, source: Iterable[Any]) -> None:
+        # A grain MapDataset iterates without prefetching and for ever; its IterDataset does not.
+        to_iter = getattr(source, "to_iter_dataset", None)
+        self._length = len(source) if hasattr(source, "__len__") else None  # pyright: ignore[reportArgumentType]
+        self._source: Iterable[Any] = to_iter() if callable(to_iter) else source  # pyright: ignore[reportAttributeAccessIssue]
+        if not isinstance(self._source, Iterable):
+            raise ArgumentTypeError(
+                f"A dataset must be iterable; found {type(source).__name__}. "
+                "Call the function that makes the generator, or give its result as a list."
+            )
+        self._one_shot = isinstance(source, Iterator)
+        self._spec: Any = None
+        self._kept: StreamIterator | None = None
+        self._read = False
+        if self._length == 0:
+            raise DataError("The dataset is empty: its source has length 0.")
+
+    @property
+    def batch_size(self) -> None:
+        """``None``: the source decides, and need not keep to one."""
+        return None
+
+    @property
+    def cardinality(self) -> int | None:
+        """Batches of one epoch; ``None`` when the source does not know, or is endless."""
+        if self._length is None or self._length >= 2**62:
+            return None
+        return self._length
+
+    @property
+    def element_spec(self) -> Any:
+        """Shapes and dtypes of the first batch, as ``jax.ShapeDtypeStruct``."""
+        if self._spec is None:
+            iterator = self.iterator()
+            try:
+                first = iterator.peek()
+            except StopIteration:
+                raise DataError("The dataset is empty: its source yields no batch.") from None
+            self._spec = jax.tree.map(
+                lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), first
+            )
+            if self._one_shot:
+                self._kept = iterator  # what was read to look at it must not be lost
+        return self._spec
+
+    def iterator(self, *, epoch: int = 0) -> StreamIterator:
+        """Return an iterator from the source's beginning.
+
+        Args:
+            epoch: of no consequence here: a source of others decides its own order.
+
+        Raises:
+            DataError: the source can be read once only, and was.
+        """
+        del epoch
+        if self._kept is not None:
+            kept, self._kept = self._kept, None
+            return kept
+        if self._one_shot and self._read:
+            raise DataError(
+                "This dataset was made from an iterator, which can be read once only. For several "
+                "epochs give something that can be iterated again: a list, a loader, a dataset."
+            )
+        self._read = True
+        return StreamIterator(self._source, can_restart=not self._one_shot)
+
+    def __iter__(self) -> Iterator[Any]:
+        """Return an iterator from the source's beginning."""
+        return self.iterator()
+
+    def __repr__(self) -> str:
+        return f"StreamDataset({type(self._source).__name__}, cardinality={self.cardinality})"
+
+
+class StreamIterator(Iterator[Any]):
+    """Batches of a source, with a state: the source's own, or the number of batches read.
+
+    Example:
+        >>> iterator = StreamDataset([np.zeros(2), np.ones(2)]).iterator()
+        >>> _ = next(iterator)
+        >>> state = iterator.get_state()
+        >>> next(iterator), iterator.set_state(state), next(iterator)
+        (array([1., 1.], dtype=float32), None, array([1., 1.], dtype=float32))
+    """
+
+    def __init__(self, source: Iterable[Any], *, can_restart: bool) -> None:
+        self._source = source
+        self._can_restart = can_restart
+        self._inner = iter(source)
+        self._position = 0
+        self._ahead: list[tuple[Any, Any]] = []  # one batch looked at, and the state before it
+
+    @property
+    def position(self) -> int:
+        """How many batches have been read."""
+        return self._position
+
+    def _inner_state(self) -> Any:
+        get_state = getattr(self._inner, "get_state", None)
+        return get_state() if callable(get_state) else None
+
+    def peek(self) -> Any:
+        """Return the next batch and leave it to be read.
+
+        Raises:
+            StopIteration: there is none.
+        """
+        if not self._ahead:
+            state = self._inner_state()
+            self._ahead.append((_as_batch(next(self._inner)), state))
+        return self._ahead[0][0]
+
+    def __next__(self) -> Any:
+        """Return the next batch."""
+        batch = self.peek()
+        self._ahead.clear()
+        self._position += 1
+        return batch
+
+    def next_stacked(self, count: int) -> Any:
+        """Return up to ``count`` batches of one shape, stacked; see ``DatasetIterator``.
+
+        Raises:
+            StopIteration: there is no batch left.
+            DataError: ``count`` is not positive.
+        """
+        if count < 1:
+            raise DataError(f"count must be 1 or more, found {count}.")
+        batches = [next(self)]
+        while len(batches) < count:
+            try:
+                following = self.peek()
+            except StopIteration:
+                break
+            if _shapes(following) != _shapes(batches[0]):
+                break
+            batches.append(next(self))
+        return stack(batches, "batches")
+
+    def get_state(self) -> dict[str, Any]:
+        """Return where this iterator is."""
+        inner = self._ahead[0][1] if self._ahead else self._inner_state()
+        return {"position": self._position, "source": inner}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Go to where an iterator of the same source was.
+
+        A source with a state of its own, as grain's have, is set at once; another is read again
+        from its beginning up to there.
+
+        Raises:
+            DataError: the state is of another kind, or the source can be read once only.
+        """
+        missing = {"position", "source"} - set(state)
+        if missing:
+            raise DataError(f"This is no state of a stream: it lacks {sorted(missing)}.")
+        set_state = getattr(self._inner, "set_state", None)
+        if state["source"] is not None and callable(set_state):
+            set_state(state["source"])
+        elif self._can_restart:
+            self._inner = iter(self._source)
+            for skipped in range(state["position"]):
+                if next(self._inner, _END) is _END:
+                    raise DataError(
+                        f"The state is at batch {state['position']}, and the source ends after "
+                        f"{skipped}."
+                    )
+        else:
+            raise DataError("An iterator cannot be read again from its beginning: give a list.")
+        self._ahead.clear()
+        self._position = int(state["position"])
+
+
+_END = object()
+
+
+def _as_batch(batch: Any) -> Any:
+    if isinstance(batch, dict):
+        return {key: _as_batch(value) for key, value in batch.items()}
+    if isinstance(batch, tuple | list) and batch and all(_is_array_like(part) for part in batch):
+        return tuple(_as_batch(part) for part in batch)
+    return batch if isinstance(batch, jax.Array) else as_array(batch, "a batch of the dataset")
+
+
+def _is_array_like(part: Any) -> bool:
+    return hasattr(part, "shape") or isinstance(part, dict | tuple)
+
+
+def _shapes(batch: Any) -> list[tuple[int, ...]]:
+    return [np.shape(leaf) for leaf in jax.tree.leaves(batch)]

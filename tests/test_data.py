@@ -1,0 +1,319 @@
+"""Datasets: what is read, in which order, how it is resumed, and what is refused."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import grain
+import jax
+import numpy as np
+import pytest
+
+from neurenix._core.errors import ArgumentTypeError, DataError
+from neurenix.data import Dataset, StreamDataset, digits
+
+pytestmark = pytest.mark.pure
+
+ROWS = 11
+
+
+def rows(count: int = ROWS) -> Dataset:
+    return Dataset.from_arrays({"x": np.arange(count) * 10.0, "y": np.arange(count)})
+
+
+CHAINS: dict[str, Callable[[Dataset], Dataset]] = {
+    "rows": lambda d: d,
+    "batched": lambda d: d.batch(3),
+    "dropped": lambda d: d.batch(3, drop_remainder=True),
+    "shuffled": lambda d: d.shuffle(seed=1).batch(3),
+    "repeated then batched": lambda d: d.shuffle(seed=1).repeat(3).batch(4),
+    "batched then repeated": lambda d: d.shuffle(seed=1).batch(4).repeat(3),
+    "endless": lambda d: d.shuffle(seed=2).repeat().batch(4, drop_remainder=True),
+    "endless batches": lambda d: d.shuffle(seed=2).batch(4).repeat(),
+    "shards": lambda d: d.shuffle(seed=3).shard(1, 2).repeat(2).batch(2),
+    "shuffled repetitions": lambda d: d.repeat(3).shuffle(seed=4).batch(5),
+    "shuffled batches": lambda d: d.batch(2).shuffle(seed=5),
+    "sharded batches": lambda d: d.batch(2).shard(0, 2).repeat(2),
+    "taken": lambda d: d.shuffle(seed=6).take(7).repeat(2).batch(3).take(4),
+    "mapped rows": lambda d: d.map(lambda r: {"x": r["x"] + 1, "y": r["y"]}).shuffle().batch(3),
+    "mapped batches": lambda d: d.batch(3).map(lambda b: {"x": b["x"] - 1, "y": b["y"]}),
+}
+
+
+def read(dataset: Dataset, epoch: int = 0, most: int = 20) -> list[Any]:
+    return [item for item, _ in zip(dataset.iterator(epoch=epoch), range(most), strict=False)]
+
+
+def same(left: Any, right: Any) -> bool:
+    return jax.tree.structure(left) == jax.tree.structure(right) and all(
+        np.array_equal(a, b) and a.dtype == b.dtype
+        for a, b in zip(jax.tree.leaves(left), jax.tree.leaves(right), strict=True)
+    )
+
+
+@pytest.mark.parametrize("name", CHAINS)
+def test_rows_stay_together_and_the_length_is_true(name: str) -> None:
+    dataset = CHAINS[name](rows())
+    offset = {"mapped rows": 1, "mapped batches": -1}.get(name, 0)
+    items = read(dataset)
+    for item in items:
+        np.testing.assert_array_equal(item["x"], item["y"] * 10 + offset)
+    if dataset.cardinality is None:
+        assert len(items) == 20
+        with pytest.raises(DataError, match="steps_per_epoch"):
+            len(dataset)
+    else:
+        assert len(items) == len(dataset) == dataset.cardinality
+
+
+@pytest.mark.parametrize("name", CHAINS)
+@pytest.mark.parametrize("epoch", [0, 2])
+def test_an_iterator_restored_at_every_step_goes_on_the_same(name: str, epoch: int) -> None:
+    dataset = CHAINS[name](rows())
+    expected = read(dataset, epoch)
+    iterator = dataset.iterator(epoch=epoch)
+    for step in range(len(expected)):
+        state = json.loads(json.dumps(iterator.get_state()))
+        fresh = CHAINS[name](rows()).iterator()
+        fresh.set_state(state)
+        for want in expected[step:]:
+            assert same(next(fresh), want)
+        assert same(next(iterator), expected[step])
+
+
+@pytest.mark.parametrize("name", CHAINS)
+@pytest.mark.parametrize("count", [1, 2, 3, 100])
+def test_stacked_batches_are_the_single_ones(name: str, count: int) -> None:
+    dataset = CHAINS[name](rows())
+    expected = read(dataset)
+    iterator = dataset.iterator()
+    position = 0
+    while position < len(expected):
+        stacked = iterator.next_stacked(count)
+        taken = len(jax.tree.leaves(stacked)[0])
+        assert 1 <= taken <= count
+        for k, want in enumerate(expected[position : position + taken]):
+            assert same(jax.tree.map(lambda leaf, k=k: leaf[k], stacked), want)
+        position += taken
+        assert iterator.position == position
+    if dataset.cardinality is not None:
+        with pytest.raises(StopIteration):
+            iterator.next_stacked(count)
+
+
+def labels(items: list[Any]) -> list[int]:
+    return np.concatenate([np.atleast_1d(item["y"]) for item in items]).tolist()
+
+
+@pytest.mark.parametrize(
+    ("name", "times"), [("shuffled", 1), ("repeated then batched", 3), ("shuffled repetitions", 3)]
+)
+def test_every_row_comes_as_often_as_asked(name: str, times: int) -> None:
+    for epoch in range(3):
+        assert Counter(labels(read(CHAINS[name](rows()), epoch))) == {
+            row: times for row in range(ROWS)
+        }
+
+
+def test_each_epoch_has_its_own_order_and_the_seed_decides_it() -> None:
+    shuffled = rows(100).shuffle(seed=7)
+    orders = [labels(read(shuffled, epoch, 100)) for epoch in range(3)]
+    assert orders[0] != orders[1] != orders[2]
+    assert [labels(list(shuffled)) for _ in range(3)] == orders  # iter() counts the epochs
+    repeated = labels(read(shuffled.repeat(3), 0, 300))
+    assert repeated == sum(orders, [])
+    assert labels(read(rows(100).shuffle(seed=7), 0, 100)) == orders[0]
+    assert labels(read(rows(100).shuffle(seed=8), 0, 100)) != orders[0]
+
+
+def test_endless_datasets_differ_from_epoch_to_epoch_as_well() -> None:
+    endless = rows(100).shuffle(seed=7).repeat()
+    first, second = (labels(read(endless, epoch, 100)) for epoch in range(2))
+    assert first != second
+    assert sorted(first) == sorted(second) == list(range(100))
+    far = endless.iterator(epoch=10**9)
+    assert 0 <= int(next(far)["y"]) < 100
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 5])
+def test_shards_are_disjoint_and_complete_in_every_epoch(count: int) -> None:
+    shuffled = rows().shuffle(seed=9)
+    for epoch in range(3):
+        shards = [labels(read(shuffled.shard(index, count), epoch)) for index in range(count)]
+        assert sorted(sum(shards, [])) == list(range(ROWS))
+        assert max(map(len, shards)) - min(map(len, shards)) <= 1
+
+
+def test_batches_are_fresh_arrays() -> None:
+    dataset = rows().batch(ROWS)
+    next(iter(dataset))["x"][:] = -1
+    assert next(iter(dataset))["x"][1] == 10
+
+
+def test_arguments_shape_the_elements() -> None:
+    x, y, w = np.zeros((4, 2)), np.arange(4), np.ones(4)
+    assert read(Dataset.from_arrays(x).batch(2))[0].shape == (2, 2)
+    assert [a.shape for a in read(Dataset.from_arrays(x, y).batch(2))[0]] == [(2, 2), (2,)]
+    both = read(Dataset.from_arrays({"a": x, "b": x}, y, w=w).batch(2))[0]
+    assert [jax.tree.map(np.shape, part) for part in both] == [
+        {"a": (2, 2), "b": (2, 2)},
+        (2,),
+        (2,),
+    ]
+
+
+def test_wide_numbers_become_32_bits_once() -> None:
+    spec = Dataset.from_arrays(
+        {"f": np.zeros(3), "i": np.arange(3), "u": np.zeros(3, np.uint8), "b": np.zeros(3, bool)}
+    ).element_spec
+    assert {name: leaf.dtype.name for name, leaf in spec.items()} == {
+        "f": "float32", "i": "int32", "u": "uint8", "b": "bool",
+    }  # fmt: skip
+    same_array = np.zeros((3, 2), np.float32)
+    columns = Dataset.from_arrays(same_array)._plan.columns
+    assert columns.leaves[0] is same_array
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: Dataset.from_arrays([[1, 2], [3]]), r"x is ragged: row 0 has length 2.*length 1"),
+        (lambda: Dataset.from_arrays([[[1], [2]], [[3], [4, 5]]]), r"x is ragged"),
+        (lambda: Dataset.from_arrays([1, 2], [[1], [2, 3]]), r"y is ragged"),
+        (lambda: Dataset.from_arrays(np.array([{}, {}])), r"x holds Python objects"),
+        (lambda: Dataset.from_arrays({"a": ["b", "c"]}), r"x\['a'\] holds text"),
+        (lambda: Dataset.from_arrays(np.zeros((0, 3))), r"x is empty: it has shape \(0, 3\)"),
+        (lambda: Dataset.from_arrays({}), r"x holds no array"),
+        (lambda: Dataset.from_arrays(None), r"x is None"),
+        (lambda: Dataset.from_arrays(3.0), r"x is the single number 3.0"),
+        (lambda: Dataset.from_arrays(np.zeros(3), np.zeros(4)), r"x has 3, y has 4"),
+        (lambda: Dataset.from_arrays(np.zeros(3), np.zeros(3), w=np.zeros(2)), r"x has 3, w has 2"),
+        (lambda: Dataset.from_arrays({"a": np.zeros(3), "b": np.zeros(2)}), r"x\['b'\] has 2"),
+        (lambda: Dataset.from_arrays(np.zeros(3), w=np.zeros(3)), r"needs y beside it"),
+        (lambda: Dataset.from_arrays([2**40]), r"do not fit into int32"),
+        (lambda: rows().batch(0), r"batch_size must be 1 or more, found 0"),
+        (lambda: rows().batch(12, drop_remainder=True), r"11 rows do not fill one batch of 12"),
+        (lambda: rows().batch(2).batch(2), r"Already batched, 2 rows"),
+        (lambda: rows().repeat().shuffle(seed=0), r"shuffle\(\) before repeat\(\)"),
+        (lambda: rows().shuffle(seed=-1), r"seed must be 0 or more"),
+        (lambda: rows().repeat(0), r"count must be 1 or more"),
+        (lambda: rows().take(0), r"count must be 1 or more"),
+        (lambda: rows().shard(3, 3), r"index must be from 0 to 2"),
+        (lambda: rows(2).shard(2, 3), r"Shard 2 of 3 is empty"),
+        (lambda: rows().iterator(epoch=-1), r"epoch must be 0 or more"),
+        (lambda: rows().iterator().next_stacked(0), r"count must be 1 or more"),
+        (lambda: rows().batch(4).iterator().set_state({}), r"lacks \['epoch', 'order'"),
+        (
+            lambda: rows().batch(4).iterator().set_state(rows().batch(3).iterator().get_state()),
+            r"another order",
+        ),
+        (
+            lambda: next(iter(rows().map(lambda r: np.zeros(int(r["y"]))).batch(3))),
+            r"map\(\) returned rows that differ",
+        ),
+    ],
+)
+def test_what_cannot_be_read_is_refused_with_its_name(
+    make: Callable[[], object], message: str
+) -> None:
+    with pytest.raises(DataError, match=message):
+        make()
+
+
+@pytest.mark.parametrize("size", [2.0, "2", True])
+def test_sizes_are_integers(size: Any) -> None:
+    with pytest.raises(ArgumentTypeError, match="batch_size must be an integer"):
+        rows().batch(size)
+
+
+def test_digits_are_split_the_same_way_always() -> None:
+    train, test = digits()
+    (everything,), (held_out,) = list(train.batch(2000)), list(test.batch(2000))
+    assert everything["image"].shape == (1437, 8, 8, 1)
+    assert held_out["image"].shape == (360, 8, 8, 1)
+    assert everything["image"].dtype == np.float32
+    assert everything["label"].dtype == np.int32
+    assert everything["image"].min() == 0.0
+    assert everything["image"].max() == 1.0
+    assert set(np.unique(held_out["label"])) == set(range(10))
+    again, _ = digits()
+    assert same(next(iter(again.batch(2000))), everything)
+
+
+def grain_pipeline() -> Any:
+    source = grain.MapDataset.source(np.arange(20, dtype=np.int64))
+    return source.shuffle(seed=1).map(lambda row: {"y": row}).batch(3)
+
+
+SOURCES: dict[str, Callable[[], StreamDataset]] = {
+    "grain map": lambda: Dataset.from_grain(grain_pipeline()),
+    "grain iter": lambda: Dataset.from_grain(grain_pipeline().to_iter_dataset()),
+    "list": lambda: StreamDataset([{"y": np.arange(n, n + 3)} for n in range(0, 20, 3)]),
+}
+
+
+@pytest.mark.parametrize("name", SOURCES)
+def test_a_stream_restored_at_every_step_goes_on_the_same(name: str) -> None:
+    expected = list(SOURCES[name]())
+    assert len(expected) == 7
+    assert expected[0]["y"].dtype == np.int32
+    for looked_ahead in (False, True):
+        iterator = SOURCES[name]().iterator()
+        for step, want in enumerate(expected):
+            if looked_ahead:
+                iterator.peek()
+            fresh = SOURCES[name]().iterator()
+            fresh.set_state(iterator.get_state())
+            for following in expected[step:]:
+                assert same(next(fresh), following)
+            assert same(next(iterator), want)
+
+
+@pytest.mark.parametrize("name", SOURCES)
+def test_a_stream_is_stacked_up_to_a_batch_of_another_shape(name: str) -> None:
+    expected = list(SOURCES[name]())
+    iterator, read_back = SOURCES[name]().iterator(), []
+    while True:
+        try:
+            stacked = iterator.next_stacked(4)["y"]
+        except StopIteration:
+            break
+        read_back += list(stacked)
+    assert len(read_back) == 7
+    for batch, want in zip(read_back, expected, strict=True):
+        np.testing.assert_array_equal(batch, want["y"])
+
+
+def test_looking_at_a_generator_loses_nothing_and_it_is_read_once() -> None:
+    data = StreamDataset([np.ones((2, 3)) * n, np.zeros(2)] for n in range(3))
+    assert data.element_spec[0].shape == (2, 3)
+    assert data.cardinality is None
+    assert [batch[0][0, 0] for batch in data] == [0, 1, 2]
+    with pytest.raises(DataError, match="read once only"):
+        iter(data)
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "message"),
+    [
+        (lambda: StreamDataset([]), DataError, "length 0"),
+        (lambda: StreamDataset(iter(())).element_spec, DataError, "yields no batch"),
+        (lambda: StreamDataset(3), ArgumentTypeError, "must be iterable; found int"),  # pyright: ignore
+        (lambda: next(iter(StreamDataset([["a", "b"]]))), DataError, "holds text"),
+        (
+            lambda: (
+                StreamDataset([np.zeros(2)]).iterator().set_state({"position": 3, "source": None})
+            ),
+            DataError,
+            "ends after 1",
+        ),
+    ],
+)
+def test_streams_refuse_what_they_cannot_read(
+    make: Callable[[], object], error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=message):
+        make()
