@@ -86,7 +86,6 @@ class Loss(ABC):
             DataError: a value is not finite or out of range.
         """
         self._validate_shape(np.shape(y_true), tuple(y_pred_shape))
-        check_finite(np.asarray(y_true))
         self._validate_values(np.asarray(y_true), tuple(y_pred_shape))
 
     def _validate_shape(self, y_true: tuple[int, ...], y_pred: tuple[int, ...]) -> None:
@@ -94,6 +93,7 @@ class Loss(ABC):
 
     def _validate_values(self, y_true: np.ndarray, y_pred_shape: tuple[int, ...]) -> None:
         """Check the range of the targets; any finite value is right unless a loss says more."""
+        check_finite(y_true)
 
 
 def snake_case(name: str) -> str:
@@ -168,7 +168,8 @@ def check_finite(y_true: np.ndarray) -> None:
 
 
 def check_range(y_true: np.ndarray, low: float, high: float, why: str) -> None:
-    """Raise DataError when a target lies outside ``[low, high]``, saying where the first is."""
+    """Raise DataError when a target is not finite or outside ``[low, high]``; say where."""
+    check_finite(y_true)
     outside = (y_true < low) | (y_true > high)
     if not bool(outside.any()):
         return

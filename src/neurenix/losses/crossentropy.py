@@ -16,6 +16,7 @@ from neurenix._core.errors import ArgumentError, DataError, ShapeError
 from neurenix.losses.base import (
     Loss,
     at_least_float32,
+    check_finite,
     check_range,
     mean_per_example,
     paired,
@@ -85,6 +86,7 @@ class SparseCategoricalCrossentropy(Loss):
         )
 
     def _validate_values(self, y_true: np.ndarray, y_pred_shape: tuple[int, ...]) -> None:
+        check_finite(y_true)
         if y_true.dtype.kind == "f" and not bool((y_true == np.round(y_true)).all()):
             raise DataError(
                 f"The labels `y_true` are {y_true.dtype} with fractions; {self.name} takes whole "

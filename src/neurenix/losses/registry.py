@@ -5,7 +5,7 @@ Owns the table of names; the losses themselves are beside it.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import jax
@@ -32,7 +32,7 @@ _CLASSES: tuple[type[Loss], ...] = (
     margin.SquaredHinge,
     margin.CategoricalHinge,
 )
-_BY_NAME: dict[str, type[Loss]] = {cls().name: cls for cls in _CLASSES} | {
+_BY_NAME: Mapping[str, type[Loss]] = {cls().name: cls for cls in _CLASSES} | {
     "mse": regression.MeanSquaredError,
     "mae": regression.MeanAbsoluteError,
     "mape": regression.MeanAbsolutePercentageError,
@@ -83,9 +83,7 @@ class FunctionLoss(Loss):
 
     def _validate_shape(self, y_true: tuple[int, ...], y_pred: tuple[int, ...]) -> None:
         if y_true[:1] != y_pred[:1]:
-            raise ShapeError(
-                f"`y_true` has {y_true[:1]} examples where `y_pred` has {y_pred[:1]}."
-            )
+            raise ShapeError(f"`y_true` has {y_true[:1]} examples where `y_pred` has {y_pred[:1]}.")
 
 
 def get(loss: str | Loss | type[Loss] | Callable) -> Loss:

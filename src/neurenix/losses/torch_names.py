@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from neurenix.losses.base import Loss, at_least_float32
+from neurenix.losses.base import at_least_float32
 from neurenix.losses.crossentropy import (
     BinaryCrossentropy,
     CategoricalCrossentropy,

@@ -87,9 +87,7 @@ class MeanMetric(Metric):
         return safe_ratio(self.total[...], self.count[...])
 
 
-def weighted_sum(
-    values: jax.Array, sample_weight: jax.Array | None
-) -> tuple[jax.Array, jax.Array]:
+def weighted_sum(values: jax.Array, sample_weight: jax.Array | None) -> tuple[jax.Array, jax.Array]:
     """Return ``sum(w · values)`` and ``sum(w)``, float32; a value of weight 0 is never looked at.
 
     Raises:

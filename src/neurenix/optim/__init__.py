@@ -1,0 +1,33 @@
+"""Optimisers: frozen descriptions over optax, with PyTorch's names and defaults.
+
+Owns the public names. ``schedules`` holds learning rates that change with the step.
+"""
+
+from neurenix.optim import schedules
+from neurenix.optim.adam import Adam, Adamax, AdamW, Lamb, Lion, NAdam, RAdam
+from neurenix.optim.adaptive import Adadelta, Adafactor, Adagrad, RMSprop
+from neurenix.optim.base import OptimizerSpec, matrices_only
+from neurenix.optim.registry import get, learning_rate_of, spec
+from neurenix.optim.sgd import SGD, Lars
+
+__all__ = [
+    "SGD",
+    "Adadelta",
+    "Adafactor",
+    "Adagrad",
+    "Adam",
+    "AdamW",
+    "Adamax",
+    "Lamb",
+    "Lars",
+    "Lion",
+    "NAdam",
+    "OptimizerSpec",
+    "RAdam",
+    "RMSprop",
+    "get",
+    "learning_rate_of",
+    "matrices_only",
+    "schedules",
+    "spec",
+]

@@ -1,0 +1,114 @@
+"""Adaptive rules without a first moment: RMSprop, Adagrad, Adadelta, Adafactor.
+
+Owns their options; the rules are optax's, the chain is in ``base``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import optax
+
+from neurenix.optim.base import LearningRate, OptimizerSpec
+
+
+@dataclass(frozen=True)
+class RMSprop(OptimizerSpec):
+    """Gradients over a running root mean square, as ``torch.optim.RMSprop``.
+
+    Args:
+        learning_rate: step size, or a schedule.
+        alpha: decay of the mean square.
+        eps: added to the root.
+        momentum: share of the last update that is kept.
+        centered: subtract the squared mean, so that the variance is divided by.
+
+    Example:
+        >>> RMSprop().alpha
+        0.99
+    """
+
+    learning_rate: LearningRate = 1e-2
+    alpha: float = 0.99
+    eps: float = 1e-8
+    momentum: float = 0.0
+    centered: bool = False
+
+    def rule(self) -> optax.GradientTransformation:
+        """Return the root-mean-square rule, with momentum if asked for."""
+        scale = optax.scale_by_stddev if self.centered else optax.scale_by_rms
+        rule = scale(self.alpha, self.eps, eps_in_sqrt=False)
+        return optax.chain(rule, optax.trace(self.momentum)) if self.momentum else rule
+
+
+@dataclass(frozen=True)
+class Adagrad(OptimizerSpec):
+    """Gradients over the root of the sum of all squares (Duchi et al. 2011).
+
+    Args:
+        learning_rate: step size, or a schedule.
+        initial_accumulator_value: where the sum of squares starts.
+        eps: added to the sum, under the root (PyTorch adds it outside).
+    """
+
+    learning_rate: LearningRate = 1e-2
+    initial_accumulator_value: float = 0.0
+    eps: float = 1e-10
+
+    def rule(self) -> optax.GradientTransformation:
+        """Return the sum-of-squares rule."""
+        return optax.scale_by_rss(self.initial_accumulator_value, self.eps)
+
+
+@dataclass(frozen=True)
+class Adadelta(OptimizerSpec):
+    """Updates in the unit of the weights (Zeiler 2012, arXiv:1212.5701).
+
+    Args:
+        learning_rate: factor on the update, or a schedule.
+        rho: decay of both running squares.
+        eps: added under both roots.
+    """
+
+    learning_rate: LearningRate = 1.0
+    rho: float = 0.9
+    eps: float = 1e-6
+
+    def rule(self) -> optax.GradientTransformation:
+        """Return Zeiler's rule."""
+        return optax.scale_by_adadelta(self.rho, self.eps)
+
+
+@dataclass(frozen=True)
+class Adafactor(OptimizerSpec):
+    """Second moments of a matrix kept as its rows' and columns' (Shazeer & Stern 2018).
+
+    Needs O(rows + columns) of memory for a matrix where Adam needs O(rows · columns), twice.
+    arXiv:1804.04235. The step is a share of each parameter's own size.
+
+    Args:
+        learning_rate: step size relative to the parameter's root mean square, or a schedule.
+        decay_rate: exponent of the decay of second moments, ``1 - step ** -decay_rate``.
+        clip_threshold: updates whose root mean square is above this are scaled down to it.
+        min_dim_size_to_factor: matrices smaller than this on either side are kept whole.
+        eps: added to squared gradients.
+    """
+
+    learning_rate: LearningRate = 1e-2
+    decay_rate: float = 0.8
+    clip_threshold: float = 1.0
+    min_dim_size_to_factor: int = 128
+    eps: float = 1e-30
+    _decoupled = True
+
+    def rule(self) -> optax.GradientTransformation:
+        """Return the factored rule, clipped and scaled by the parameters."""
+        return optax.chain(
+            optax.scale_by_factored_rms(
+                decay_rate=self.decay_rate,
+                min_dim_size_to_factor=self.min_dim_size_to_factor,
+                epsilon=self.eps,
+            ),
+            optax.clip_by_block_rms(self.clip_threshold),
+            optax.scale_by_param_block_rms(),
+        )

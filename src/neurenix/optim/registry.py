@@ -1,0 +1,86 @@
+"""From a name, a description or an optax transformation to an optax transformation.
+
+Owns the table of names; the optimisers themselves are beside it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import optax
+
+from neurenix._core.errors import ArgumentTypeError, unknown_name
+from neurenix.optim import adam, adaptive, sgd
+from neurenix.optim.base import LearningRate, OptimizerSpec
+
+_CLASSES: tuple[type[OptimizerSpec], ...] = (
+    sgd.SGD,
+    sgd.Lars,
+    adam.Adam,
+    adam.AdamW,
+    adam.NAdam,
+    adam.RAdam,
+    adam.Adamax,
+    adam.Lamb,
+    adam.Lion,
+    adaptive.RMSprop,
+    adaptive.Adagrad,
+    adaptive.Adadelta,
+    adaptive.Adafactor,
+)
+_BY_NAME = {cls.__name__.lower(): cls for cls in _CLASSES}
+
+OptimizerLike = str | OptimizerSpec | type[OptimizerSpec] | optax.GradientTransformation
+
+
+def spec(optimizer: str | OptimizerSpec | type[OptimizerSpec]) -> OptimizerSpec:
+    """Return the description that a name, a class or a description stands for.
+
+    Raises:
+        UnknownNameError: nothing has this name; near misses are suggested.
+        ArgumentTypeError: it is none of these.
+
+    Example:
+        >>> spec("adamw").weight_decay
+        0.01
+    """
+    if isinstance(optimizer, OptimizerSpec):
+        return optimizer
+    if isinstance(optimizer, str):
+        if optimizer.lower() not in _BY_NAME:
+            raise unknown_name("optimizer", optimizer, _BY_NAME)
+        return _BY_NAME[optimizer.lower()]()
+    if isinstance(optimizer, type) and issubclass(optimizer, OptimizerSpec):
+        return optimizer()
+    raise ArgumentTypeError(
+        "The argument `optimizer` must be a name, an optimiser of neurenix.optim or an optax "
+        f"transformation; got {type(optimizer).__name__}."
+    )
+
+
+def get(optimizer: OptimizerLike) -> optax.GradientTransformation:
+    """Return the optax transformation that a name, a description or a transformation stands for.
+
+    Raises:
+        UnknownNameError: nothing has this name; near misses are suggested.
+        ArgumentTypeError: it is none of these.
+
+    Example:
+        >>> isinstance(get("adam"), optax.GradientTransformation)
+        True
+    """
+    if isinstance(optimizer, optax.GradientTransformation):
+        return optimizer
+    return spec(optimizer).to_optax()
+
+
+def learning_rate_of(optimizer: Any) -> LearningRate | None:
+    """Return the learning rate, a number or a schedule; None for an optax transformation.
+
+    Example:
+        >>> learning_rate_of("adam")
+        0.001
+    """
+    if isinstance(optimizer, optax.GradientTransformation):
+        return None
+    return spec(optimizer).learning_rate

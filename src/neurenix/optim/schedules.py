@@ -1,0 +1,219 @@
+"""Learning rates that change with the step.
+
+Owns schedules as frozen objects; each is called with the step number (0 for the first update) and
+is an optax schedule, so it can be traced. Does not own the counting of steps (``optax``).
+
+Example:
+    >>> warm = WarmupCosine(peak=1e-3, warmup_steps=10, decay_steps=100)
+    >>> [round(float(warm(step)), 6) for step in (0, 5, 10, 100)]
+    [0.0, 0.0005, 0.001, 0.0]
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from neurenix._core.errors import ArgumentError
+
+Step = int | jax.Array
+
+
+@dataclass(frozen=True)
+class Constant:
+    """The same rate for ever.
+
+    Args:
+        value: the rate.
+    """
+
+    value: float
+
+    def __call__(self, step: Step) -> jax.Array:
+        """Return the rate at a step."""
+        return jnp.asarray(self.value, jnp.float32)
+
+
+@dataclass(frozen=True)
+class CosineDecay:
+    """Half a cosine from ``initial`` down to ``alpha · initial``, then constant.
+
+    Loshchilov & Hutter 2016, arXiv:1608.03983.
+
+    Args:
+        initial: the rate at step 0.
+        decay_steps: steps until the end.
+        alpha: the final rate, as a share of ``initial``.
+    """
+
+    initial: float
+    decay_steps: int
+    alpha: float = 0.0
+
+    def __post_init__(self) -> None:
+        """Check the options."""
+        _positive("decay_steps", self.decay_steps)
+
+    def __call__(self, step: Step) -> jax.Array:
+        """Return the rate at a step."""
+        schedule = optax.cosine_decay_schedule(self.initial, self.decay_steps, self.alpha)
+        return jnp.asarray(schedule(step))
+
+
+@dataclass(frozen=True)
+class ExponentialDecay:
+    """``initial · decay_rate ** (step / decay_steps)``.
+
+    Args:
+        initial: the rate at step 0.
+        decay_steps: steps for one factor ``decay_rate``.
+        decay_rate: the factor, in (0, 1] for a decay.
+        staircase: step down every ``decay_steps`` instead of gliding.
+    """
+
+    initial: float
+    decay_steps: int
+    decay_rate: float = 0.96
+    staircase: bool = False
+
+    def __post_init__(self) -> None:
+        """Check the options."""
+        _positive("decay_steps", self.decay_steps)
+        _positive("decay_rate", self.decay_rate)
+
+    def __call__(self, step: Step) -> jax.Array:
+        """Return the rate at a step."""
+        periods = jnp.asarray(step) / self.decay_steps
+        periods = jnp.floor(periods) if self.staircase else periods
+        return self.initial * jnp.power(self.decay_rate, periods)
+
+
+@dataclass(frozen=True)
+class PiecewiseConstant:
+    """``values[i]`` from ``boundaries[i - 1]`` on.
+
+    Args:
+        boundaries: increasing step numbers at which the rate changes.
+        values: one rate more than there are boundaries.
+
+    Example:
+        >>> rate = PiecewiseConstant((10, 20), (1.0, 0.5, 0.1))
+        >>> [round(float(rate(step)), 2) for step in (9, 10, 20)]
+        [1.0, 0.5, 0.1]
+    """
+
+    boundaries: tuple[int, ...]
+    values: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        """Check the options."""
+        object.__setattr__(self, "boundaries", tuple(self.boundaries))
+        object.__setattr__(self, "values", tuple(self.values))
+        if len(self.values) != len(self.boundaries) + 1:
+            raise ArgumentError(
+                f"PiecewiseConstant takes one value more than boundaries; got "
+                f"{len(self.values)} values and {len(self.boundaries)} boundaries."
+            )
+        if list(self.boundaries) != sorted(set(self.boundaries)):
+            raise ArgumentError(f"`boundaries` must increase; got {self.boundaries}.")
+
+    def __call__(self, step: Step) -> jax.Array:
+        """Return the rate at a step."""
+        boundaries = jnp.asarray(self.boundaries, jnp.int32)
+        return jnp.asarray(self.values, jnp.float32)[jnp.sum(jnp.asarray(step) >= boundaries)]
+
+
+@dataclass(frozen=True)
+class PolynomialDecay:
+    """From ``initial`` to ``end`` along ``(1 - step / decay_steps) ** power``; linear by default.
+
+    Args:
+        initial: the rate at step 0.
+        decay_steps: steps until ``end``.
+        end: the final rate.
+        power: 1 for a straight line.
+    """
+
+    initial: float
+    decay_steps: int
+    end: float = 0.0
+    power: float = 1.0
+
+    def __post_init__(self) -> None:
+        """Check the options."""
+        _positive("decay_steps", self.decay_steps)
+
+    def __call__(self, step: Step) -> jax.Array:
+        """Return the rate at a step."""
+        left = 1 - jnp.minimum(jnp.asarray(step), self.decay_steps) / self.decay_steps
+        return self.end + (self.initial - self.end) * jnp.power(left, self.power)
+
+
+@dataclass(frozen=True)
+class LinearWarmup:
+    """A straight line from 0 to ``peak``, then ``after``, or ``peak`` for ever.
+
+    Args:
+        peak: the rate at the end of the warm-up.
+        warmup_steps: how many steps that takes.
+        after: a schedule that goes on from there, called with the steps since the warm-up.
+    """
+
+    peak: float
+    warmup_steps: int
+    after: Callable[[Step], jax.Array] | None = None
+
+    def __post_init__(self) -> None:
+        """Check the options."""
+        _positive("warmup_steps", self.warmup_steps)
+
+    def __call__(self, step: Step) -> jax.Array:
+        """Return the rate at a step."""
+        step = jnp.asarray(step)
+        rising = self.peak * jnp.minimum(step / self.warmup_steps, 1.0)
+        if self.after is None:
+            return rising
+        later = self.after(jnp.maximum(step - self.warmup_steps, 0))
+        return jnp.where(step < self.warmup_steps, rising, later)
+
+
+@dataclass(frozen=True)
+class WarmupCosine:
+    """A straight line from 0 to ``peak``, then half a cosine down to ``end``.
+
+    Args:
+        peak: the highest rate.
+        warmup_steps: steps until ``peak``.
+        decay_steps: steps until ``end``, **counted from step 0**, warm-up included (as optax does).
+        end: the final rate.
+    """
+
+    peak: float
+    warmup_steps: int
+    decay_steps: int
+    end: float = 0.0
+
+    def __post_init__(self) -> None:
+        """Check the options."""
+        _positive("warmup_steps", self.warmup_steps)
+        if self.decay_steps <= self.warmup_steps:
+            raise ArgumentError(
+                f"`decay_steps` counts from step 0 and must be above `warmup_steps`; got "
+                f"{self.decay_steps} and {self.warmup_steps}."
+            )
+
+    def __call__(self, step: Step) -> jax.Array:
+        """Return the rate at a step."""
+        schedule = optax.warmup_cosine_decay_schedule(
+            0.0, self.peak, self.warmup_steps, self.decay_steps, self.end
+        )
+        return jnp.asarray(schedule(step))
+
+
+def _positive(name: str, value: float) -> None:
+    if not value > 0:
+        raise ArgumentError(f"The argument `{name}` must be above 0; got {value}.")
