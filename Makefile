@@ -1,0 +1,72 @@
+# The commands of this repository. `make demo` and `make test` need Python >= 3.11, make and a
+# package index; everything else they install into $(VENV), from the lock files.
+
+VENV ?= .venv
+BIN := $(VENV)/bin
+# More workers than cores only wait: each test process already drives eight virtual devices.
+WORKERS ?= $(shell n=$$(nproc 2>/dev/null || echo 2); [ $$n -gt 4 ] && echo 4 || echo $$n)
+PYTEST_ARGS ?=
+
+# The first interpreter that runs and is new enough; `make demo PYTHON=...` names another.
+PYTHON ?= $(shell for python in python3.11 python3 python3.12 python3.13 python; do \
+	if $$python -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then \
+	echo $$python; break; fi; done)
+PIP := $(BIN)/python -m pip install --disable-pip-version-check --no-input -qq
+
+# An environment left by somebody else, cut off half-way, or whose interpreter is gone is made anew.
+ifneq ($(shell $(BIN)/python -c pass 2>/dev/null && echo works),works)
+$(shell rm -f $(VENV)/.created $(VENV)/.runtime $(VENV)/.dev)
+endif
+
+.PHONY: demo test lint docs wheel lock clean
+.DELETE_ON_ERROR:
+
+demo: $(VENV)/.runtime
+	$(BIN)/python examples/demo.py
+
+test: $(VENV)/.dev
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup $(PYTEST_ARGS)
+
+lint: $(VENV)/.dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/pyright --pythonpath $(BIN)/python
+
+docs: $(VENV)/.dev
+	$(BIN)/python docs/build.py out/docs
+
+wheel: $(VENV)/.dev
+	$(BIN)/python -m build --wheel --no-isolation --outdir dist
+
+$(VENV)/.created:
+	@if [ -z "$(PYTHON)" ]; then \
+		echo "Neurenix needs Python 3.11 or newer, and found none on the PATH." >&2; \
+		echo "Install one, or name it: make $(MAKECMDGOALS) PYTHON=/path/to/python3.11" >&2; exit 1; fi
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+		echo "Neurenix needs Python 3.11 or newer; $(PYTHON) is not." >&2; exit 1; }
+	@$(PYTHON) -m venv --clear $(VENV) || { \
+		echo "$(PYTHON) cannot make virtual environments; on Debian and Ubuntu install python3-venv." >&2; exit 1; }
+	@touch $@
+
+$(VENV)/.runtime: requirements.lock pyproject.toml | $(VENV)/.created
+	@echo "Installing Neurenix and what it needs into $(VENV) (1.4 GB on disk, half of it the TPU compiler) ..."
+	$(PIP) --require-hashes -r requirements.lock
+	$(PIP) --no-deps --no-build-isolation --editable .
+	@touch $@
+
+$(VENV)/.dev: requirements-dev.lock $(VENV)/.runtime
+	@echo "Installing the tools for tests and checks into $(VENV) ..."
+	$(PIP) --require-hashes -r requirements-dev.lock
+	@touch $@
+
+# Needs uv. The locks hold for every Python from 3.11 on, and name no index. `editables` and
+# `hatchling` build Neurenix itself.
+LOCK := uv pip compile --universal --python-version 3.11 --fork-strategy requires-python \
+	--generate-hashes --no-emit-index-url --no-annotate --custom-compile-command "make lock" $(LOCK_ARGS)
+lock:
+	printf 'editables\nhatchling\n' | $(LOCK) pyproject.toml - --output-file requirements.lock
+	printf 'editables\nhatchling\n' | $(LOCK) pyproject.toml - --extra dev --extra docs \
+		--constraints requirements.lock --output-file requirements-dev.lock
+
+clean:
+	rm -rf $(VENV) dist out
