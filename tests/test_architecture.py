@@ -29,6 +29,8 @@ FLOORS = {
     "neurenix.tensor": 22,
     "neurenix.hardware": 22,
     "neurenix._nnx": 25,
+    "neurenix._binding": 26,
+    "neurenix._recompilation": 26,
     "neurenix.optim": 30,
     "neurenix.losses": 30,
     "neurenix.metrics": 30,
