@@ -1,0 +1,75 @@
+"""The random stream of the process: what layers, shuffles and ``nx.randn`` draw from.
+
+Owns one seed and one counter. Keys are made from the two at each call, so that asking inside a
+traced function is safe, and nothing is created on a device before somebody asks. It does not own
+the streams of ``nnx.Rngs``, which start from a key of this one.
+
+The first seed is 0 in every process: the processes of a slice must draw the same parameters.
+"""
+
+from __future__ import annotations
+
+import operator
+import threading
+
+import jax
+
+from neurenix._core.errors import ArgumentError, ArgumentTypeError
+from neurenix.simulation import simulated
+
+_lock = threading.Lock()
+_seed = 0
+_drawn = 0
+
+
+def seed(value: int) -> None:
+    """Start the process's random stream again.
+
+    Args:
+        value: any integer from 0 to 2**32 - 1.
+
+    Raises:
+        ArgumentTypeError: not an integer.
+        ArgumentError: out of range.
+
+    Example:
+        >>> import neurenix as nx
+        >>> nx.seed(7)
+        >>> first = nx.random.next_key()
+        >>> nx.seed(7)
+        >>> bool(first == nx.random.next_key())
+        True
+    """
+    global _seed, _drawn
+    try:
+        number = operator.index(value)
+    except TypeError as error:
+        raise ArgumentTypeError(
+            f"seed(value) needs an integer, got {type(value).__name__} {value!r}."
+        ) from error
+    if not 0 <= number < 2**32:
+        raise ArgumentError(f"seed(value) needs 0 <= value < 2**32, got {number}.")
+    with _lock:
+        _seed, _drawn = number, 0
+
+
+def next_key() -> jax.Array:
+    """Return a key that was not returned before, and move the stream on.
+
+    Inside a traced function the key is a constant of the trace: a compiled function that calls it
+    uses the same key at each run. Pass keys in instead.
+
+    Returns:
+        A typed key, shape ``()``, as ``jax.random.key`` makes it.
+
+    Example:
+        >>> import jax, neurenix as nx
+        >>> jax.random.normal(nx.random.next_key(), (2, 3)).shape
+        (2, 3)
+    """
+    global _drawn
+    simulated()
+    with _lock:
+        start, count = _seed, _drawn
+        _drawn += 1
+    return jax.random.fold_in(jax.random.key(start), count)
