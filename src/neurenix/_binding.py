@@ -57,9 +57,11 @@ class Binding:
         variables: every variable once, in the order of the graph.
         paths: the path of each variable; the first entry is the module's position.
         constants: arrays that are plain attributes, not variables. They are read-only.
+        sharding: where the arrays were put for the compiled call, if they were.
     """
 
     def __init__(self, modules: tuple[Any, ...], interned: dict[Any, Structure]) -> None:
+        self.sharding: jax.sharding.Sharding | None = None
         graphdef, flat = nnx.graph.flatten(modules)
         flags = tuple(isinstance(leaf, nnx.Variable) for _, leaf in flat)
         self.structure = interned.setdefault((graphdef, flags), Structure(graphdef, flags))

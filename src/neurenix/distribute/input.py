@@ -8,17 +8,47 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import jax
 import numpy as np
 
-from neurenix._core.errors import ShapeError
+from neurenix._core.errors import DataError, ShapeError
 from neurenix.distribute.mesh import place
 from neurenix.distribute.values import PerReplica, stack_replicas
 
-if TYPE_CHECKING:
-    from neurenix.distribute.strategy import Strategy
+
+class Placement(Protocol):
+    """How many shares a batch has, and where they lie; a strategy is one."""
+
+    @property
+    def num_replicas_in_sync(self) -> int:
+        """Shares of a batch."""
+        ...
+
+    def batch_sharding(self, *, leading: int = 0) -> jax.sharding.Sharding:
+        """Where a batch lies: axis number ``leading`` split over the replicas."""
+        ...
+
+
+def per_replica_batch_size(global_batch_size: int, replicas: int) -> int:
+    """Return ``global_batch_size`` divided by ``replicas``.
+
+    Raises:
+        ShapeError: it does not divide.
+
+    Example:
+        >>> per_replica_batch_size(200, 8)
+        25
+    """
+    size, rest = divmod(global_batch_size, replicas)
+    if rest or size == 0:
+        raise ShapeError(
+            f"A global batch of {global_batch_size} does not divide by {replicas} replicas. Use a "
+            f"multiple of {replicas}; batch(…, drop_remainder=True) drops a last batch that is "
+            "smaller, and fit pads and masks it."
+        )
+    return size
 
 
 @dataclass(frozen=True)
@@ -36,34 +66,19 @@ class InputContext:
     num_replicas_in_sync: int
 
     def per_replica_batch_size(self, global_batch_size: int) -> int:
-        """Return ``global_batch_size`` divided by the replicas.
-
-        Raises:
-            ShapeError: it does not divide.
-
-        Example:
-            >>> InputContext(1, 0, 8).per_replica_batch_size(200)
-            25
-        """
-        size, rest = divmod(global_batch_size, self.num_replicas_in_sync)
-        if rest or size == 0:
-            raise ShapeError(
-                f"A global batch of {global_batch_size} does not divide by "
-                f"{self.num_replicas_in_sync} replicas: use a multiple of "
-                f"{self.num_replicas_in_sync}."
-            )
-        return size
+        """Return this process's share for one replica; see ``per_replica_batch_size``."""
+        return per_replica_batch_size(global_batch_size, self.num_replicas_in_sync)
 
 
 class DistributedDataset:
     """A dataset whose every batch is split over the replicas, as global arrays."""
 
-    def __init__(self, dataset: Iterable[Any], strategy: Strategy) -> None:
+    def __init__(self, dataset: Iterable[Any], placement: Placement) -> None:
         self._dataset = dataset
-        self._strategy = strategy
+        self._placement = placement
 
     def __iter__(self) -> DistributedIterator:
-        return DistributedIterator(iter(self._dataset), self._strategy)
+        return DistributedIterator(iter(self._dataset), self._placement)
 
     def __len__(self) -> int:
         return len(self._dataset)  # type: ignore[arg-type]  # raises TypeError as len() should
@@ -72,32 +87,32 @@ class DistributedDataset:
 class DistributedIterator(Iterator[Any]):
     """Yields global batches; ``next_stacked`` takes many at once for ``nx.multi_step``."""
 
-    def __init__(self, iterator: Iterator[Any], strategy: Strategy) -> None:
+    def __init__(self, iterator: Iterator[Any], placement: Placement) -> None:
         self._iterator = iterator
-        self._strategy = strategy
+        self._placement = placement
 
     def __next__(self) -> Any:
         batch = next(self._iterator)
         self._check(batch, axis=0)
-        return place(batch, self._strategy.batch_sharding())
+        return place(batch, self._placement.batch_sharding())
 
     def next_stacked(self, steps: int) -> Any:
         """Return the next ``steps`` batches as one tree of arrays (steps, batch, …).
 
         Raises:
-            StopIteration: fewer than ``steps`` batches are left.
+            DataError: fewer than ``steps`` batches are left.
         """
         batch = stacked(self._iterator, steps)
         self._check(batch, axis=1)
-        return place(batch, self._strategy.batch_sharding(leading=1))
+        return place(batch, self._placement.batch_sharding(leading=1))
 
     def _check(self, batch: Any, *, axis: int) -> None:
         for path, leaf in jax.tree_util.tree_flatten_with_path(batch)[0]:
             size = np.shape(leaf)[axis]
-            if size % self._strategy.num_replicas_in_sync:
+            if size % self._placement.num_replicas_in_sync:
                 raise ShapeError(
                     f"batch{jax.tree_util.keystr(path)} has {size} examples, which do not divide "
-                    f"by {self._strategy.num_replicas_in_sync} replicas. Choose a batch size that "
+                    f"by {self._placement.num_replicas_in_sync} replicas. Choose a batch size that "
                     "divides, and batch(…, drop_remainder=True) when the last batch is smaller "
                     "(fit pads and masks it instead)."
                 )
@@ -106,14 +121,14 @@ class DistributedIterator(Iterator[Any]):
 class PerReplicaDataset:
     """A dataset of per-replica batches, dealt out to the replicas in turn."""
 
-    def __init__(self, dataset: Iterable[Any], strategy: Strategy) -> None:
+    def __init__(self, dataset: Iterable[Any], placement: Placement) -> None:
         self._dataset = dataset
-        self._strategy = strategy
+        self._placement = placement
 
     def __iter__(self) -> Iterator[PerReplica]:
         iterator = iter(self._dataset)
-        replicas = self._strategy.num_replicas_in_sync
-        sharding = self._strategy.batch_sharding()
+        replicas = self._placement.num_replicas_in_sync
+        sharding = self._placement.batch_sharding()
         while True:
             batches = [batch for _, batch in zip(range(replicas), iterator, strict=False)]
             if len(batches) < replicas:
@@ -127,15 +142,24 @@ def stacked(iterator: Iterator[Any], steps: int) -> Any:
     Uses the iterator's own ``next_stacked`` where it has one: it gathers all in one go.
 
     Raises:
-        StopIteration: fewer than ``steps`` batches are left.
+        DataError: fewer than ``steps`` batches are left.
         ShapeError: the batches have different shapes.
     """
     own = getattr(iterator, "next_stacked", None)
     if own is not None:
-        return own(steps)
-    batches = [batch for _, batch in zip(range(steps), iterator, strict=False)]
-    if len(batches) < steps:
-        raise StopIteration
+        batch = own(steps)
+        found = len(jax.tree.leaves(batch)[0])
+    else:
+        batches = [batch for _, batch in zip(range(steps), iterator, strict=False)]
+        found = len(batches)
+    if found < steps:
+        raise DataError(
+            f"{steps} batches were to run in one compiled call, and the data ended (or a smaller "
+            f"last batch came) after {found}. Repeat the dataset, or batch with "
+            "drop_remainder=True and take a number of steps that divides its length."
+        )
+    if own is not None:
+        return batch
     try:
         return jax.tree.map(lambda *leaves: np.stack(leaves), *batches)
     except ValueError as error:

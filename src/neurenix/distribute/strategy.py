@@ -18,10 +18,15 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from neurenix._core.errors import ArgumentTypeError, DeviceNotFoundError, ShapeError, unknown_name
+from neurenix._core.errors import ArgumentTypeError, DeviceNotFoundError, unknown_name
 from neurenix.device import Device, DeviceType, device_of, devices
 from neurenix.distribute.cluster import TPUClusterResolver
-from neurenix.distribute.input import DistributedDataset, InputContext, PerReplicaDataset
+from neurenix.distribute.input import (
+    DistributedDataset,
+    InputContext,
+    PerReplicaDataset,
+    per_replica_batch_size,
+)
 from neurenix.distribute.mesh import batch_sharded, data_mesh, replicated
 from neurenix.distribute.run import ReplicatedFunction
 from neurenix.distribute.values import PerReplica
@@ -79,15 +84,7 @@ class Strategy:
         Raises:
             ShapeError: it does not divide.
         """
-        size, rest = divmod(global_batch_size, self.num_replicas_in_sync)
-        if rest or size == 0:
-            raise ShapeError(
-                f"A global batch of {global_batch_size} does not divide by "
-                f"{self.num_replicas_in_sync} replicas. Use a multiple of "
-                f"{self.num_replicas_in_sync}; batch(…, drop_remainder=True) drops a last batch "
-                "that is smaller, and fit pads and masks it."
-            )
-        return size
+        return per_replica_batch_size(global_batch_size, self.num_replicas_in_sync)
 
     @contextmanager
     def scope(self) -> Iterator[Strategy]:

@@ -1,0 +1,43 @@
+"""Training: ``fit``, callbacks, and compiled loops of one's own."""
+
+from neurenix.train.callbacks import (
+    Callback,
+    EarlyStopping,
+    LambdaCallback,
+    LearningRateScheduler,
+    ReduceLROnPlateau,
+    TerminateOnNaN,
+)
+from neurenix.train.history import History
+from neurenix.train.optimizer import Optimizer
+from neurenix.train.options import FitOptions, TrainOptions
+from neurenix.train.program import StepProgram
+from neurenix.train.recorders import CSVLogger, ModelCheckpoint, TensorBoard
+from neurenix.train.trainer import Trainer
+from neurenix.train.transforms import CompiledFunction, grad, jit, multi_step, value_and_grad
+from neurenix.train.weights import load_weights, save_weights
+
+__all__ = [
+    "CSVLogger",
+    "Callback",
+    "CompiledFunction",
+    "EarlyStopping",
+    "FitOptions",
+    "History",
+    "LambdaCallback",
+    "LearningRateScheduler",
+    "ModelCheckpoint",
+    "Optimizer",
+    "ReduceLROnPlateau",
+    "StepProgram",
+    "TensorBoard",
+    "TerminateOnNaN",
+    "TrainOptions",
+    "Trainer",
+    "grad",
+    "jit",
+    "load_weights",
+    "multi_step",
+    "save_weights",
+    "value_and_grad",
+]

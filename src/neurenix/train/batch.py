@@ -1,0 +1,133 @@
+"""One batch as the step sees it: inputs, targets, weights.
+
+Owns the reading of what data sets yield (arrays, tuples, dicts), and padding. It does not own the
+order or number of batches (``feed.py``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from neurenix._core.errors import ArgumentTypeError, DataError, ShapeError
+
+_TARGET_NAMES = ("label", "labels", "target", "targets", "y")
+_WEIGHT_NAMES = ("sample_weight", "weight")
+
+
+class Batch(NamedTuple):
+    """A batch of N examples.
+
+    Attributes:
+        x: input, shape (N, …); a tuple is passed as positional arguments, a dict as keywords.
+        y: targets, shape (N, …), or None.
+        weight: float32 weight of each example, shape (N,), or None for all one.
+    """
+
+    x: Any
+    y: Any = None
+    weight: Any = None
+
+
+def as_batch(element: Any) -> Batch:
+    """Read one element of a data set.
+
+    A tuple is ``(x,)``, ``(x, y)`` or ``(x, y, weight)``. In a dict the targets are under
+    ``label``, ``labels``, ``target``, ``targets`` or ``y``, weights under ``sample_weight``; one
+    other entry is the input, several are keyword arguments of the model.
+
+    Raises:
+        DataError: an array is ragged or of objects, or sizes do not go together.
+
+    Example:
+        >>> as_batch({"image": np.zeros((2, 3), "float32"), "label": np.zeros(2, "int32")}).y
+        array([0, 0], dtype=int32)
+    """
+    if isinstance(element, Batch):
+        return element
+    if isinstance(element, Mapping):
+        x, y, weight = _from_mapping(element)
+    elif isinstance(element, (tuple, list)):
+        if not 1 <= len(element) <= 3:
+            raise DataError(
+                f"A batch is (x,), (x, y) or (x, y, sample_weight), got {len(element)} entries."
+            )
+        x, y, weight = (*element, None, None)[:3]
+    else:
+        x, y, weight = element, None, None
+    batch = Batch(*(jax.tree.map(_array, part) for part in (x, y, weight)))
+    num_examples(batch)
+    return batch
+
+
+def num_examples(batch: Batch) -> int:
+    """Return N.
+
+    Raises:
+        DataError: inputs and targets have different numbers of examples, or there are none.
+    """
+    sizes = {}
+    for path, leaf in jax.tree_util.tree_flatten_with_path(batch)[0]:
+        shape = np.shape(leaf)
+        if not shape:
+            raise ShapeError(f"batch{jax.tree_util.keystr(path)} is a scalar, expected (N, …).")
+        sizes[jax.tree_util.keystr(path)] = shape[0]
+    if not sizes or 0 in sizes.values():
+        raise DataError("The batch is empty.")
+    if len(set(sizes.values())) > 1:
+        listed = ", ".join(f"{name} has {size}" for name, size in sizes.items())
+        raise DataError(f"Inputs and targets do not match in number of examples: {listed}.")
+    return next(iter(sizes.values()))
+
+
+def pad(batch: Batch, size: int) -> Batch:
+    """Return the batch with ``size`` examples, those added with weight 0.
+
+    The examples added repeat the batch's own, so that batch statistics stay near the truth.
+    """
+    count = num_examples(batch)
+    weight = np.ones(count, np.float32) if batch.weight is None else batch.weight
+    if count == size:
+        return batch._replace(weight=np.asarray(weight, np.float32))
+    index = np.arange(size) % count
+    x, y = jax.tree.map(lambda leaf: np.asarray(leaf)[index], (batch.x, batch.y))
+    padded = np.zeros(size, np.float32)
+    padded[:count] = weight
+    return Batch(x, y, padded)
+
+
+def _from_mapping(element: Mapping[Any, Any]) -> tuple[Any, Any, Any]:
+    rest = dict(element)
+    y = _take(rest, _TARGET_NAMES)
+    weight = _take(rest, _WEIGHT_NAMES)
+    if not rest:
+        raise DataError(
+            f"The batch has no input: its only keys are {sorted(element)}, which are targets or "
+            "weights."
+        )
+    return (next(iter(rest.values())) if len(rest) == 1 else rest), y, weight
+
+
+def _take(rest: dict[Any, Any], names: tuple[str, ...]) -> Any:
+    found = [name for name in names if name in rest]
+    if len(found) > 1:
+        raise DataError(f"The batch has several entries that mean the same: {found}.")
+    return rest.pop(found[0]) if found else None
+
+
+def _array(leaf: Any) -> Any:
+    if isinstance(leaf, (np.ndarray, jax.Array)):
+        if leaf.dtype == object:
+            raise DataError(
+                "A batch holds an array of Python objects: its rows have different lengths or "
+                "are not numbers. Pad the rows to one length."
+            )
+        return leaf
+    if hasattr(leaf, "__array__"):
+        return np.asarray(leaf)
+    raise ArgumentTypeError(
+        f"A batch holds {type(leaf).__name__}, which is not an array. Convert it with np.asarray."
+    )

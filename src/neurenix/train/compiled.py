@@ -1,0 +1,100 @@
+"""The compiled functions of one step definition.
+
+Owns ``jax.jit`` for ``fit``, ``evaluate`` and ``predict``: flat leaves in and out, donation, and
+the promise that state stays where it lies. It does not own what is computed (``step.py``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+from jax.sharding import NamedSharding, Sharding
+
+from neurenix._recompilation import RecompilationWatch
+from neurenix.train.step import StepDefinition
+
+
+class FlatFunction:
+    """``function(state, *rest) -> (state, out)``, compiled, with the state as a flat list.
+
+    A list of arrays crosses into the compiled call several times faster than a tree.
+
+    Args:
+        function: the pure function.
+        name: what reports call it.
+        sharding: where every leaf of the state lies and stays.
+    """
+
+    def __init__(self, function: Callable[..., Any], name: str, sharding: Sharding) -> None:
+        self._function = function
+        self._sharding = sharding if isinstance(sharding, NamedSharding) else None
+        self._watch = RecompilationWatch(name)
+        self._treedef: Any = None
+        self._jitted = jax.jit(self._flat, donate_argnums=0)
+        self._programs = 0
+
+    @property
+    def compilations(self) -> int:
+        """Programs that the function has been compiled to."""
+        return self._jitted._cache_size()
+
+    def flatten(self, state: Any) -> list[Any]:
+        """Return the leaves of ``state`` and remember its structure."""
+        leaves, self._treedef = jax.tree.flatten(state)
+        return leaves
+
+    def unflatten(self, leaves: list[Any]) -> Any:
+        """Return the state that ``leaves`` are of."""
+        return jax.tree.unflatten(self._treedef, leaves)
+
+    def __call__(self, leaves: list[Any], *rest: Any) -> tuple[list[Any], Any]:
+        result = self._jitted(leaves, *rest)
+        programs = self._jitted._cache_size()
+        if programs != self._programs:
+            self._programs = programs
+            self._watch.compiled(rest)
+        return result
+
+    def _flat(self, leaves: list[Any], *rest: Any) -> tuple[list[Any], Any]:
+        state, out = self._function(self.unflatten(leaves), *rest)
+        after = jax.tree.leaves(state)
+        if self._sharding is not None:
+            after = [jax.lax.with_sharding_constraint(leaf, self._sharding) for leaf in after]
+        return after, out
+
+
+class CompiledStep:
+    """What a trainer calls: each function compiled when it is first called, once.
+
+    Args:
+        definition: what is computed.
+        steps: optimizer steps in one call.
+        exact: every call makes all ``steps``; otherwise it makes as many as it is told.
+        sharding: where the state lies.
+    """
+
+    def __init__(
+        self, definition: StepDefinition, *, steps: int, exact: bool, sharding: Sharding
+    ) -> None:
+        self.steps, self.exact, self.sharding = steps, exact, sharding
+        if steps == 1:
+            function: Callable[..., Any] = definition.train
+        else:
+            function = definition.train_many if exact else definition.train_up_to
+        self.train = FlatFunction(function, "the training step of fit", sharding)
+        self.takes_count = steps > 1 and not exact
+
+
+class CompiledEvaluation:
+    """``evaluate`` and ``predict`` of one step definition, compiled."""
+
+    def __init__(self, definition: StepDefinition, sharding: Sharding) -> None:
+        self.sharding = sharding
+
+        def evaluate(sums: Any, model: Any, batch: Any) -> Any:
+            return definition.evaluate(model, sums, batch)
+
+        self.evaluate = FlatFunction(evaluate, "the evaluation step", sharding)
+        self.predict = jax.jit(definition.predict)

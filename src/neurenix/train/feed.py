@@ -1,0 +1,245 @@
+"""Batches for the loop: their number, their one size, and K of them at a time.
+
+Owns how data that a user gives becomes batches of one shape, so that a step compiles once. It does
+not own shuffling and gathering (``neurenix.data``), nor placement on devices (the trainer).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import numpy as np
+
+from neurenix._core.errors import ArgumentError, DataError, ShapeError
+from neurenix.data import Dataset, StreamDataset
+from neurenix.train.batch import Batch, as_batch, num_examples, pad
+
+DEFAULT_BATCH_SIZE = 32
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """What one compiled call takes.
+
+    Attributes:
+        batch: one batch, or K stacked ones, (K, N, …).
+        count: batches of it that count; the rest fills up.
+        examples: examples of it that count.
+    """
+
+    batch: Batch
+    count: int
+    examples: int
+
+
+class Feed:
+    """Batches of one size from a dataset.
+
+    Args:
+        dataset: yields batches.
+        replicas: every batch is filled up to a multiple of it.
+        class_weight: class index → weight.
+
+    Raises:
+        DataError: the dataset is empty.
+    """
+
+    def __init__(
+        self,
+        dataset: Dataset | StreamDataset,
+        *,
+        replicas: int = 1,
+        class_weight: Mapping[int, float] | None = None,
+    ) -> None:
+        self._dataset = dataset
+        self._class_weight = _class_weights(class_weight)
+        self._iterator: Iterator[Any] | None = None
+        self._held: list[Batch] = []
+        self._passes = 0
+        first = self._peek()
+        size = num_examples(first)
+        if isinstance(dataset, Dataset) and dataset.batch_size:
+            size = dataset.batch_size
+        self.batch_size = -(-size // replicas) * replicas
+        self.uniform = self.batch_size == size and _is_uniform(dataset)
+        self.weighted = not self.uniform or first.weight is not None
+        self.first = self._sized(first)
+
+    @property
+    def steps(self) -> int | None:
+        """Batches of one pass, or None when unknown or endless."""
+        return self._dataset.cardinality
+
+    def chunks(self, steps: int | None, per_chunk: int) -> Iterator[Chunk]:
+        """Yield the batches of one epoch.
+
+        Args:
+            steps: batches of the epoch, going on from where the last one ended and over the
+                data's end; None for one pass.
+            per_chunk: K; 1 yields single batches.
+        """
+        left = steps
+        while left is None or left > 0:
+            wanted = per_chunk if left is None else min(per_chunk, left)
+            chunk = self._next(wanted, per_chunk, may_end=left is None)
+            if chunk is None:
+                return
+            yield chunk
+            left = None if left is None else left - chunk.count
+
+    def rewind(self) -> None:
+        """Begin the next epoch at the data's beginning."""
+        self._iterator = None
+        self._held.clear()
+
+    def _next(self, wanted: int, capacity: int, *, may_end: bool) -> Chunk | None:
+        if self._iterator is None and not self._held:
+            self._start()
+        if capacity > 1 and self.uniform and not self._held and wanted == capacity:
+            whole = self._next_stacked(wanted)
+            if whole is not None:
+                return whole
+        batches = []
+        while len(batches) < wanted:
+            batch = self._take(may_end=may_end or bool(batches))
+            if batch is None:
+                break
+            batches.append(batch)
+        if not batches:
+            return None
+        examples = sum(map(num_examples, batches))
+        sized = [self._sized(batch) for batch in batches]
+        if capacity == 1:
+            return Chunk(sized[0], 1, examples)
+        filled = sized + [sized[-1]] * (capacity - len(sized))
+        return Chunk(_stack(filled), len(sized), examples)
+
+    def _next_stacked(self, count: int) -> Chunk | None:
+        gather = getattr(self._iterator, "next_stacked", None)
+        if gather is None:
+            return None
+        try:
+            element = gather(count)
+        except StopIteration:
+            self._iterator = None
+            return None
+        batch = self._weigh(as_batch(element))
+        found = len(jax.tree.leaves(batch)[0])
+        if found < count:  # the end of the data: single batches go on from here
+            self._held = [jax.tree.map(lambda leaf, i=i: leaf[i], batch) for i in range(found)]
+            return None
+        return Chunk(batch, count, count * self.batch_size)
+
+    def _take(self, *, may_end: bool) -> Batch | None:
+        if self._held:
+            return self._held.pop(0)
+        if self._iterator is None:
+            if may_end:
+                return None
+            self._start()
+        element = next(self._iterator, None)  # type: ignore[arg-type]  # _start set it
+        if element is None:
+            self._iterator = None
+            return None if may_end else self._take_from_start()
+        return self._weigh(as_batch(element))
+
+    def _take_from_start(self) -> Batch:
+        self._start()
+        element = next(self._iterator, None)  # type: ignore[arg-type]  # _start set it
+        if element is None:
+            raise DataError(
+                f"The data is empty: iterating {self._dataset!r} yields no batch. A generator can "
+                "be read once; for several epochs give a dataset or a list."
+            )
+        return self._weigh(as_batch(element))
+
+    def _start(self) -> None:
+        self._iterator = self._dataset.iterator(epoch=self._passes)
+        self._passes += 1
+
+    def _peek(self) -> Batch:
+        batch = self._take_from_start()
+        self._held.append(batch)
+        return batch
+
+    def _sized(self, batch: Batch) -> Batch:
+        count = num_examples(batch)
+        if count > self.batch_size:
+            raise ShapeError(
+                f"A batch has {count} examples where the first had {self.batch_size} or fewer. "
+                "Batches must not grow: give the largest first, or one size."
+            )
+        if not self.weighted:
+            return batch
+        return pad(batch, self.batch_size)
+
+    def _weigh(self, batch: Batch) -> Batch:
+        if self._class_weight is None or batch.y is None:
+            return batch
+        labels, known = np.asarray(batch.y), self._class_weight
+        inside = (labels >= 0) & (labels < len(known))
+        weight = np.where(inside, known[np.where(inside, labels, 0)], np.float32(1))
+        return batch._replace(weight=weight if batch.weight is None else weight * batch.weight)
+
+
+def make_dataset(
+    x: Any, y: Any, sample_weight: Any, batch_size: int | None, *, shuffle: bool
+) -> Dataset | StreamDataset:
+    """Return batches from what ``fit`` was given: arrays, a dataset, or any iterable of batches.
+
+    Raises:
+        DataError: ``x`` and ``y`` do not match, or are ragged, or empty.
+        ArgumentError: a batch size for data that is batched already.
+    """
+    if y is None and not _is_array_like(x):
+        dataset = x if isinstance(x, (Dataset, StreamDataset)) else StreamDataset(x)
+        if isinstance(dataset, Dataset) and dataset.batch_size is None:
+            dataset = dataset.batch(batch_size or DEFAULT_BATCH_SIZE)
+        elif batch_size is not None:
+            raise ArgumentError(
+                f"batch_size={batch_size} was given with a dataset that is batched already. Leave "
+                "it out, or give arrays."
+            )
+        if sample_weight is not None:
+            raise ArgumentError("sample_weight goes with arrays; a dataset yields (x, y, weight).")
+        return dataset
+    dataset = Dataset.from_arrays(x, y, w=sample_weight)
+    if shuffle:
+        dataset = dataset.shuffle(seed=0)
+    return dataset.batch(batch_size or DEFAULT_BATCH_SIZE)
+
+
+def _is_array_like(x: Any) -> bool:
+    if isinstance(x, (np.ndarray, jax.Array)) or hasattr(x, "__array__"):
+        return True
+    if isinstance(x, dict):
+        return all(map(_is_array_like, x.values()))
+    return isinstance(x, list) and bool(x) and isinstance(x[0], (int, float, list))
+
+
+def _is_uniform(dataset: Dataset | StreamDataset) -> bool:
+    return isinstance(dataset, Dataset) and dataset.batches_are_whole
+
+
+def _stack(batches: list[Batch]) -> Batch:
+    shapes = {tuple(np.shape(leaf) for leaf in jax.tree.leaves(batch)) for batch in batches}
+    if len(shapes) > 1:
+        raise ShapeError(
+            "steps_per_execution > 1 needs batches of one shape, found several: "
+            f"{sorted(shapes)[:3]}. Pad to one length, or use steps_per_execution=1."
+        )
+    return jax.tree.map(lambda *leaves: np.stack(leaves), *batches)
+
+
+def _class_weights(weights: Mapping[int, float] | None) -> np.ndarray | None:
+    if weights is None:
+        return None
+    if not weights or min(weights) < 0:
+        raise ArgumentError(f"class_weight maps class numbers from 0 to weights, got {weights!r}.")
+    table = np.ones(max(weights) + 1, np.float32)
+    for index, weight in weights.items():
+        table[index] = weight
+    return table

@@ -1,0 +1,123 @@
+"""One epoch of training: dispatch, a bound on what is in flight, and a look at the results.
+
+Owns the host's work per step, which is kept small and never waits for the newest result. It does
+not own epochs, validation or callbacks' order (``trainer.py``).
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import numpy as np
+
+from neurenix.distribute import Strategy
+from neurenix.train.batch import Batch
+from neurenix.train.compiled import CompiledStep
+from neurenix.train.feed import Chunk
+from neurenix.train.progress import Progress
+
+# Compiled calls that may wait for the device. More hides no more latency, and each holds its batch.
+MAX_IN_FLIGHT = 16
+
+
+class Diverged(Exception):  # noqa: N818  control flow inside the package, never seen by a user
+    """A call returned a loss or a gradient that is not finite; holds the call's batch."""
+
+    def __init__(self, chunk: Chunk) -> None:
+        super().__init__()
+        self.chunk = chunk
+
+
+class LazyLogs(Mapping[str, float]):
+    """Names → numbers of a vector on the device, which is waited for when one is read."""
+
+    def __init__(self, names: tuple[str, ...], vector: jax.Array) -> None:
+        self._names, self._vector = names, vector
+
+    def __getitem__(self, name: str) -> float:
+        if name not in self._names:
+            raise KeyError(name)
+        return float(self._vector[1 + self._names.index(name)])
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+
+@dataclass
+class EpochRun:
+    """The parts that an epoch needs.
+
+    Attributes:
+        step: the compiled step.
+        strategy: where batches go.
+        names: names of the entries of the logs.
+        progress: what shows them.
+        on_batch_end: called with (optimizer steps so far in the epoch, leaves, logs), or None.
+        check: called with every batch on the host.
+    """
+
+    step: CompiledStep
+    strategy: Strategy
+    names: tuple[str, ...]
+    progress: Progress
+    on_batch_end: Callable[[int, list[Any], Mapping[str, float]], bool] | None
+    check: Callable[[Batch, int], None]
+
+    def run(
+        self, leaves: list[Any], chunks: Iterator[Chunk], keep: Callable[[list[Any]], None]
+    ) -> tuple[dict[str, float], int]:
+        """Train on ``chunks``.
+
+        Args:
+            leaves: the state before the epoch.
+            chunks: the batches.
+            keep: called with the state's leaves after every dispatch, so that they are not lost
+                when the epoch ends early.
+
+        Returns:
+            the numbers of the epoch, and its optimizer steps.
+
+        Raises:
+            Diverged: a loss or a gradient is not finite.
+        """
+        in_flight: deque[tuple[Any, Chunk]] = deque()
+        done, logs = 0, None
+        train, takes_count = self.step.train, self.step.takes_count
+        for chunk in chunks:
+            self.check(chunk.batch, self.step.steps)
+            batch = to_devices(chunk.batch, self.strategy, stacked=self.step.steps > 1)
+            extra = (np.int32(chunk.count),) if takes_count else ()
+            leaves, logs = train(leaves, batch, *extra)
+            keep(leaves)
+            done += chunk.count
+            in_flight.append((logs, chunk))
+            if len(in_flight) > MAX_IN_FLIGHT:
+                _look(*in_flight.popleft())
+            self.progress.advance(chunk.count, logs, self.names)
+            if self.on_batch_end is not None:
+                if self.on_batch_end(done, leaves, LazyLogs(self.names, logs)):
+                    break
+        for vector, chunk in in_flight:
+            _look(vector, chunk)
+        if logs is None:
+            return {}, 0
+        return dict(zip(self.names, map(float, np.asarray(logs)[1:]), strict=True)), done
+
+
+def to_devices(batch: Any, strategy: Strategy, *, stacked: bool) -> Any:
+    """Put a host batch on the devices; on one device the compiled call does it faster itself."""
+    if strategy.num_replicas_in_sync == 1:
+        return batch
+    return jax.device_put(batch, strategy.batch_sharding(leading=int(stacked)))
+
+
+def _look(vector: jax.Array, chunk: Chunk) -> None:
+    if np.asarray(vector)[0]:
+        raise Diverged(chunk)

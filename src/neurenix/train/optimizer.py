@@ -1,0 +1,77 @@
+"""An optimizer with its state, for training loops of one's own.
+
+Owns ``nx.Optimizer``. The rules themselves are optax's (``neurenix.optim``).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from neurenix import optim
+from neurenix._core.errors import ArgumentTypeError
+from neurenix._nnx import nnx
+from neurenix.distribute import get_replica_context
+
+
+class Optimizer(nnx.Pytree):
+    """The state of an optimizer for one module, updated in place.
+
+    Args:
+        model: any NNX module; its ``nnx.Param`` variables are trained.
+        optimizer: a name, one of ``nx.optim``, or an optax transformation.
+
+    Example:
+        >>> from neurenix import nn
+        >>> model = nn.Linear(2, 1)
+        >>> optimizer = Optimizer(model, optim.SGD(0.1))
+        >>> gradients = jax.tree.map(jnp.ones_like, nnx.state(model, nnx.Param))
+        >>> optimizer.update(model, gradients)
+        >>> optimizer.step
+        1
+    """
+
+    def __init__(self, model: nnx.Module, optimizer: Any = "adam") -> None:
+        if not isinstance(model, nnx.Module):
+            raise ArgumentTypeError(
+                f"Optimizer: model is {type(model).__name__}, expected a module. The order is "
+                "Optimizer(model, optimizer)."
+            )
+        self.transformation = optim.get(optimizer)
+        self._count = nnx.OptState(jnp.zeros((), jnp.int32))
+        state = self.transformation.init(_parameters(model))
+        self.state = nnx.data(jax.tree.map(nnx.OptState, state))
+
+    @property
+    def step(self) -> Any:
+        """Updates made: an int, or a traced scalar inside a compiled function."""
+        count = self._count.get_value()
+        return count if isinstance(count, jax.core.Tracer) else int(count)
+
+    def update(self, model: nnx.Module, gradients: Any) -> None:
+        """Change the model's parameters by one step along ``gradients``.
+
+        Inside ``strategy.run`` the gradients of all replicas are summed first; with a loss from
+        ``compute_average_loss`` the sum is the gradient of the mean over the global batch.
+
+        Args:
+            model: the module that the optimizer was made for.
+            gradients: as ``nx.grad`` or ``nx.value_and_grad`` return them for it.
+        """
+        gradients = get_replica_context().all_reduce("sum", nnx.pure(gradients))
+        parameters = _parameters(model)
+        is_variable = lambda leaf: isinstance(leaf, nnx.Variable)  # noqa: E731  shared below
+        state = jax.tree.map(lambda leaf: leaf.get_value(), self.state, is_leaf=is_variable)
+        updates, after = self.transformation.update(gradients, state, parameters)
+        nnx.update(model, optax.apply_updates(parameters, updates))
+        jax.tree.map(
+            lambda variable, new: variable.set_value(new), self.state, after, is_leaf=is_variable
+        )
+        self._count.set_value(self._count.get_value() + 1)
+
+
+def _parameters(model: nnx.Module) -> Any:
+    return nnx.pure(nnx.state(model, nnx.Param))

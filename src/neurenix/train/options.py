@@ -1,0 +1,73 @@
+"""What a trainer can be told, as plain values.
+
+Owns the two option classes and their validation. It computes nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import jax.numpy as jnp
+
+from neurenix._core.errors import ArgumentError, unknown_name
+from neurenix.distribute import Strategy
+
+_COMPUTE_DTYPES = {"float32": None, "bfloat16": jnp.bfloat16}
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainOptions:
+    """How a step is built.
+
+    Attributes:
+        steps_per_execution: optimizer steps in one compiled call, a ``lax.scan`` on the device.
+        precision: ``"float32"``, or ``"bfloat16"``: parameters stay float32, the model computes
+            in bfloat16, the loss is taken in float32.
+        accumulate_steps: parts that every batch is computed in, one after the other, before the
+            optimizer's update; it divides the activations' memory.
+        strategy: the devices; by default those of the surrounding ``strategy.scope()``, else the
+            device that the parameters lie on.
+    """
+
+    steps_per_execution: int = 1
+    precision: str = "float32"
+    accumulate_steps: int = 1
+    strategy: Strategy | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("steps_per_execution", "accumulate_steps"):
+            value = getattr(self, name)
+            if not isinstance(value, int) or value < 1:
+                raise ArgumentError(f"{name} must be a whole number from 1, got {value!r}.")
+        if self.precision not in _COMPUTE_DTYPES:
+            raise unknown_name("precision", str(self.precision), _COMPUTE_DTYPES)
+
+    @property
+    def compute_dtype(self) -> Any:
+        """The dtype that parameters and inputs are cast to for the model; None for no cast."""
+        return _COMPUTE_DTYPES[self.precision]
+
+
+@dataclass(frozen=True, kw_only=True)
+class FitOptions:
+    """What ``fit`` can be told beyond the data.
+
+    Attributes:
+        sample_weight: weight of each example, shape (N,), for array data.
+        class_weight: class index → weight.
+        shuffle: reshuffle array data before every epoch.
+        verbose: ``"auto"`` shows progress on a terminal and is quiet elsewhere; True, False.
+        initial_epoch: number of the first epoch, when training goes on.
+        validation_steps: batches of validation; None for all.
+        validation_batch_size: for array data; None for the training batch size.
+    """
+
+    sample_weight: Any = None
+    class_weight: Mapping[int, float] | None = None
+    shuffle: bool = True
+    verbose: bool | str = "auto"
+    initial_epoch: int = 0
+    validation_steps: int | None = None
+    validation_batch_size: int | None = None

@@ -1,0 +1,124 @@
+"""A module split once into what is static, its parameters, and its other state.
+
+Owns the order of a module's leaves for training. It does not own the training state as a whole
+(``state.py``).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from neurenix._binding import Binding, Structure
+from neurenix._core.errors import ArgumentError, RecompilationError
+from neurenix._nnx import nnx
+
+Tree = Any
+
+
+class ModuleSplit:
+    """A module as two static structures (training, evaluation) and two trees of arrays.
+
+    ``parameters`` is a nested dict by attribute path, as optax masks expect it; ``other`` is the
+    list of every other variable (batch statistics, random streams) and of plain arrays.
+
+    Args:
+        module: any NNX module. Its mode (``train()`` or ``eval()``) is left as it was.
+    """
+
+    def __init__(self, module: nnx.Module) -> None:
+        self._interned: dict[Any, Structure] = {}
+        before = [(node, dict(vars(node))) for _, node in nnx.iter_graph(module)
+                  if isinstance(node, nnx.Pytree)]  # fmt: skip
+        module.eval()
+        evaluation = Binding((module,), self._interned)
+        module.train()
+        self._binding = Binding((module,), self._interned)
+        self._training, self._evaluation = self._binding.structure, evaluation.structure
+        for node, attributes in before:
+            for name, value in attributes.items():
+                if vars(node)[name] is not value:
+                    object.__setattr__(node, name, value)
+        self._paths = [path[1:] for path in self._binding.paths]
+        self._is_parameter = [isinstance(v, nnx.Param) for v in self._binding.variables]
+        if not any(self._is_parameter):
+            raise ArgumentError(
+                f"{type(module).__name__} has no parameters (nnx.Param), so there is nothing to "
+                "train. Build its layers in __init__ and keep them as attributes."
+            )
+
+    def same_structure(self, other: ModuleSplit) -> bool:
+        """Tell whether both are of the same module, unchanged in structure."""
+        mine, theirs = self._binding, other._binding
+        return (
+            self._training.graphdef == other._training.graphdef
+            and self._evaluation.graphdef == other._evaluation.graphdef
+            and len(mine.variables) == len(theirs.variables)
+            and all(a is b for a, b in zip(mine.variables, theirs.variables, strict=True))
+        )
+
+    def read(self) -> tuple[Tree, list[Any]]:
+        """Return the module's parameters and other state, as they are now."""
+        return self.divide(self._binding.read(), self._binding.constants)
+
+    def write(self, parameters: Tree, other: list[Any]) -> None:
+        """Set the module's variables."""
+        leaves, _ = self._joined(parameters, other)
+        self._binding.write(leaves)
+
+    def divide(self, leaves: list[Any], constants: list[Any]) -> tuple[Tree, list[Any]]:
+        """Return ``leaves``, in the order of the graph, as parameters and other state."""
+        parameters: dict[Any, Any] = {}
+        other = []
+        for path, leaf, is_parameter in zip(self._paths, leaves, self._is_parameter, strict=True):
+            if is_parameter:
+                _insert(parameters, path, leaf)
+            else:
+                other.append(leaf)
+        return parameters, other + list(constants)
+
+    def build(self, parameters: Tree, other: list[Any], *, training: bool) -> Any:
+        """Return a module of its own that holds these arrays (tracers, usually)."""
+        leaves, constants = self._joined(parameters, other)
+        structure = self._training if training else self._evaluation
+        return structure.rebuild(leaves, constants)[0]
+
+    def other_of(self, module: Any, old: list[Any]) -> list[Any]:
+        """Return the other state of a module that ``build`` made, after it has computed.
+
+        Raises:
+            RecompilationError: computing changed the module's structure.
+        """
+        leaves = self._training.leaves_of((module,))
+        if leaves is None:
+            raise RecompilationError(
+                f"Calling {type(module).__name__} changed its structure: it adds or removes a "
+                "variable or an attribute (nnx.Intermediate by sow, a lazily built layer). Make "
+                "all variables in __init__."
+            )
+        _, other = self.divide(leaves, old[len(leaves) - sum(self._is_parameter) :])
+        return [_cast(new, before) for new, before in zip(other, old, strict=True)]
+
+    def _joined(self, parameters: Tree, other: list[Any]) -> tuple[list[Any], list[Any]]:
+        rest = iter(other)
+        leaves = [
+            _look_up(parameters, path) if is_parameter else next(rest)
+            for path, is_parameter in zip(self._paths, self._is_parameter, strict=True)
+        ]
+        return leaves, list(rest)
+
+
+def _insert(tree: dict[Any, Any], path: tuple[Any, ...], leaf: Any) -> None:
+    *parents, last = map(str, path)
+    for key in parents:
+        tree = tree.setdefault(key, {})
+    tree[last] = leaf
+
+
+def _look_up(tree: dict[Any, Any], path: tuple[Any, ...]) -> Any:
+    for key in path:
+        tree = tree[str(key)]
+    return tree
+
+
+def _cast(new: Any, before: Any) -> Any:
+    return new if new.dtype == before.dtype else new.astype(before.dtype)

@@ -1,0 +1,92 @@
+"""Everything that training changes, as one tree of arrays.
+
+Owns the fields of the state, their roles for reports, and its making. It does not own the rule by
+which it changes (``step.py``).
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+
+class Totals(NamedTuple):
+    """Sums over the examples of an epoch, float32 scalars.
+
+    Attributes:
+        loss: sum of weight times loss.
+        weight: sum of weights.
+    """
+
+    loss: Any
+    weight: Any
+
+    @classmethod
+    def zero(cls) -> Totals:
+        """Return the totals of no example."""
+        return cls(jnp.zeros((), jnp.float32), jnp.zeros((), jnp.float32))
+
+    def add(self, mean_loss: jax.Array, weight: jax.Array) -> Totals:
+        """Return the totals with a batch more."""
+        return Totals(self.loss + mean_loss * weight, self.weight + weight)
+
+    @property
+    def mean_loss(self) -> jax.Array:
+        """Mean loss so far; 0 before the first example."""
+        return self.loss / jnp.maximum(self.weight, 1e-30)
+
+
+class TrainState(NamedTuple):
+    """The state between two optimizer steps.
+
+    Attributes:
+        parameters: nested dict of arrays, by the module's attributes.
+        model_state: every other array of the module: batch statistics, random streams.
+        optimizer: the state of the optax transformation.
+        metrics: the variables of the metrics.
+        totals: sums of loss and weight in this epoch.
+        step: optimizer steps made, int32.
+        learning_rate_scale: factor on the optimizer's learning rate, float32.
+        diverged_at: first step with a loss or gradient that is not finite, int32, or -1. From
+            that step on the parameters and the optimizer stay as they were before it.
+    """
+
+    parameters: Any
+    model_state: list[Any]
+    optimizer: Any
+    metrics: list[Any]
+    totals: Totals
+    step: Any
+    learning_rate_scale: Any
+    diverged_at: Any
+
+
+ROLES = TrainState(
+    parameters="parameters",
+    model_state="model_state",
+    optimizer="optimizer",
+    metrics="metrics",
+    totals="metrics",  # type: ignore[arg-type]  # a name of a role in place of each field
+    step="other",
+    learning_rate_scale="other",
+    diverged_at="other",
+)
+
+
+def leaf_roles(state: TrainState) -> tuple[str, ...]:
+    """Return the role of each leaf of ``state``, in flatten order."""
+    return tuple(
+        role for role, part in zip(ROLES, state, strict=True) for _ in jax.tree.leaves(part)
+    )
+
+
+def counters() -> dict[str, Any]:
+    """Return the scalar fields of a fresh state."""
+    return {
+        "totals": Totals.zero(),
+        "step": jnp.zeros((), jnp.int32),
+        "learning_rate_scale": jnp.ones((), jnp.float32),
+        "diverged_at": jnp.full((), -1, jnp.int32),
+    }

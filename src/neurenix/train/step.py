@@ -1,0 +1,243 @@
+"""The training step: the one place where it is built.
+
+``fit``, ``evaluate``, ``predict`` and preflight all take their program from here. It is pure, of
+explicit state, and knows nothing of devices: the shardings of its arguments decide where it runs.
+It does not own loops over data.
+
+Notation: N examples in a batch, A parts of gradient accumulation, K steps in one call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from neurenix._binding import Binding, Structure
+from neurenix._core.errors import ArgumentError, ShapeError
+from neurenix.losses import Loss
+from neurenix.train.batch import Batch
+from neurenix.train.split import ModuleSplit
+from neurenix.train.state import Totals, TrainState, counters
+
+_TINY = 1e-30  # keeps 0 / 0 out of a batch whose weights are all 0
+
+
+@dataclass(frozen=True, eq=False)
+class StepDefinition:
+    """What a step computes; its methods are the pure functions that get compiled.
+
+    Attributes:
+        model: the module, split.
+        loss: the loss.
+        optimizer: an optax transformation.
+        metrics: structure and first values of the metrics.
+        metric_names: their names, in order.
+        accumulate_steps: A.
+        compute_dtype: what parameters and inputs are cast to for the model, or None.
+    """
+
+    model: ModuleSplit
+    loss: Loss
+    optimizer: optax.GradientTransformation
+    metrics: Structure
+    metric_names: tuple[str, ...]
+    accumulate_steps: int
+    compute_dtype: Any
+
+    @property
+    def log_names(self) -> tuple[str, ...]:
+        """Names of the entries of the logs vector that follow the divergence flag."""
+        return ("loss", *self.metric_names)
+
+    def initial(self, parameters: Any, model_state: list[Any], metrics: list[Any]) -> TrainState:
+        """Return the state before the first step."""
+        return TrainState(
+            parameters=parameters,
+            model_state=model_state,
+            optimizer=self.optimizer.init(parameters),
+            metrics=metrics,
+            **counters(),
+        )
+
+    def train(self, state: TrainState, batch: Batch) -> tuple[TrainState, jax.Array]:
+        """Make one optimizer step.
+
+        Args:
+            state: the state before it.
+            batch: N examples.
+
+        Returns:
+            the state after it, and the logs: a float32 vector of a flag that is 1 once the loss
+            or a gradient was not finite, the mean loss of the epoch so far, and the metrics.
+        """
+        loss, weight, prediction, model_state, gradients = self._gradients(state, batch)
+        healthy = (state.diverged_at < 0) & jnp.isfinite(loss) & _all_finite(gradients)
+        updates, optimizer = self.optimizer.update(gradients, state.optimizer, state.parameters)
+        updates = jax.tree.map(lambda u: u * state.learning_rate_scale.astype(u.dtype), updates)
+        after = TrainState(
+            parameters=optax.apply_updates(state.parameters, updates),
+            model_state=model_state,
+            optimizer=optimizer,
+            metrics=self._updated_metrics(state.metrics, batch, prediction),
+            totals=state.totals.add(loss, weight),
+            step=state.step + 1,
+            learning_rate_scale=state.learning_rate_scale,
+            diverged_at=state.diverged_at,
+        )
+        kept = jax.tree.map(lambda new, old: jnp.where(healthy, new, old), after, state)
+        first = jnp.where(state.diverged_at < 0, state.step, state.diverged_at)
+        kept = kept._replace(diverged_at=jnp.where(healthy, state.diverged_at, first))
+        return kept, self._logs(kept)
+
+    def train_many(self, state: TrainState, batches: Batch) -> tuple[TrainState, jax.Array]:
+        """Make K steps in one ``lax.scan``; leaves of ``batches`` are (K, N, …)."""
+        state, logs = jax.lax.scan(self.train, state, batches)
+        return state, logs[-1]
+
+    def train_up_to(
+        self, state: TrainState, batches: Batch, count: jax.Array
+    ) -> tuple[TrainState, jax.Array]:
+        """Make the first ``count`` of at most K steps, in one loop on the device."""
+
+        def body(index: Any, state: TrainState) -> TrainState:
+            batch = jax.tree.map(lambda leaf: leaf[index], batches)
+            return self.train(state, batch)[0]
+
+        state = jax.lax.fori_loop(0, count, body, state)
+        return state, self._logs(state)
+
+    def evaluate(
+        self, model: tuple[Any, list[Any]], sums: tuple[Totals, list[Any]], batch: Batch
+    ) -> tuple[tuple[Totals, list[Any]], jax.Array]:
+        """Add a batch to the sums of an evaluation; the logs are as in ``train``."""
+        totals, metrics = sums
+        loss, weight, prediction, _ = self._forward(*model, batch, training=False)
+        totals = totals.add(loss, weight)
+        metrics = self._updated_metrics(metrics, batch, prediction)
+        return (totals, metrics), self._summary(False, totals, metrics)
+
+    def predict(self, model: tuple[Any, list[Any]], x: Any) -> Any:
+        """Return the module's output for ``x`` in evaluation mode, float32."""
+        return self._apply(*model, x, training=False)[0]
+
+    def _gradients(self, state: TrainState, batch: Batch) -> tuple[Any, ...]:
+        if self.accumulate_steps == 1:
+
+            def mean_loss(parameters: Any, model_state: list[Any]) -> Any:
+                loss, *aux = self._forward(parameters, model_state, batch, training=True)
+                return loss, aux
+
+            (loss, aux), gradients = jax.value_and_grad(mean_loss, has_aux=True)(
+                state.parameters, state.model_state
+            )
+            return loss, *aux, gradients
+        return self._accumulated(state, batch)
+
+    def _accumulated(self, state: TrainState, batch: Batch) -> tuple[Any, ...]:
+        parts = self.accumulate_steps
+
+        def divide(leaf: jax.Array) -> jax.Array:
+            size, rest = divmod(leaf.shape[0], parts)
+            if rest:
+                raise ShapeError(
+                    f"A batch of {leaf.shape[0]} does not divide by accumulate_steps={parts}."
+                )
+            return leaf.reshape(size, parts, *leaf.shape[1:]).swapaxes(0, 1)
+
+        def sum_loss(parameters: Any, model_state: list[Any], part: Batch) -> Any:
+            loss, *aux = self._forward(parameters, model_state, part, training=True)
+            return loss * aux[0], aux
+
+        def one_part(carry: Any, part: Batch) -> Any:
+            model_state, gradients, loss, weight = carry
+            (more, aux), grads = jax.value_and_grad(sum_loss, has_aux=True)(
+                state.parameters, model_state, part
+            )
+            more_weight, prediction, model_state = aux
+            gradients = jax.tree.map(jnp.add, gradients, grads)
+            return (model_state, gradients, loss + more, weight + more_weight), prediction
+
+        zero = jnp.zeros((), jnp.float32)
+        gradients = jax.tree.map(jnp.zeros_like, state.parameters)
+        carry, predictions = jax.lax.scan(
+            one_part, (state.model_state, gradients, zero, zero), jax.tree.map(divide, batch)
+        )
+        model_state, gradients, loss, weight = carry
+        scale = 1.0 / jnp.maximum(weight, _TINY)
+        gradients = jax.tree.map(lambda g: g * scale.astype(g.dtype), gradients)
+        prediction = jax.tree.map(
+            lambda p: p.swapaxes(0, 1).reshape(-1, *p.shape[2:]), predictions
+        )
+        return loss * scale, weight, prediction, model_state, gradients
+
+    def _forward(
+        self, parameters: Any, model_state: list[Any], batch: Batch, *, training: bool
+    ) -> tuple[jax.Array, jax.Array, Any, list[Any]]:
+        """Return the weighted mean loss, the sum of weights, the output, the model's state."""
+        prediction, after = self._apply(parameters, model_state, batch.x, training=training)
+        if batch.weight is None:
+            count = jnp.float32(jax.tree.leaves(batch.x)[0].shape[0])
+            return self.loss(batch.y, prediction), count, prediction, after
+        losses = self.loss.per_example(batch.y, prediction)
+        total = jnp.sum(batch.weight)
+        loss = jnp.sum(losses * batch.weight) / jnp.maximum(total, _TINY)
+        return loss, total, prediction, after
+
+    def _apply(
+        self, parameters: Any, model_state: list[Any], x: Any, *, training: bool
+    ) -> tuple[Any, list[Any]]:
+        module = self.model.build(
+            _cast(parameters, self.compute_dtype), model_state, training=training
+        )
+        prediction = call(module, _cast(x, self.compute_dtype))
+        after = self.model.other_of(module, model_state) if training else model_state
+        return _cast(prediction, self.compute_dtype and jnp.float32), after
+
+    def _updated_metrics(self, leaves: list[Any], batch: Batch, prediction: Any) -> list[Any]:
+        metrics = self.metrics.rebuild(leaves, ())
+        for metric in metrics:
+            metric.update(batch.y, prediction, sample_weight=batch.weight)
+        updated = self.metrics.leaves_of(metrics)
+        if updated is None:
+            raise ArgumentError("A metric changes its structure in update(); add no attributes.")
+        return updated
+
+    def _logs(self, state: TrainState) -> jax.Array:
+        return self._summary(state.diverged_at >= 0, state.totals, state.metrics)
+
+    def _summary(self, flag: Any, totals: Totals, metrics: list[Any]) -> jax.Array:
+        results = [metric.result() for metric in self.metrics.rebuild(metrics, ())]
+        entries = [flag, totals.mean_loss, *results]
+        return jnp.stack([jnp.asarray(entry, jnp.float32) for entry in entries])
+
+
+def bind_metrics(metrics: Sequence[Any]) -> tuple[Structure, list[Any]]:
+    """Return the structure and the first values of fresh metrics."""
+    binding = Binding(tuple(metrics), {})
+    return binding.structure, binding.read()
+
+
+def call(module: Any, x: Any) -> Any:
+    """Call a module: a tuple is its positional arguments, a dict its keyword arguments."""
+    if isinstance(x, dict):
+        return module(**x)
+    if isinstance(x, (tuple, list)):
+        return module(*x)
+    return module(x)
+
+
+def _cast(tree: Any, dtype: Any) -> Any:
+    if dtype is None:
+        return tree
+    return jax.tree.map(
+        lambda leaf: leaf.astype(dtype) if jnp.issubdtype(leaf.dtype, jnp.floating) else leaf, tree
+    )
+
+
+def _all_finite(tree: Any) -> jax.Array:
+    return jnp.stack([jnp.isfinite(leaf).all() for leaf in jax.tree.leaves(tree)]).all()

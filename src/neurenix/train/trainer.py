@@ -1,0 +1,540 @@
+"""``Trainer``: fit, evaluate and predict for any NNX module.
+
+Owns the order of things in a run: epochs, validation, callbacks, and what holds when it ends
+early. It does not own the step (``step.py``), the inner loop (``loop.py``) or the data
+(``feed.py``).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from neurenix import losses, metrics, optim
+from neurenix._core.errors import (
+    ArgumentError,
+    ArgumentTypeError,
+    NotCompiledError,
+    TrainingDivergedError,
+)
+from neurenix._nnx import nnx
+from neurenix.compiler import intercept
+from neurenix.distribute import Strategy, get_strategy
+from neurenix.distribute.strategy import strategy_for
+from neurenix.train.batch import Batch, as_batch, num_examples
+from neurenix.train.callbacks import Callback, TerminateOnNaN
+from neurenix.train.compiled import CompiledEvaluation, CompiledStep
+from neurenix.train.diagnosis import explain
+from neurenix.train.feed import Feed, make_dataset
+from neurenix.train.history import History
+from neurenix.train.loop import Diverged, EpochRun, to_devices
+from neurenix.train.options import FitOptions, TrainOptions
+from neurenix.train.program import StepProgram, describe_step
+from neurenix.train.progress import Progress, make_progress
+from neurenix.train.split import ModuleSplit
+from neurenix.train.state import TrainState, counters
+from neurenix.train.step import StepDefinition, bind_metrics
+
+
+class Trainer:
+    """Trains a module on the devices of a strategy.
+
+    Args:
+        module: any NNX module, of ``nx.nn`` or not.
+        optimizer: a name, one of ``nx.optim``, or an optax transformation.
+        loss: a name, one of ``nx.losses``, or a function ``(y_true, y_pred) -> losses``. Needed by
+            ``fit`` and ``evaluate``.
+        metrics: names or metrics of ``nx.metrics``.
+        options: how a step is built.
+
+    Raises:
+        UnknownNameError: no optimizer, loss or metric has that name.
+        ArgumentTypeError: ``module`` is no NNX module.
+
+    Example:
+        >>> from flax import nnx
+        >>> trainer = Trainer(nnx.Linear(4, 1, rngs=nnx.Rngs(0)), optimizer="sgd", loss="mse")
+        >>> history = trainer.fit(np.ones((64, 4)), np.ones((64, 1)), epochs=2)
+        >>> len(history["loss"])
+        2
+    """
+
+    def __init__(
+        self,
+        module: nnx.Module,
+        *,
+        optimizer: Any = "adam",
+        loss: Any = None,
+        metrics: Sequence[Any] = (),
+        options: TrainOptions = TrainOptions(),
+    ) -> None:
+        if not isinstance(module, nnx.Module):
+            raise ArgumentTypeError(
+                f"Trainer: module is {type(module).__name__}, expected a module (nnx.Module)."
+            )
+        self.module = module
+        self.options = options
+        self.stop_training = False
+        self._base_learning_rate = optim.learning_rate_of(optimizer)
+        self._optimizer = optim.get(optimizer)
+        self._loss = None if loss is None else losses.get(loss)
+        self._metrics = [_metric(metric) for metric in _listed(metrics)]
+        self._strategy = options.strategy or get_strategy()
+        self._definition: StepDefinition | None = None
+        self._evaluation: CompiledEvaluation | None = None
+        self._step: CompiledStep | None = None
+        self._optimizer_state: Any = None
+        self._steps_made = 0
+        self._learning_rate_scale = 1.0
+
+    @property
+    def learning_rate(self) -> float:
+        """The learning rate of the next step; setting it compiles nothing.
+
+        With a schedule it is the schedule's value times the factor that setting has put on it.
+
+        Raises:
+            ArgumentError: the optimizer is an optax transformation, which hides its rate.
+        """
+        base = self._base_rate()
+        return base * self._learning_rate_scale
+
+    @learning_rate.setter
+    def learning_rate(self, value: float) -> None:
+        self._learning_rate_scale = value / self._base_rate()
+
+    def fit(
+        self,
+        x: Any,
+        y: Any = None,
+        *,
+        epochs: int = 1,
+        batch_size: int | None = None,
+        steps_per_epoch: int | None = None,
+        validation_data: Any = None,
+        callbacks: Iterable[Callback] = (),
+        options: FitOptions = FitOptions(),
+    ) -> History:
+        """Train the module.
+
+        Args:
+            x: inputs (N, …) with ``y``; or a dataset, or any iterable of batches.
+            y: targets (N, …).
+            epochs: number of the last epoch; the first is ``options.initial_epoch``.
+            batch_size: examples of one step over all replicas, for arrays; 32 by default. The last
+                batch is filled up and masked, so that no example is lost and the step compiles
+                once.
+            steps_per_epoch: optimizer steps of an epoch; needed when the data never ends.
+            validation_data: evaluated after every epoch, as ``x`` or ``(x, y)``.
+            callbacks: called in order.
+            options: sample and class weights, shuffling, progress.
+
+        Returns:
+            the numbers of every epoch.
+
+        Raises:
+            DataError: empty, ragged or mismatched data; labels out of range.
+            ShapeError: the model does not take inputs of this shape, or the loss these targets.
+            TrainingDivergedError: the loss or a gradient is not finite. The module then has the
+                weights of before that step.
+            NotCompiledError: the trainer has no loss.
+        """
+        _check_counts(epochs=epochs, steps_per_epoch=steps_per_epoch, batch_size=batch_size)
+        strategy = self.strategy
+        dataset = make_dataset(x, y, options.sample_weight, batch_size, shuffle=options.shuffle)
+        feed = Feed(
+            dataset, replicas=strategy.num_replicas_in_sync, class_weight=options.class_weight
+        )
+        steps = self._steps_of(feed, steps_per_epoch)
+        definition = self._prepare(feed.first)
+        callbacks = list(callbacks)
+        for callback in callbacks:
+            callback.trainer = self
+        step = self._compiled_step(definition, steps or feed.steps, strategy)
+        run = _Run(self, step, feed, callbacks, make_progress(options.verbose))
+        spec = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), feed.first)
+        intercept.first_step(self, spec.x, spec.y)
+        validate = self._validator(validation_data, batch_size or feed.batch_size, options)
+        return run.epochs(options.initial_epoch, epochs, steps, validate)
+
+    def evaluate(
+        self,
+        x: Any,
+        y: Any = None,
+        *,
+        batch_size: int | None = None,
+        steps: int | None = None,
+        sample_weight: Any = None,
+    ) -> dict[str, float]:
+        """Return the mean loss and the metrics over data, in evaluation mode.
+
+        Args:
+            x: inputs with ``y``, or a dataset.
+            y: targets.
+            batch_size: for arrays; 32 by default.
+            steps: batches; None for all.
+            sample_weight: weight of each example, shape (N,), for arrays.
+
+        Raises:
+            DataError: as ``fit``.
+            NotCompiledError: the trainer has no loss.
+        """
+        dataset = make_dataset(x, y, sample_weight, batch_size, shuffle=False)
+        feed = Feed(dataset, replicas=self.strategy.num_replicas_in_sync)
+        if steps is None and feed.steps is None and getattr(dataset, "batch_size", None):
+            raise ArgumentError("evaluate: the data never ends; say how many steps.")
+        definition = self._prepare(feed.first)
+        model = self._on_devices(definition.model.read())
+        return self._evaluate(definition, model, feed, steps)
+
+    def predict(self, x: Any, *, batch_size: int | None = None, steps: int | None = None) -> Any:
+        """Return the module's outputs for data, in evaluation mode, as NumPy arrays (N, …).
+
+        Args:
+            x: inputs, or a dataset, whose targets are ignored.
+            batch_size: for arrays; 32 by default.
+            steps: batches; None for all.
+        """
+        dataset = make_dataset(x, None, None, batch_size, shuffle=False)
+        feed = Feed(dataset, replicas=self.strategy.num_replicas_in_sync)
+        if steps is None and feed.steps is None and getattr(dataset, "batch_size", None):
+            raise ArgumentError("predict: the data never ends; say how many steps.")
+        definition = self._defined()
+        model = self._on_devices(definition.model.read())
+        compiled = self._compiled_evaluation(definition)
+        outputs = []
+        for chunk in feed.chunks(steps, 1):
+            placed = to_devices(chunk.batch.x, self.strategy, stacked=False)
+            output = compiled.predict(model, placed)
+            outputs.append(jax.tree.map(lambda leaf, n=chunk.examples: leaf[:n], output))
+        return jax.tree.map(lambda *leaves: np.concatenate(leaves), *outputs)
+
+    def step_program(self, mesh: Any, x: Any, y: Any = None) -> StepProgram:
+        """Return the step that ``fit`` runs, described for a mesh that need not exist.
+
+        Args:
+            mesh: with the axis ``"data"``; ``jax.sharding.AbstractMesh`` will do.
+            x: ``jax.ShapeDtypeStruct`` (or a tree) of the inputs of one global batch.
+            y: the same of the targets; by default what the loss takes.
+        """
+        definition = self._defined()
+        if y is None:
+            y = self._loss_needed().target_spec(self._output_spec(definition, x))
+        values, first = bind_metrics([_fresh(metric) for metric in self._metrics])
+        del values
+        return describe_step(definition, definition.model.read(), first, Batch(x, y), mesh)
+
+    @property
+    def strategy(self) -> Strategy:
+        """The strategy: the one given, that of the scope, or the device of the parameters."""
+        if self._strategy is not None:
+            return self._strategy
+        scoped = get_strategy()
+        if scoped is not None:
+            return scoped
+        leaves = jax.tree.leaves(nnx.state(self.module, nnx.Param))
+        if leaves and len(leaves[0].sharding.device_set) == 1:
+            return strategy_for(leaves[0])
+        raise ArgumentError(
+            "The parameters lie on several devices and no strategy says how: train inside of "
+            "strategy.scope(), or give TrainOptions(strategy=…)."
+        )
+
+    def _base_rate(self) -> float:
+        base = self._base_learning_rate
+        if base is None:
+            raise ArgumentError(
+                "The learning rate of an optax transformation cannot be read or set. Use an "
+                "optimizer of nx.optim, or put a schedule into the transformation."
+            )
+        return float(base(self._steps_made)) if callable(base) else float(base)
+
+    def _loss_needed(self) -> losses.Loss:
+        if self._loss is None:
+            raise NotCompiledError(
+                'There is no loss. Name one: model.compile(optimizer="adam", loss="…") or '
+                'Trainer(module, loss="…").'
+            )
+        return self._loss
+
+    def _defined(self) -> StepDefinition:
+        """Return the step definition, made anew when the module's structure has changed."""
+        split = ModuleSplit(self.module)
+        if self._definition is None or not split.same_structure(self._definition.model):
+            structure, _ = bind_metrics([_fresh(metric) for metric in self._metrics])
+            self._definition = StepDefinition(
+                model=split,
+                loss=self._loss or losses.get("mse"),
+                optimizer=self._optimizer,
+                metrics=structure,
+                metric_names=tuple(metric.name for metric in self._metrics),
+                accumulate_steps=self.options.accumulate_steps,
+                compute_dtype=self.options.compute_dtype,
+            )
+            self._step = self._evaluation = self._optimizer_state = None
+        return self._definition
+
+    def _prepare(self, first: Batch) -> StepDefinition:
+        """Check one batch against model and loss, before anything is compiled."""
+        loss = self._loss_needed()
+        definition = self._defined()
+        if first.y is None:
+            raise ArgumentError(
+                "There are no targets: give y, or batches of (x, y), or dicts with a 'label'."
+            )
+        x, y = first.x, first.y
+        output = self._output_spec(definition, x)
+        self._output_shape = getattr(output, "shape", None)
+        if isinstance(y, (np.ndarray, jax.Array)) and self._output_shape is not None:
+            loss.validate(np.asarray(y), self._output_shape)
+        return definition
+
+    def _output_spec(self, definition: StepDefinition, x: Any) -> Any:
+        return jax.eval_shape(definition.predict, definition.model.read(), x)
+
+    def _check(self, batch: Batch, steps: int) -> None:
+        y = batch.y
+        if self._output_shape is None or not isinstance(y, np.ndarray):
+            return
+        if steps > 1:
+            y = y.reshape(-1, *y.shape[2:])
+        self._loss_needed().validate(y, (len(y), *self._output_shape[1:]))
+
+    def _steps_of(self, feed: Feed, steps_per_epoch: int | None) -> int | None:
+        if steps_per_epoch is None and feed.steps is None and feed.uniform:
+            raise ArgumentError(
+                "The data never ends (it is repeated), so an epoch needs a length: give "
+                "steps_per_epoch."
+            )
+        return steps_per_epoch
+
+    def _compiled_step(
+        self, definition: StepDefinition, steps: int | None, strategy: Strategy
+    ) -> CompiledStep:
+        per_call = self.options.steps_per_execution
+        exact = steps is not None and steps % per_call == 0
+        known, sharding = self._step, strategy.state_sharding
+        if known is None or known.exact < exact or known.sharding != sharding:
+            self._step = CompiledStep(definition, steps=per_call, exact=exact, sharding=sharding)
+        elif not exact and known.exact:
+            self._step = CompiledStep(definition, steps=per_call, exact=False, sharding=sharding)
+        assert self._step is not None  # noqa: S101  for the type checker
+        return self._step
+
+    def _compiled_evaluation(self, definition: StepDefinition) -> CompiledEvaluation:
+        sharding = self.strategy.state_sharding
+        if self._evaluation is None or self._evaluation.sharding != sharding:
+            self._evaluation = CompiledEvaluation(definition, sharding)
+        return self._evaluation
+
+    def _on_devices(self, tree: Any) -> Any:
+        return jax.device_put(tree, self.strategy.state_sharding)
+
+    def _initial_state(self, definition: StepDefinition) -> TrainState:
+        """Return the state to train on, in buffers that nobody else holds."""
+        own = self._on_devices(jax.tree.map(jnp.copy, definition.model.read()))
+        definition.model.write(*own)
+        parameters, model_state = own
+        if self._optimizer_state is None:
+            self._optimizer_state = definition.optimizer.init(parameters)
+        return TrainState(
+            parameters=parameters,
+            model_state=model_state,
+            optimizer=self._on_devices(jax.tree.map(jnp.copy, self._optimizer_state)),
+            **self._epoch_start(definition),
+            step=self._on_devices(jnp.int32(self._steps_made)),
+            diverged_at=self._on_devices(counters()["diverged_at"]),
+        )
+
+    def _epoch_start(self, definition: StepDefinition) -> dict[str, Any]:
+        """Return the fields of the state that begin anew with every epoch."""
+        _, first = bind_metrics([_fresh(metric) for metric in self._metrics])
+        return self._on_devices(
+            {
+                "metrics": jax.tree.map(jnp.copy, first),
+                "totals": counters()["totals"],
+                "learning_rate_scale": jnp.float32(self._learning_rate_scale),
+            }
+        )
+
+    def _keep(self, definition: StepDefinition, state: TrainState) -> None:
+        """Make the module and the trainer hold the state's arrays."""
+        definition.model.write(state.parameters, state.model_state)
+        self._optimizer_state = state.optimizer
+
+    def _validator(
+        self, data: Any, batch_size: int, options: FitOptions
+    ) -> Callable[[StepDefinition, TrainState], dict[str, float]] | None:
+        if data is None:
+            return None
+        size = options.validation_batch_size or batch_size
+        if isinstance(data, tuple):
+            x, y, weight = (*data, None, None)[:3]
+            dataset = make_dataset(x, y, weight, size, shuffle=False)
+        else:
+            dataset = make_dataset(data, None, None, None, shuffle=False)
+        feed = Feed(dataset, replicas=self.strategy.num_replicas_in_sync)
+
+        def validate(definition: StepDefinition, state: TrainState) -> dict[str, float]:
+            model = (state.parameters, state.model_state)
+            logs = self._evaluate(definition, model, feed, options.validation_steps)
+            return {f"val_{name}": value for name, value in logs.items()}
+
+        return validate
+
+    def _evaluate(
+        self, definition: StepDefinition, model: Any, feed: Feed, steps: int | None
+    ) -> dict[str, float]:
+        compiled = self._compiled_evaluation(definition).evaluate
+        start = self._epoch_start(definition)
+        leaves, logs = compiled.flatten((start["totals"], start["metrics"])), None
+        for chunk in feed.chunks(steps, 1):
+            self._check(chunk.batch, 1)
+            batch = to_devices(chunk.batch, self.strategy, stacked=False)
+            leaves, logs = compiled(leaves, model, batch)
+        feed.rewind()
+        return dict(zip(definition.log_names, map(float, np.asarray(logs)[1:]), strict=True))
+
+
+class _Run:
+    """One call of ``fit``: what it needs in every epoch."""
+
+    def __init__(
+        self,
+        trainer: Trainer,
+        step: CompiledStep,
+        feed: Feed,
+        callbacks: list[Callback],
+        progress: Progress,
+    ) -> None:
+        self._trainer, self._step, self._feed = trainer, step, feed
+        self._callbacks, self._progress = callbacks, progress
+        self._definition = trainer._defined()
+        self._leaves = step.train.flatten(trainer._initial_state(self._definition))
+        looks = [c for c in callbacks if _overrides(c, "on_train_batch_end")]
+        self._epoch_run = EpochRun(
+            step,
+            trainer.strategy,
+            self._definition.log_names,
+            progress,
+            self._batch_end if looks else None,
+            trainer._check,
+        )
+        self._looks = looks
+
+    def epochs(
+        self, first: int, last: int, steps: int | None, validate: Callable[..., Any] | None
+    ) -> History:
+        """Run the epochs and return their numbers."""
+        trainer, history = self._trainer, History()
+        trainer.stop_training = False
+        try:
+            self._call("on_train_begin")
+            for epoch in range(first, last):
+                logs = self._epoch(epoch, last, steps, validate)
+                if logs is None:
+                    break
+                history.append(epoch, logs)
+                self._call("on_epoch_end", epoch, logs)
+                self._take_over()
+                if trainer.stop_training:
+                    break
+        finally:
+            self._progress.close()
+            self._sync()
+            self._call("on_train_end")
+        return history
+
+    def _epoch(
+        self, epoch: int, last: int, steps: int | None, validate: Callable[..., Any] | None
+    ) -> dict[str, float] | None:
+        trainer, feed = self._trainer, self._feed
+        self._call("on_epoch_begin", epoch)
+        state = self._state()._replace(**trainer._epoch_start(self._definition))
+        self._leaves = self._step.train.flatten(state)
+        self._progress.begin_epoch(epoch, last, steps or feed.steps)
+        began = time.perf_counter()
+        try:
+            chunks = feed.chunks(steps, self._step.steps)
+            logs, made = self._epoch_run.run(self._leaves, chunks, self._hold)
+        except Diverged as diverged:
+            self._diverged(diverged, epoch)
+            return None
+        trainer._steps_made += made
+        self._sync()
+        if validate is not None and not trainer.stop_training:
+            logs |= validate(self._definition, self._state())
+        self._progress.end_epoch(logs, time.perf_counter() - began)
+        return logs
+
+    def _diverged(self, diverged: Diverged, epoch: int) -> None:
+        state = self._state()
+        if any(isinstance(callback, TerminateOnNaN) for callback in self._callbacks):
+            self._trainer.stop_training = True
+            return
+        step, batch = int(state.diverged_at), diverged.chunk.batch
+        if self._step.steps > 1:
+            inside = (step - self._trainer._steps_made) % self._step.steps
+            batch = jax.tree.map(lambda leaf: leaf[inside], batch)
+        where = explain(self._definition, jax.tree.map(np.asarray, state), batch)
+        raise TrainingDivergedError(
+            f"The loss or a gradient is not finite at step {step} (epoch {epoch + 1}). {where} "
+            "The model keeps the weights of before that step. Lower the learning rate, clip "
+            "gradients (clip_norm=1.0), or look at the data of that batch."
+        )
+
+    def _hold(self, leaves: list[Any]) -> None:
+        self._leaves = leaves
+
+    def _state(self) -> TrainState:
+        return self._step.train.unflatten(self._leaves)
+
+    def _sync(self) -> None:
+        self._trainer._keep(self._definition, self._state())
+
+    def _take_over(self) -> None:
+        """Take the module's arrays again: a callback may have set them."""
+        parameters, model_state = self._trainer._on_devices(self._definition.model.read())
+        state = self._state()._replace(parameters=parameters, model_state=model_state)
+        self._leaves = self._step.train.flatten(state)
+
+    def _batch_end(self, step: int, leaves: list[Any], logs: Mapping[str, float]) -> bool:
+        self._leaves = leaves
+        self._sync()
+        for callback in self._looks:
+            callback.on_train_batch_end(step, logs)
+        return self._trainer.stop_training
+
+    def _call(self, moment: str, *args: Any) -> None:
+        for callback in self._callbacks:
+            getattr(callback, moment)(*args)
+
+
+def _overrides(callback: Callback, name: str) -> bool:
+    return name in vars(callback) or getattr(type(callback), name) is not getattr(Callback, name)
+
+
+def _listed(value: Any) -> list[Any]:
+    return [value] if isinstance(value, str) or not isinstance(value, Sequence) else list(value)
+
+
+def _metric(metric: Any) -> Any:
+    return metrics.get(metric)
+
+
+def _fresh(metric: Any) -> Any:
+    return metrics.get(metric)
+
+
+def _check_counts(**counts: int | None) -> None:
+    for name, value in counts.items():
+        if value is not None and (not isinstance(value, int) or value < 1):
+            raise ArgumentError(f"{name} must be a whole number from 1, got {value!r}.")
+
+
+__all__ = ["Trainer", "as_batch", "num_examples"]
