@@ -49,7 +49,7 @@ $(VENV)/.created:
 	@touch $@
 
 $(VENV)/.runtime: requirements.lock pyproject.toml | $(VENV)/.created
-	@echo "Installing Neurenix and what it needs into $(VENV) (1.4 GB on disk, half of it the TPU compiler) ..."
+	@echo "Installing Neurenix and what it needs into $(VENV) (1.5 GB on disk, half of it the TPU compiler) ..."
 	$(PIP) --require-hashes -r requirements.lock
 	$(PIP) --no-deps --no-build-isolation --editable .
 	@touch $@

@@ -12,6 +12,7 @@ from typing import Any
 
 import jax
 import numpy as np
+import numpy.typing as npt
 
 from neurenix._core.errors import DataError
 
@@ -37,7 +38,7 @@ class Columns:
     structure: Any
     rows: int
 
-    def gather(self, rows: np.ndarray) -> Any:
+    def gather(self, rows: npt.NDArray[np.int64] | np.int64) -> Any:
         """Return a fresh copy of some rows, in the structure; ``(*rows.shape, …)`` each.
 
         Example:

@@ -228,6 +228,12 @@ class Dataset:
         return None if self._plan.batching is None else self._plan.batching.batch_size
 
     @property
+    def batches_are_whole(self) -> bool:
+        """Whether every batch has ``batch_size`` rows, so that none needs padding."""
+        batching = self._plan.batching
+        return batching is not None and batching.all_whole
+
+    @property
     def cardinality(self) -> int | None:
         """Batches (or rows, when not batched) of one epoch; ``None`` when endless."""
         return None if self._plan.outer.infinite else self._plan.outer.size

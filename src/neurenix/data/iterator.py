@@ -61,17 +61,17 @@ class Plan:
         """
         if self.batching is None:
             return self._read(self.order.rows(positions))
-        batches = self.outer.rows(positions)
-        partial = np.flatnonzero([self.batching.is_partial(int(batch)) for batch in batches])
+        numbers = self.outer.rows(positions)
+        partial = np.flatnonzero([self.batching.is_partial(int(number)) for number in numbers])
         if partial.size and partial[0] == 0:
-            read = self._mapped(self._read(self.batching.members(int(batches[0]))))
+            read = self._mapped(self._read(self.batching.members(int(numbers[0]))))
             return jax.tree.map(lambda leaf: np.asarray(leaf)[None], read)
-        whole = batches[: partial[0]] if partial.size else batches
+        whole = numbers[: partial[0]] if partial.size else numbers
         read = self._read(self.batching.members_of_whole(whole))
         if not self.batch_maps:
             return read
-        one_by_one = (jax.tree.map(lambda leaf: leaf[k], read) for k in range(len(whole)))  # noqa: B023
-        return stack([self._mapped(batch) for batch in one_by_one], "batches")
+        batches = [self._mapped(_part(read, place)) for place in range(len(whole))]
+        return stack(batches, "batches")
 
     def _read(self, rows: Positions) -> Any:
         if not self.element_maps:
@@ -203,6 +203,10 @@ class DatasetIterator(Iterator[Any]):
                 f"  state:   {state['order']}\n  dataset: {self._plan.fingerprint()}"
             )
         self._move_to(int(state["epoch"]), int(state["position"]))
+
+
+def _part(tree: Any, place: int) -> Any:
+    return jax.tree.map(lambda leaf: leaf[place], tree)
 
 
 def stack(items: Sequence[Any], what: str) -> Any:

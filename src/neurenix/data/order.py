@@ -211,6 +211,11 @@ class Batching:
         """Whether the batches never end."""
         return self.inner.infinite
 
+    @property
+    def all_whole(self) -> bool:
+        """Whether every batch has ``batch_size`` rows."""
+        return self.drop_remainder or self.infinite or self.inner.size % self.batch_size == 0
+
     def rows(self, positions: Positions) -> Positions:
         """Return the positions themselves: ``members`` tells the rows of a batch."""
         return positions

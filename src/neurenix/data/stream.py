@@ -6,7 +6,7 @@ source has done already (``neurenix.data.dataset`` does them for arrays).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sized
 from typing import Any
 
 import jax
@@ -38,15 +38,16 @@ class StreamDataset:
     """
 
     def __init__(self, source: Iterable[Any]) -> None:
-        # A grain MapDataset iterates without prefetching and for ever; its IterDataset does not.
-        to_iter = getattr(source, "to_iter_dataset", None)
-        self._length = len(source) if hasattr(source, "__len__") else None  # pyright: ignore[reportArgumentType]
-        self._source: Iterable[Any] = to_iter() if callable(to_iter) else source  # pyright: ignore[reportAttributeAccessIssue]
-        if not isinstance(self._source, Iterable):
+        self._length = len(source) if isinstance(source, Sized) else None
+        # grain's MapDataset has no iterator with a state; what it turns into has.
+        to_iter_dataset = getattr(source, "to_iter_dataset", None)
+        readable: object = to_iter_dataset() if callable(to_iter_dataset) else source
+        if not isinstance(readable, Iterable):
             raise ArgumentTypeError(
                 f"A dataset must be iterable; found {type(source).__name__}. "
                 "Call the function that makes the generator, or give its result as a list."
             )
+        self._source: Iterable[Any] = readable
         self._one_shot = isinstance(source, Iterator)
         self._spec: Any = None
         self._kept: StreamIterator | None = None
