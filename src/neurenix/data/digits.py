@@ -33,11 +33,11 @@ def digits() -> tuple[Dataset, Dataset]:
     """
     from sklearn.datasets import load_digits
 
-    loaded = load_digits()
+    pixels, targets = load_digits(return_X_y=True)
     # Shuffled before it is split: the images are ordered by writer.
-    order = np.random.RandomState(_SPLIT_SEED).permutation(len(loaded.target))
-    images = (loaded.images[order, :, :, None] / 16.0).astype(np.float32)
-    labels = loaded.target[order].astype(np.int32)
+    order = np.random.RandomState(_SPLIT_SEED).permutation(len(targets))
+    images = (np.asarray(pixels)[order].reshape(-1, 8, 8, 1) / 16.0).astype(np.float32)
+    labels = np.asarray(targets)[order].astype(np.int32)
     return (
         Dataset.from_arrays({"image": images[:-_TEST_IMAGES], "label": labels[:-_TEST_IMAGES]}),
         Dataset.from_arrays({"image": images[-_TEST_IMAGES:], "label": labels[-_TEST_IMAGES:]}),
