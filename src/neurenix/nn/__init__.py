@@ -1,0 +1,102 @@
+"""Layers: PyTorch's names and defaults on Flax NNX modules, channels last.
+
+Owns the public names; each family of layers has a module of its own. Every layer computes in the
+dtype of its input, and takes its parameters from the process's random stream unless given
+``rngs``.
+"""
+
+from neurenix.nn.activations import (
+    ELU,
+    GELU,
+    SELU,
+    Hardsigmoid,
+    Hardswish,
+    LeakyReLU,
+    LogSoftmax,
+    Mish,
+    PReLU,
+    ReLU,
+    ReLU6,
+    Sigmoid,
+    SiLU,
+    Softmax,
+    Softplus,
+    Softsign,
+    Swish,
+    Tanh,
+)
+from neurenix.nn.batch_norm import BatchNorm, BatchNorm1d, BatchNorm2d, BatchNorm3d
+from neurenix.nn.containers import Flatten, Residual, Sequential
+from neurenix.nn.conv import Conv1d, Conv2d, Conv3d, DepthwiseConv2d
+from neurenix.nn.dropout import Dropout
+from neurenix.nn.linear import Identity, Linear
+from neurenix.nn.module import Module
+from neurenix.nn.norm import GroupNorm, LayerNorm, RMSNorm
+from neurenix.nn.pooling import (
+    AvgPool1d,
+    AvgPool2d,
+    AvgPool3d,
+    GlobalAvgPool1d,
+    GlobalAvgPool2d,
+    GlobalAvgPool3d,
+    GlobalMaxPool1d,
+    GlobalMaxPool2d,
+    GlobalMaxPool3d,
+    MaxPool1d,
+    MaxPool2d,
+    MaxPool3d,
+)
+from neurenix.nn.summary import Summary
+
+__all__ = [
+    "ELU",
+    "GELU",
+    "SELU",
+    "AvgPool1d",
+    "AvgPool2d",
+    "AvgPool3d",
+    "BatchNorm",
+    "BatchNorm1d",
+    "BatchNorm2d",
+    "BatchNorm3d",
+    "Conv1d",
+    "Conv2d",
+    "Conv3d",
+    "DepthwiseConv2d",
+    "Dropout",
+    "Flatten",
+    "GlobalAvgPool1d",
+    "GlobalAvgPool2d",
+    "GlobalAvgPool3d",
+    "GlobalMaxPool1d",
+    "GlobalMaxPool2d",
+    "GlobalMaxPool3d",
+    "GroupNorm",
+    "Hardsigmoid",
+    "Hardswish",
+    "Identity",
+    "LayerNorm",
+    "LeakyReLU",
+    "Linear",
+    "LogSoftmax",
+    "MaxPool1d",
+    "MaxPool2d",
+    "MaxPool3d",
+    "Mish",
+    "Module",
+    "PReLU",
+    "RMSNorm",
+    "ReLU",
+    "ReLU6",
+    "Residual",
+    "SELU",
+    "Sequential",
+    "SiLU",
+    "Sigmoid",
+    "Softmax",
+    "Softplus",
+    "Softsign",
+    "Summary",
+    "Swish",
+    "Tanh",
+]

@@ -1,0 +1,100 @@
+"""Checks of what layers are given, with messages that say what to do.
+
+Owns the wording for wrong rank, wrong channel count and sizes that cannot be; every layer of
+images calls ``expect_channels``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import jax
+
+from neurenix._core.errors import ArgumentError, ArgumentTypeError, ShapeError
+
+# Layouts by number of spatial axes.
+LAYOUTS = {1: "NLC", 2: "NHWC", 3: "NDHWC"}
+_TORCH_LAYOUTS = {1: "NCL", 2: "NCHW", 3: "NCDHW"}
+
+
+def expect_channels(layer: str, x: jax.Array, *, spatial: int, channels: int | None) -> None:
+    """Check that ``x`` is (N, spatial axes, C) with C = ``channels`` (None: any).
+
+    Raises:
+        ShapeError: it is not; says so when the channels stand second, as in PyTorch.
+    """
+    layout, rank = LAYOUTS[spatial], spatial + 2
+    if x.ndim != rank:
+        hint = ""
+        if x.ndim == rank - 1 and channels == 1:
+            hint = " If the channel axis is missing, add it: `x[..., None]`."
+        elif x.ndim == rank - 1:
+            hint = " If the batch axis is missing, add it: `x[None]`."
+        raise ShapeError(
+            f"{layer} takes {layout}, {rank} axes; its input has {x.ndim}, shape {x.shape}.{hint}"
+        )
+    if channels is None or x.shape[-1] == channels:
+        return
+    message = (
+        f"{layer} takes {layout} with {channels} channels (the last axis); its input has shape "
+        f"{x.shape}, so {x.shape[-1]}."
+    )
+    if x.shape[1] == channels:
+        axes = (0, *range(2, rank), 1)
+        message += (
+            f" This looks like {_TORCH_LAYOUTS[spatial]}, PyTorch's layout: transpose it with "
+            f"`x.transpose{axes}`."
+        )
+    raise ShapeError(message)
+
+
+def expect_features(layer: str, x: jax.Array, features: int, *, name: str = "features") -> None:
+    """Check that the last axis of ``x`` has the given size.
+
+    Raises:
+        ShapeError: it has not; suggests Flatten where that would help.
+    """
+    if x.ndim and x.shape[-1] == features:
+        return
+    size = 1
+    for n in x.shape[1:]:
+        size *= n
+    hint = " Put a Flatten() before it." if x.ndim > 2 and size == features else ""
+    raise ShapeError(
+        f"{layer} takes (..., {features}) {name}; its input has shape {x.shape}.{hint}"
+    )
+
+
+def per_axis(name: str, value: int | Sequence[int], count: int, *, low: int) -> tuple[int, ...]:
+    """Return one whole number per axis, from one number or a sequence.
+
+    Raises:
+        ArgumentTypeError: it is neither.
+        ArgumentError: the count is wrong or a number is below ``low``.
+    """
+    values = (value,) * count if isinstance(value, int) else value
+    if not isinstance(values, Sequence) or not all(isinstance(v, int) for v in values):
+        raise ArgumentTypeError(
+            f"The argument `{name}` must be a whole number or {count} of them; got {value!r}."
+        )
+    if len(values) != count or min(values) < low:
+        raise ArgumentError(
+            f"The argument `{name}` must be a whole number, or {count} of them, from {low}; got "
+            f"{value!r}."
+        )
+    return tuple(values)
+
+
+def positive(**sizes: int) -> None:
+    """Raise ArgumentError unless every size is a whole number of at least 1."""
+    for name, value in sizes.items():
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise ArgumentError(
+                f"The argument `{name}` must be a whole number of at least 1; got {value!r}."
+            )
+
+
+def probability(name: str, value: float) -> None:
+    """Raise ArgumentError unless ``value`` lies in [0, 1]."""
+    if not 0 <= value <= 1:
+        raise ArgumentError(f"The argument `{name}` must lie in [0, 1]; got {value!r}.")

@@ -1,0 +1,235 @@
+"""Activations as layers; each calls the function of ``jax.nn`` of the same meaning.
+
+Owns the names and PyTorch's defaults (``GELU`` is exact, ``LeakyReLU`` has slope 0.01).
+"""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+
+from neurenix._core.errors import unknown_name
+from neurenix._nnx import nnx
+from neurenix.nn.module import Module
+
+
+class ReLU(Module):
+    """``max(x, 0)``.
+
+    Example:
+        >>> print(ReLU()(jnp.array([-1.0, 2.0])))
+        [0. 2.]
+    """
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """Return the activation of ``x``."""
+        return jax.nn.relu(x)
+
+
+class ReLU6(Module):
+    """``min(max(x, 0), 6)``."""
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """Return the activation of ``x``."""
+        return jax.nn.relu6(x)
+
+
+class LeakyReLU(Module):
+    """``x`` above 0, ``negative_slope · x`` below.
+
+    Args:
+        negative_slope: 0.01 by default.
+    """
+
+    def __init__(self, negative_slope: float = 0.01) -> None:
+        self.negative_slope = negative_slope
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """Return the activation of ``x``."""
+        return jax.nn.leaky_relu(x, self.negative_slope)
+
+
+class PReLU(Module):
+    """``x`` above 0, a learned slope times ``x`` below.
+
+    Args:
+        num_parameters: 1, or the size of the last axis for one slope per channel.
+        init: initial slope.
+
+    Attributes:
+        slope: (num_parameters,).
+    """
+
+    def __init__(self, num_parameters: int = 1, init: float = 0.25) -> None:
+        self.slope = nnx.Param(jnp.full((num_parameters,), init, jnp.float32))
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """Return the activation of ``x``."""
+        return jnp.where(x >= 0, x, self.slope[...].astype(x.dtype) * x)
+
+
+class ELU(Module):
+    """``x`` above 0, ``alpha · (exp(x) - 1)`` below.
+
+    Args:
+        alpha: minus the limit on the left.
+    """
+
+    def __init__(self, alpha: float = 1.0) -> None:
+        self.alpha = alpha
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """Return the activation of ``x``."""
+        return jax.nn.elu(x, self.alpha)
+
+
+class SELU(Module):
+    """ELU scaled so that means and variances keep themselves (Klambauer et al. 2017)."""
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """Return the activation of ``x``."""
+        return jax.nn.selu(x)
+
+
+class GELU(Module):
+    """``x · Φ(x)``.
+
+    Args:
+        approximate: take the tanh approximation instead of the error function.
+    """
+
+    def __init__(self, approximate: bool = False) -> None:
+        self.approximate = approximate
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """Return the activation of ``x``."""
+        return jax.nn.gelu(x, approximate=self.approximate)
+
+
+class SiLU(Module):
+    """``x · sigmoid(x)``, also called Swish."""
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """Return the activation of ``x``."""
+        return jax.nn.silu(x)
+
+
+class Mish(Module):
+    """``x · tanh(softplus(x))``."""
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """Return the activation of ``x``."""
+        return jax.nn.mish(x)
+
+
+class Tanh(Module):
+    """``tanh(x)``."""
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """Return the activation of ``x``."""
+        return jnp.tanh(x)
+
+
+class Sigmoid(Module):
+    """``1 / (1 + exp(-x))``."""
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """Return the activation of ``x``."""
+        return jax.nn.sigmoid(x)
+
+
+class Hardsigmoid(Module):
+    """``relu6(x + 3) / 6``."""
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """Return the activation of ``x``."""
+        return jax.nn.hard_sigmoid(x)
+
+
+class Hardswish(Module):
+    """``x · relu6(x + 3) / 6``."""
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """Return the activation of ``x``."""
+        return jax.nn.hard_silu(x)
+
+
+class Softplus(Module):
+    """``log(1 + exp(x))``."""
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """Return the activation of ``x``."""
+        return jax.nn.softplus(x)
+
+
+class Softsign(Module):
+    """``x / (1 + |x|)``."""
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """Return the activation of ``x``."""
+        return jax.nn.soft_sign(x)
+
+
+class Softmax(Module):
+    """``exp(x) / sum(exp(x))`` along an axis; computed in float32 at least.
+
+    Args:
+        dim: the axis, the last by default.
+
+    Example:
+        >>> print(Softmax()(jnp.zeros(2)))
+        [0.5 0.5]
+    """
+
+    def __init__(self, dim: int = -1) -> None:
+        self.dim = dim
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """Return the probabilities."""
+        wide = x.astype(jnp.promote_types(x.dtype, jnp.float32))
+        return jax.nn.softmax(wide, axis=self.dim).astype(x.dtype)
+
+
+class LogSoftmax(Module):
+    """``x - log(sum(exp(x)))`` along an axis; computed in float32 at least.
+
+    Args:
+        dim: the axis, the last by default.
+    """
+
+    def __init__(self, dim: int = -1) -> None:
+        self.dim = dim
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """Return the log-probabilities."""
+        wide = x.astype(jnp.promote_types(x.dtype, jnp.float32))
+        return jax.nn.log_softmax(wide, axis=self.dim).astype(x.dtype)
+
+
+Swish = SiLU
+_BY_NAME = {
+    "relu": ReLU,
+    "relu6": ReLU6,
+    "leaky_relu": LeakyReLU,
+    "elu": ELU,
+    "selu": SELU,
+    "gelu": GELU,
+    "silu": SiLU,
+    "swish": SiLU,
+    "mish": Mish,
+    "tanh": Tanh,
+    "sigmoid": Sigmoid,
+    "hardswish": Hardswish,
+    "softplus": Softplus,
+}
+
+
+def activation(name: str) -> Module:
+    """Return the activation layer of a name, such as ``"gelu"``.
+
+    Raises:
+        UnknownNameError: nothing has this name; near misses are suggested.
+    """
+    if name.lower() not in _BY_NAME:
+        raise unknown_name("activation", name, _BY_NAME)
+    return _BY_NAME[name.lower()]()

@@ -1,0 +1,105 @@
+"""Batch normalisation, the one norm with state.
+
+Owns running statistics and when they change; norms without state are in ``norm``.
+"""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from neurenix._core.errors import ArgumentError, ShapeError
+from neurenix._nnx import nnx
+from neurenix.nn._checks import expect_features, positive
+from neurenix.nn.module import Module
+from neurenix.nn.norm import affine, widen
+
+
+class BatchNorm(Module):
+    """``(x - mean) / √(var + eps) · scale + bias`` per channel: (N, ..., C) → the same.
+
+    In training (``model.train()``, the default) mean and biased variance are those of the batch,
+    over all axes but the last, in float32; over *all* replicas when the batch is split over
+    several devices. The running statistics then move, as in PyTorch:
+    ``running = (1 - momentum) · running + momentum · batch``, with the **unbiased** variance.
+    (Flax and Keras call ``1 - momentum`` momentum, and take the biased variance.) In evaluation
+    (``model.eval()``) the running statistics are used.
+
+    Args:
+        num_features: channels C, the last axis.
+        eps: added to the variance.
+        momentum: share of the batch in the running statistics, in [0, 1].
+        affine: whether to learn ``scale`` (starts at 1) and ``bias`` (at 0).
+        dtype: of the parameters; float32 by default. The running statistics stay float32.
+
+    Attributes:
+        mean, var: (C,) the running statistics, ``nnx.BatchStat``.
+        use_running_average: set by ``train()`` and ``eval()``.
+
+    Raises:
+        ShapeError: when called with another channel count, or with one value per channel in
+            training.
+
+    Example:
+        >>> BatchNorm(3)(jnp.ones((4, 8, 8, 3))).shape
+        (4, 8, 8, 3)
+    """
+
+    def __init__(
+        self,
+        num_features: int,
+        eps: float = 1e-5,
+        *,
+        momentum: float = 0.1,
+        affine: bool = True,
+        dtype: jax.typing.DTypeLike | None = None,
+    ) -> None:
+        positive(num_features=num_features)
+        if not 0 <= momentum <= 1:
+            raise ArgumentError(f"The argument `momentum` must lie in [0, 1]; got {momentum}.")
+        self.num_features, self.eps, self.momentum = num_features, eps, momentum
+        self.use_running_average = False
+        self.mean = nnx.BatchStat(jnp.zeros(num_features, jnp.float32))
+        self.var = nnx.BatchStat(jnp.ones(num_features, jnp.float32))
+        dtype = dtype or jnp.float32
+        self.scale = nnx.Param(jnp.ones(num_features, dtype)) if affine else nnx.data(None)
+        self.bias = nnx.Param(jnp.zeros(num_features, dtype)) if affine else nnx.data(None)
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """Return ``x`` normalised; in training, move the running statistics."""
+        expect_features("BatchNorm", x, self.num_features, name="channels last")
+        wide = widen(x)
+        if self.use_running_average:
+            mean, variance = self.mean[...], self.var[...]
+        else:
+            mean, variance = self._batch_statistics(wide)
+        normal = (wide - mean) * lax.rsqrt(variance + self.eps)
+        return affine(normal, self.scale, self.bias, x)
+
+    def _batch_statistics(self, x: jax.Array) -> tuple[jax.Array, jax.Array]:
+        count = x.size // self.num_features
+        if count < 2:
+            raise ShapeError(
+                f"BatchNorm in training needs more than one value per channel; its input has "
+                f"shape {x.shape}. Call model.eval(), or give a larger batch."
+            )
+        axes = tuple(range(x.ndim - 1))
+        mean = jnp.mean(x, axis=axes)
+        variance = jnp.mean(jnp.square(x - mean), axis=axes)
+        self._move(self.mean, mean)
+        self._move(self.var, variance * (count / (count - 1)))
+        return mean, variance
+
+    def _move(self, running: nnx.BatchStat, batch: jax.Array) -> None:
+        batch = lax.stop_gradient(batch).astype(running[...].dtype)
+        running[...] = (1 - self.momentum) * running[...] + self.momentum * batch
+
+    def set_view(self, use_running_average: bool | None = None) -> None:
+        """Set the mode of an ``nnx.view`` of this layer."""
+        if use_running_average is not None:
+            self.use_running_average = use_running_average
+
+
+# PyTorch's names; the channels are the last axis whatever the rank.
+BatchNorm1d = BatchNorm2d = BatchNorm3d = BatchNorm

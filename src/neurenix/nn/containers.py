@@ -1,0 +1,123 @@
+"""Layers made of layers: Sequential and Residual, and Flatten that joins them.
+
+Owns composition; what is composed is in the other modules.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+
+from neurenix._core.errors import ArgumentTypeError, ShapeError
+from neurenix._nnx import nnx
+from neurenix.nn.module import Module
+
+
+class Sequential(Module):
+    """Layers, or any callables, applied one after the other.
+
+    Args:
+        layers: modules and functions of one argument. Functions have no parameters and are part
+            of the structure, so take named functions, not a new ``lambda`` each time.
+
+    Raises:
+        ArgumentTypeError: a layer cannot be called.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> model = Sequential(jnp.tanh, Flatten())
+        >>> model(jnp.ones((2, 3, 4))).shape
+        (2, 12)
+    """
+
+    def __init__(self, *layers: Callable[[Any], Any]) -> None:
+        for index, layer in enumerate(layers):
+            if isinstance(layer, type) or not callable(layer):
+                hint = f" Construct it: {layer.__name__}(...)." if isinstance(layer, type) else ""
+                raise ArgumentTypeError(
+                    f"Layer {index} of Sequential cannot be called: {layer!r}.{hint}"
+                )
+        self.layers = nnx.List(layers)
+
+    def __call__(self, x: Any) -> Any:
+        """Return the last layer's output."""
+        for layer in self.layers:
+            x = layer(x)
+        return x
+
+    def __len__(self) -> int:
+        """Return the number of layers."""
+        return len(self.layers)
+
+    def __iter__(self) -> Iterator[Callable[[Any], Any]]:
+        """Go through the layers."""
+        return iter(self.layers)
+
+    def __getitem__(self, index: int | slice) -> Any:
+        """Return a layer, or a Sequential of some of them (which shares their parameters)."""
+        if isinstance(index, slice):
+            return Sequential(*self.layers[index])
+        return self.layers[index]
+
+
+class Residual(Module):
+    """``x + layer(x)``, or ``shortcut(x) + layer(x)``.
+
+    Args:
+        layer: a module or a function.
+        shortcut: what the input passes on its way around, such as a 1 x 1 convolution; nothing by
+            default.
+
+    Raises:
+        ShapeError: the two results differ in shape; they are not broadcast.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> print(Residual(jnp.square)(jnp.array([3.0])))
+        [12.]
+    """
+
+    def __init__(
+        self, layer: Callable[[Any], Any], shortcut: Callable[[Any], Any] | None = None
+    ) -> None:
+        self.layer = layer
+        self.shortcut = nnx.data(None) if shortcut is None else shortcut
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """Return the sum."""
+        y = self.layer(x)
+        around = x if self.shortcut is None else self.shortcut(x)
+        if y.shape != around.shape:
+            raise ShapeError(
+                f"Residual adds shapes {around.shape} (around) and {y.shape} (through); they must "
+                "be equal. Give a `shortcut` that makes them so."
+            )
+        return around + y
+
+
+class Flatten(Module):
+    """Join all axes from ``start_dim`` on: (N, ...) → (N, size).
+
+    Args:
+        start_dim: the first axis to join; the batch is kept by default.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> Flatten()(jnp.ones((2, 3, 4))).shape
+        (2, 12)
+    """
+
+    def __init__(self, start_dim: int = 1) -> None:
+        self.start_dim = start_dim
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """Return ``x`` with its last axes joined, in row-major order (channels innermost)."""
+        if x.ndim < self.start_dim:
+            raise ShapeError(
+                f"Flatten(start_dim={self.start_dim}) takes more axes than shape {x.shape} has."
+            )
+        kept = x.shape[: self.start_dim]
+        return x.reshape(*kept, math.prod(x.shape[self.start_dim :]))

@@ -1,0 +1,195 @@
+"""Convolutions over channels-last inputs: Conv1d, Conv2d, Conv3d, DepthwiseConv2d.
+
+Owns forward convolutions; transposed ones are in ``conv_transpose``.
+
+Letters: ``N`` batch, ``D H W L`` spatial axes, ``C`` channels.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import ClassVar
+
+import jax
+import jax.numpy as jnp
+
+from neurenix._core.errors import ArgumentError, unknown_name
+from neurenix._nnx import nnx
+from neurenix.nn._checks import expect_channels, per_axis, positive
+from neurenix.nn._parameters import fan_in_uniform, promote_to_input, rngs_or_default
+from neurenix.nn.module import Module
+
+_PADDINGS = ("valid", "same", "causal", "circular", "reflect")
+
+
+class _Conv(Module, nnx.Conv):
+    _spatial: ClassVar[int]
+
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int,
+        kernel_size: int | Sequence[int],
+        stride: int | Sequence[int] = 1,
+        padding: int | Sequence[int] | str = 0,
+        *,
+        strides: int | Sequence[int] | None = None,
+        dilation: int | Sequence[int] = 1,
+        groups: int = 1,
+        bias: bool = True,
+        dtype: jax.typing.DTypeLike | None = None,
+        rngs: nnx.Rngs | None = None,
+    ) -> None:
+        positive(in_channels=in_channels, out_channels=out_channels, groups=groups)
+        if in_channels % groups or out_channels % groups:
+            raise ArgumentError(
+                f"`groups` = {groups} must divide `in_channels` = {in_channels} and "
+                f"`out_channels` = {out_channels}."
+            )
+        kernel = per_axis("kernel_size", kernel_size, self._spatial, low=1)
+        init = fan_in_uniform(math.prod(kernel) * in_channels // groups)
+        nnx.Conv.__init__(
+            self,
+            in_channels,
+            out_channels,
+            kernel,
+            one_stride(stride, strides, self._spatial),
+            padding=conv_padding(padding, self._spatial),
+            kernel_dilation=per_axis("dilation", dilation, self._spatial, low=1),
+            feature_group_count=groups,
+            use_bias=bias,
+            param_dtype=dtype or jnp.float32,
+            kernel_init=init,
+            bias_init=init,
+            promote_dtype=promote_to_input,
+            rngs=rngs_or_default(rngs),
+        )
+
+    def __call__(self, x: jax.Array) -> jax.Array:  # pyright: ignore[reportIncompatibleMethodOverride]
+        """Return the convolution of ``x``; raises ShapeError for another rank or channel count."""
+        name = type(self).__name__
+        expect_channels(name, x, spatial=self._spatial, channels=self.in_features)
+        return super().__call__(x)
+
+
+class Conv1d(_Conv):
+    """Convolution over one axis: (N, L, in_channels) → (N, L', out_channels).
+
+    Arguments, initial values and errors as for :class:`Conv2d`; padding may also be
+    ``"causal"``: zeros before the sequence only.
+
+    Example:
+        >>> Conv1d(3, 8, 5, padding="causal")(jnp.ones((2, 10, 3))).shape
+        (2, 10, 8)
+    """
+
+    _spatial = 1
+
+
+class Conv2d(_Conv):
+    """Convolution over images: (N, H, W, in_channels) → (N, H', W', out_channels).
+
+    Initial values as in PyTorch: kernel and bias from U(-1/√f, 1/√f) with
+    f = kernel height · width · in_channels / groups. Computes in the dtype of its input.
+
+    Args:
+        in_channels: channels of the input, its last axis.
+        out_channels: channels of the output.
+        kernel_size: one number, or (height, width).
+        stride: one number or two; ``strides`` is the same under TensorFlow's name.
+        padding: zeros on both sides: one number or two; or ``"valid"`` (none), ``"same"`` (the
+            output has ceil(size / stride), as in TensorFlow), ``"circular"``, ``"reflect"``.
+        strides: see ``stride``.
+        dilation: distance between the kernel's taps.
+        groups: parts into which the channels are split.
+        bias: whether to add a bias.
+        dtype: of the parameters; float32 by default.
+        rngs: random streams; the process's own by default.
+
+    Attributes:
+        kernel: (height, width, in_channels / groups, out_channels); PyTorch's is
+            (out, in / groups, height, width).
+        bias: (out_channels,) or None.
+
+    Raises:
+        ShapeError: when called with another rank or channel count; NCHW is recognised.
+
+    Example:
+        >>> Conv2d(1, 32, 3)(jnp.ones((4, 8, 8, 1))).shape
+        (4, 6, 6, 32)
+    """
+
+    _spatial = 2
+
+
+class Conv3d(_Conv):
+    """Convolution over volumes: (N, D, H, W, in_channels) → (N, D', H', W', out_channels).
+
+    Arguments, initial values and errors as for :class:`Conv2d`.
+    """
+
+    _spatial = 3
+
+
+class DepthwiseConv2d(Conv2d):
+    """One small convolution per channel: (N, H, W, C) → (N, H', W', C · multiplier).
+
+    Args:
+        in_channels: channels C of the input.
+        kernel_size: one number, or (height, width).
+        stride: one number or two.
+        padding: as for :class:`Conv2d`.
+        multiplier: output channels per input channel; channel c makes outputs
+            c · multiplier … (c + 1) · multiplier - 1.
+        bias: whether to add a bias.
+        options: ``strides``, ``dilation``, ``dtype``, ``rngs`` as for :class:`Conv2d`.
+
+    Example:
+        >>> DepthwiseConv2d(16, 3, padding=1)(jnp.ones((4, 8, 8, 16))).shape
+        (4, 8, 8, 16)
+    """
+
+    def __init__(
+        self,
+        in_channels: int,
+        kernel_size: int | Sequence[int],
+        stride: int | Sequence[int] = 1,
+        padding: int | Sequence[int] | str = 0,
+        *,
+        multiplier: int = 1,
+        bias: bool = True,
+        **options,
+    ) -> None:
+        positive(in_channels=in_channels, multiplier=multiplier)
+        super().__init__(
+            in_channels,
+            in_channels * multiplier,
+            kernel_size,
+            stride,
+            padding,
+            groups=in_channels,
+            bias=bias,
+            **options,
+        )
+
+
+def one_stride(stride, strides, spatial: int) -> tuple[int, ...]:
+    """Return the strides from PyTorch's argument or TensorFlow's.
+
+    Raises:
+        ArgumentError: both were given.
+    """
+    if strides is not None and stride != 1:
+        raise ArgumentError("Give either `stride` or `strides`; they mean the same.")
+    return per_axis("stride", stride if strides is None else strides, spatial, low=1)
+
+
+def conv_padding(padding: int | Sequence[int] | str, spatial: int):
+    """Return Flax's padding from ours: a name in capitals, or (before, after) per axis."""
+    if not isinstance(padding, str):
+        return tuple((p, p) for p in per_axis("padding", padding, spatial, low=0))
+    known = _PADDINGS if spatial == 1 else tuple(p for p in _PADDINGS if p != "causal")
+    if padding.lower() not in known:
+        raise unknown_name("padding", padding, known)
+    return padding.upper()

@@ -1,0 +1,268 @@
+"""The base class of models and layers: an NNX module that can also be trained, moved and saved.
+
+Owns the methods and how they pass on: training to ``neurenix.train``, moving to
+``neurenix.device``, tables to ``summary``, files to ``neurenix.train.weights``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any, Self
+
+import jax
+import jax.numpy as jnp
+
+from neurenix._core.errors import ArgumentTypeError, NotCompiledError, did_you_mean
+from neurenix._nnx import nnx
+from neurenix.device import Device
+from neurenix.device import to as move
+from neurenix.nn.summary import Summary, summarize
+from neurenix.train import (
+    FitOptions,
+    History,
+    Trainer,
+    TrainOptions,
+    load_weights,
+    save_weights,
+)
+
+_FIT_OPTIONS = tuple(field.name for field in dataclasses.fields(FitOptions))
+
+
+class _TrainerSlot:
+    # A slot does not appear in ``vars(self)``, so the trainer is no part of the module's graph:
+    # it is not copied, split, saved or traced with the module. NNX refuses slots on its own
+    # classes, so it is declared on a base that is none.
+    __slots__ = ("_trainer",)
+
+
+class Module(_TrainerSlot, nnx.Module):
+    """Base of every layer and model. Write ``__init__`` and ``__call__``; the rest is here.
+
+    It is an ``nnx.Module``: everything that works on those works on this one.
+
+    Example:
+        >>> from neurenix import nn
+        >>> class Net(nn.Module):
+        ...     def __init__(self):
+        ...         self.hidden, self.out = nn.Linear(4, 8), nn.Linear(8, 2)
+        ...     def __call__(self, x):
+        ...         return self.out(jax.nn.relu(self.hidden(x)))
+        >>> Net()(jnp.ones((3, 4))).shape
+        (3, 2)
+        >>> Net().num_parameters
+        58
+    """
+
+    __slots__ = ()
+
+    def compile(
+        self,
+        optimizer: Any = "adam",
+        loss: Any = None,
+        *,
+        metrics: Sequence[Any] = (),
+        steps_per_execution: int = 1,
+        precision: str = "float32",
+        accumulate_steps: int = 1,
+    ) -> Self:
+        """Say how to train. Nothing is compiled until data is seen.
+
+        Args:
+            optimizer: a name, an optimiser of ``neurenix.optim`` or an optax transformation.
+            loss: a name, a loss of ``neurenix.losses`` or a function ``(y_true, y_pred)``.
+            metrics: names, metrics of ``neurenix.metrics`` or functions ``(y_true, y_pred)``.
+            steps_per_execution: optimiser steps in one compiled call.
+            precision: ``"float32"``, or ``"bfloat16"``: parameters float32, compute bfloat16.
+            accumulate_steps: parts that every batch is computed in, one after the other.
+
+        Returns:
+            The module itself.
+
+        Raises:
+            UnknownNameError: no optimiser, loss, metric or precision has this name.
+        """
+        options = TrainOptions(
+            steps_per_execution=steps_per_execution,
+            precision=precision,
+            accumulate_steps=accumulate_steps,
+        )
+        trainer = Trainer(self, optimizer=optimizer, loss=loss, metrics=metrics, options=options)
+        object.__setattr__(self, "_trainer", trainer)
+        return self
+
+    def fit(
+        self,
+        x: Any,
+        y: Any = None,
+        *,
+        epochs: int = 1,
+        batch_size: int | None = None,
+        steps_per_epoch: int | None = None,
+        validation_data: Any = None,
+        callbacks: Sequence[Any] = (),
+        **options: Any,
+    ) -> History:
+        """Train; see ``neurenix.Trainer.fit``.
+
+        Args:
+            x: a dataset, or an array (N, ...).
+            y: the targets (N, ...) when ``x`` is an array.
+            epochs: how often to go through the data.
+            batch_size: examples per optimiser step, over all devices; 32 by default for arrays.
+            steps_per_epoch: steps in an epoch; needed for data without end.
+            validation_data: a dataset or ``(x, y)``, evaluated after each epoch.
+            callbacks: objects of ``neurenix.train.callbacks``.
+            options: the fields of ``neurenix.train.FitOptions``: ``sample_weight``,
+                ``class_weight``, ``shuffle``, ``verbose``, …
+
+        Returns:
+            The history: ``history["val_accuracy"][-1]``.
+
+        Raises:
+            NotCompiledError: ``compile`` was not called.
+            ArgumentTypeError: an option does not exist.
+        """
+        return self._compiled("fit").fit(
+            x,
+            y,
+            epochs=epochs,
+            batch_size=batch_size,
+            steps_per_epoch=steps_per_epoch,
+            validation_data=validation_data,
+            callbacks=callbacks,
+            options=_fit_options(options),
+        )
+
+    def evaluate(self, x: Any, y: Any = None, **options: Any) -> Mapping[str, float]:
+        """Return loss and metrics over a dataset or arrays; see ``neurenix.Trainer.evaluate``.
+
+        Raises:
+            NotCompiledError: ``compile`` was not called.
+        """
+        return self._compiled("evaluate").evaluate(x, y, **options)
+
+    def predict(self, x: Any, **options: Any) -> Any:
+        """Return the outputs for a dataset or an array, on the host.
+
+        Works without ``compile`` too. See ``neurenix.Trainer.predict``.
+        """
+        trainer = self.trainer or Trainer(self)
+        return trainer.predict(x, **options)
+
+    def train(self, mode: bool = True, **attributes: Any) -> Self:  # pyright: ignore[reportIncompatibleMethodOverride]
+        """Switch to training: dropout on, batch statistics. Returns the module."""
+        if mode:
+            super().train(**attributes)
+        else:
+            super().eval(**attributes)
+        return self
+
+    def eval(self, **attributes: Any) -> Self:  # pyright: ignore[reportIncompatibleMethodOverride]
+        """Switch to evaluation: dropout off, running statistics. Returns the module."""
+        super().eval(**attributes)
+        return self
+
+    def to(self, device: Device | str, *, dtype: jax.typing.DTypeLike | None = None) -> Self:
+        """Move parameters and state to a device, in place.
+
+        Args:
+            device: such as ``"tpu:0"`` or ``Device(DeviceType.TPU, 0)``.
+            dtype: cast floating-point parameters and state to this as well.
+
+        Returns:
+            The module itself.
+
+        Raises:
+            DeviceNotFoundError: the device is not there.
+
+        Example:
+            >>> from neurenix import nn
+            >>> nn.Linear(2, 2).to("cpu", dtype="bfloat16").kernel.dtype
+            dtype(bfloat16)
+        """
+        leaves, structure = jax.tree.flatten(nnx.state(self))
+        if dtype is not None:
+            floating = jnp.floating
+            leaves = [x.astype(dtype) if jnp.issubdtype(x.dtype, floating) else x for x in leaves]
+        nnx.update(self, jax.tree.unflatten(structure, move(leaves, device)))
+        return self
+
+    def parameters(self) -> dict[str, jax.Array]:
+        """Return the trainable arrays by name, such as ``"layers.0.kernel"``.
+
+        Example:
+            >>> from neurenix import nn
+            >>> list(nn.Sequential(nn.Linear(2, 2)).parameters())
+            ['layers.0.bias', 'layers.0.kernel']
+        """
+        flat = nnx.to_flat_state(nnx.state(self, nnx.Param))
+        return {".".join(map(str, path)): variable[...] for path, variable in flat}
+
+    @property
+    def num_parameters(self) -> int:
+        """How many numbers are trained; a parameter that is shared counts once."""
+        return sum(leaf.size for leaf in jax.tree.leaves(nnx.state(self, nnx.Param)))
+
+    def summary(
+        self, input_shape: Sequence[int], *, dtype: jax.typing.DTypeLike = "float32"
+    ) -> Summary:
+        """Return a table of layers: output shape, parameters, bytes. Nothing is computed.
+
+        Args:
+            input_shape: of one batch, the batch first; (N, H, W, C) for images.
+            dtype: of the input.
+
+        Raises:
+            ShapeError: the model does not take this shape.
+        """
+        return summarize(self, input_shape, dtype=dtype)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write parameters and state to a safetensors file, all or nothing.
+
+        Example:
+            >>> import tempfile
+            >>> from neurenix import nn
+            >>> with tempfile.TemporaryDirectory() as folder:
+            ...     nn.Linear(2, 2).save(f"{folder}/model.safetensors")
+        """
+        save_weights(self, path)
+
+    def load(self, path: str | os.PathLike[str]) -> Self:
+        """Read parameters and state from a file that ``save`` wrote, in place, all or nothing.
+
+        Returns:
+            The module itself.
+
+        Raises:
+            CheckpointError: the file is not there, is damaged, or holds other names or shapes;
+                all that differ are named, and the module is as it was.
+        """
+        load_weights(self, path)
+        return self
+
+    @property
+    def trainer(self) -> Trainer | None:
+        """The trainer that ``compile`` made, or None."""
+        return getattr(self, "_trainer", None)
+
+    def _compiled(self, asked: str) -> Trainer:
+        if self.trainer is None:
+            raise NotCompiledError(
+                f"{asked}() needs an optimiser and a loss. Call it first, for example:\n"
+                '    model.compile(optimizer="adam", loss="mse")'
+            )
+        return self.trainer
+
+
+def _fit_options(options: dict[str, Any]) -> FitOptions:
+    for name in options:
+        if name not in _FIT_OPTIONS:
+            raise ArgumentTypeError(
+                f"fit() has no option {name!r}.{did_you_mean(name, _FIT_OPTIONS)} "
+                f"Options: {', '.join(_FIT_OPTIONS)}."
+            )
+    return FitOptions(**options)

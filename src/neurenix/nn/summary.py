@@ -1,0 +1,180 @@
+"""A table of a model's layers, from shapes alone.
+
+Owns tracing with recorded layers and the table's text. It computes nothing on a device, and works
+on any NNX module.
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+
+from neurenix._nnx import nnx
+
+_PATCHING = threading.Lock()
+
+
+@dataclass(frozen=True)
+class LayerRow:
+    """One layer of a summary.
+
+    Attributes:
+        name: path of attributes, such as ``"layers.0"``.
+        kind: class name.
+        output_shape: shape of what the layer returned when first called, or None when it was not
+            called or returned no single array.
+        num_parameters: trainable numbers of this layer, its parts included.
+        parameter_bytes: bytes of these.
+    """
+
+    name: str
+    kind: str
+    output_shape: tuple[int, ...] | None
+    num_parameters: int
+    parameter_bytes: int
+
+
+@dataclass(frozen=True)
+class Summary:
+    """A model's layers; ``str()`` is the table.
+
+    Attributes:
+        rows: one for each layer without further layers in it, and for each that has parameters of
+            its own, in order of the first call.
+        num_parameters: trainable numbers of the whole model.
+        parameter_bytes: bytes of these.
+        state_bytes: bytes of everything else that it keeps, such as running statistics.
+    """
+
+    rows: tuple[LayerRow, ...]
+    num_parameters: int
+    parameter_bytes: int
+    state_bytes: int
+
+    def __str__(self) -> str:
+        """Return the table."""
+        head = ("layer", "output shape", "parameters", "bytes")
+        body = [
+            (
+                f"{row.name} ({row.kind})" if row.name else row.kind,
+                "-" if row.output_shape is None else str(row.output_shape),
+                f"{row.num_parameters:,}",
+                f"{row.parameter_bytes:,}",
+            )
+            for row in self.rows
+        ]
+        widths = [max(len(line[i]) for line in (head, *body)) for i in range(4)]
+        rule = "-" * (sum(widths) + 6)
+        lines = [_line(head, widths), rule, *(_line(line, widths) for line in body), rule]
+        total = f"{self.num_parameters:,} parameters, {self.parameter_bytes:,} bytes"
+        if self.state_bytes:
+            total += f"; {self.state_bytes:,} bytes of other state"
+        return "\n".join([*lines, total])
+
+
+def summarize(
+    module: nnx.Module, input_shape: Sequence[int], *, dtype: jax.typing.DTypeLike = "float32"
+) -> Summary:
+    """Trace ``module`` in evaluation mode on a shape, and return what each layer returned.
+
+    Args:
+        module: any NNX module that takes one array.
+        input_shape: of one batch, the batch first.
+        dtype: of the input.
+
+    Raises:
+        ShapeError: a layer does not take the shape it is given.
+    """
+    shapes: dict[tuple, Any] = {}
+    graph, state = nnx.split(module)
+
+    def trace(state, x):
+        model = nnx.merge(graph, state)
+        model.eval()
+        paths = {id(node): path for path, node in _modules(model)}
+        with _recording(model, paths, shapes):
+            return model(x)
+
+    jax.eval_shape(trace, state, jax.ShapeDtypeStruct(tuple(input_shape), dtype))
+    found = dict(_modules(module))
+    order = [path for path in shapes if path in found]
+    order += [path for path in found if path not in shapes]
+    rows = [
+        LayerRow(
+            name=".".join(map(str, path)),
+            kind=type(found[path]).__name__,
+            output_shape=shapes.get(path),
+            num_parameters=_count(found[path])[0],
+            parameter_bytes=_count(found[path])[1],
+        )
+        for path in order
+        if _is_row(found[path], path in shapes)
+    ]
+    parameters, parameter_bytes = _count(module)
+    others = nnx.state(module, nnx.Not(nnx.Any(nnx.Param, nnx.RngState)))
+    state_bytes = sum(leaf.nbytes for leaf in jax.tree.leaves(others))
+    return Summary(tuple(rows), parameters, parameter_bytes, state_bytes)
+
+
+@contextmanager
+def _recording(model: nnx.Module, paths: dict[int, tuple], shapes: dict) -> Iterator[None]:
+    """Note the shape of what every module of the tree returns, while the block runs.
+
+    Python looks ``__call__`` up on the class, so the classes are patched, under a lock, and put
+    back. Only calls of this model's own nodes are noted.
+    """
+
+    def wrap(original):
+        @functools.wraps(original)
+        def call(self, *args, **kwargs):
+            path = paths.get(id(self))
+            if path is not None:
+                shapes.setdefault(path, None)  # keeps the order of first calls
+            result = original(self, *args, **kwargs)
+            if path is not None and shapes[path] is None:
+                shapes[path] = getattr(result, "shape", None)
+            return result
+
+        return call
+
+    with _PATCHING:
+        owners = {type(node) for _, node in _modules(model) if callable(node)}
+        saved = {owner: owner.__dict__.get("__call__") for owner in owners}
+        try:
+            for owner, original in [(owner, owner.__call__) for owner in owners]:
+                owner.__call__ = wrap(original)
+            yield
+        finally:
+            for owner, original in saved.items():
+                if original is None:
+                    del owner.__call__
+                else:
+                    owner.__call__ = original
+
+
+def _modules(module: nnx.Module) -> list[tuple[tuple, nnx.Module]]:
+    return [(path, node) for path, node in nnx.iter_graph(module) if isinstance(node, nnx.Module)]
+
+
+def _is_row(module: nnx.Module, called: bool) -> bool:
+    values = vars(module).values()
+    own = any(isinstance(value, nnx.Param) for value in values)
+    leaf = not any(isinstance(value, nnx.Module) for value in values)
+    return own or (leaf and called and callable(module))
+
+
+def _count(module: nnx.Module) -> tuple[int, int]:
+    leaves = jax.tree.leaves(nnx.state(module, nnx.Param))
+    return sum(leaf.size for leaf in leaves), sum(leaf.nbytes for leaf in leaves)
+
+
+def _line(cells: Sequence[str], widths: Sequence[int]) -> str:
+    left = [cell.ljust(width) for cell, width in zip(cells[:2], widths[:2], strict=True)]
+    right = [cell.rjust(width) for cell, width in zip(cells[2:], widths[2:], strict=True)]
+    return "  ".join([*left, *right])
