@@ -216,9 +216,7 @@ def _environment() -> dict[str, str]:
     return environment
 
 
-def _wait(
-    process: subprocess.Popen[bytes], timeout_seconds: float, given_up: Event
-) -> int | None:
+def _wait(process: subprocess.Popen[bytes], timeout_seconds: float, given_up: Event) -> int | None:
     end = time.monotonic() + timeout_seconds
     while time.monotonic() < end:
         if given_up.is_set():

@@ -15,6 +15,7 @@ from functools import cached_property
 
 from neurenix._core.errors import CompilationError
 from neurenix.compiler.shapes import Shape, parse_shapes
+from neurenix.compiler.source import is_library
 
 _QUOTED = re.compile(r'"(?:[^"\\]|\\.)*"', re.DOTALL)
 _COMMENT = re.compile(r"/\*.*?\*/")
@@ -90,8 +91,9 @@ class Instruction:
             >>> i.attribute("kind")
             'kLoop'
         """
-        found = re.search(rf"(?:^|[ ,]){re.escape(name)}=((?:\{{[^}}]*\}})|\"[^\"]*\"|[^\s,]+)",
-                          self.attributes)
+        found = re.search(
+            rf"(?:^|[ ,]){re.escape(name)}=((?:\{{[^}}]*\}})|\"[^\"]*\"|[^\s,]+)", self.attributes
+        )
         return found[1].strip('"') if found else None
 
 
@@ -155,7 +157,7 @@ class Module:
         known = _KNOWN_TRIPS.search(loop.attributes)
         if known:
             return int(known[1])
-        condition = self.computations.get(_called_as(loop, "condition"))
+        condition = self.computations.get(called_as(loop, "condition"))
         if condition is None:
             return None
         compare = condition.root
@@ -244,7 +246,7 @@ def _read_instruction(line: str) -> Instruction:
     found = _INSTRUCTION.match(line)
     if found is None:
         raise CompilationError(f"An HLO instruction cannot be read: {line[:120]!r}")
-    rest = line[found.end():]
+    rest = line[found.end() :]
     if rest.startswith("("):
         end = _closing(rest, 0) + 1
     else:
@@ -254,14 +256,14 @@ def _read_instruction(line: str) -> Instruction:
     if opcode is None:
         raise CompilationError(f"An HLO instruction has no operation: {line[:120]!r}")
     close = _closing(rest, opcode.end() - 1)
-    argument = rest[opcode.end():close]
+    argument = rest[opcode.end() : close]
     return Instruction(
         name=found[2],
         opcode=opcode[1],
         shapes=shapes,
         operands=tuple(_NAME.findall(argument)),
         argument=argument,
-        attributes=rest[close + 1:].lstrip(", "),
+        attributes=rest[close + 1 :].lstrip(", "),
         is_root=bool(found[1]),
     )
 
@@ -278,7 +280,8 @@ def _closing(text: str, start: int) -> int:
     raise CompilationError(f"Unbalanced parentheses in the HLO: {text[:120]!r}")
 
 
-def _called_as(instruction: Instruction, role: str) -> str:
+def called_as(instruction: Instruction, role: str) -> str:
+    """Return the name of the computation that plays ``role``, such as ``"body"``; else ``""``."""
     found = re.search(rf"{role}=%?([\w.\-]+)", instruction.attributes)
     return found[1] if found else ""
 
@@ -306,14 +309,33 @@ def _read_frames(lines: list[str]) -> dict[int, SourceLine]:
             text[section][int(number)] = rest.strip('"')
         elif section in fields:
             fields[section][int(number)] = {k: int(v) for k, v in _FIELD.findall(rest)}
-    frames: dict[int, SourceLine] = {}
-    for number, frame in fields["StackFrames"].items():
-        place = fields["FileLocations"].get(frame.get("file_location_id", 0))
-        if place is None:
-            continue
-        frames[number] = SourceLine(
+    places = {
+        number: SourceLine(
             text["FileNames"].get(place.get("file_name_id", 0), ""),
             place.get("line", 0),
             text["FunctionNames"].get(place.get("function_name_id", 0), ""),
         )
-    return frames
+        for number, place in fields["FileLocations"].items()
+    }
+    stack = fields["StackFrames"]
+    return {number: line for number in stack if (line := _user_line(number, stack, places))}
+
+
+def _user_line(
+    number: int, stack: dict[int, dict[str, int]], places: dict[int, SourceLine]
+) -> SourceLine | None:
+    """Return the innermost line of a frame that is the user's, or else the innermost.
+
+    The text prints the number of the caller's frame plus one; the outermost is its own caller.
+    """
+    innermost: SourceLine | None = None
+    while number in stack:
+        line = places.get(stack[number].get("file_location_id", 0))
+        if line is not None and not is_library(line.file):
+            return line
+        innermost = innermost or line
+        caller = stack[number].get("parent_frame_id", 0) - 1
+        if caller >= number:
+            break
+        number = caller
+    return innermost

@@ -74,9 +74,7 @@ def abstract_mesh(axes: Mapping[str, int]) -> AbstractMesh:
         >>> abstract_mesh({"data": 8}).size
         8
     """
-    return AbstractMesh(
-        tuple(axes.values()), tuple(axes), axis_types=(AxisType.Auto,) * len(axes)
-    )
+    return AbstractMesh(tuple(axes.values()), tuple(axes), axis_types=(AxisType.Auto,) * len(axes))
 
 
 @dataclass(frozen=True)
@@ -180,9 +178,7 @@ def trace(
     exported, flops = _export(jitted, placed, name)
     kept = exported.module_kept_var_idx
     roles = options.leaf_roles or ("argument",) * len(placed)
-    leaves = tuple(
-        _leaf(_path(paths[i][0]), roles[i], placed[i], mesh) for i in kept
-    )
+    leaves = tuple(_leaf(_path(paths[i][0]), roles[i], placed[i], mesh) for i in kept)
     return Program(
         name=name,
         serialized=bytes(exported.serialize()),
@@ -209,8 +205,7 @@ def _export(
         ) from error
     except (TypeError, ValueError) as error:
         raise ArgumentError(
-            f"{name} cannot be traced with these shapes: {_first_line(error)} "
-            f"({_where(error)})"
+            f"{name} cannot be traced with these shapes: {_first_line(error)} ({_where(error)})"
         ) from error
     return exported, flops
 

@@ -1,0 +1,113 @@
+"""From a compiled program to what is said of it: memory, time, operations and findings.
+
+Owns the order in which the parts are asked; each part owns its own judgement.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from neurenix.chips import Slice
+from neurenix.compiler import memory as memory_module
+from neurenix.compiler.compile import Compiled, Refusal
+from neurenix.compiler.findings import Evidence, Finding, find
+from neurenix.compiler.hlo import parse
+from neurenix.compiler.memory import Memory
+from neurenix.compiler.program import Program
+from neurenix.compiler.time import Operation, Schedule, StepTime, step_time
+
+_CURES = {
+    "hbm": "Take a smaller batch, recompute activations (jax.checkpoint), compute in bfloat16, "
+    "divide the optimizer's state over the devices, or take chips with more memory.",
+    "vmem": "Make the kernel's blocks smaller; they must fit into VMEM together.",
+    "crash": "Try another slice or another version of jax and libtpu, and report it.",
+    "error": "The compiler's own words say which operation it refused.",
+}
+
+
+@dataclass(frozen=True)
+class Analysis:
+    """The verdict on one program and one slice.
+
+    ``time`` and ``mfu`` are ``None`` when the compiler refused the program.
+    """
+
+    program: Program
+    where: Slice
+    fits: bool
+    memory: Memory
+    time: StepTime | None
+    mfu: float | None
+    operations: tuple[Operation, ...]
+    findings: tuple[Finding, ...]
+    notes: tuple[str, ...]
+    compile_seconds: float
+    from_cache: bool
+
+
+def analyse(program: Program, where: Slice, answer: Compiled | Refusal) -> Analysis:
+    """Judge the compiler's answer."""
+    limit = where.generation.hbm_bytes_per_device
+    if isinstance(answer, Refusal):
+        return _refused(program, where, answer, limit)
+    module = parse(answer.hlo)
+    memory = memory_module.of_compiled(program, module, answer.memory, limit_bytes=limit)
+    schedule = Schedule(module, where)
+    raw = schedule.run()
+    batch = sum(b.logical_bytes for b in memory.buffers if b.role == "batch")
+    time = step_time(schedule, raw, batch)
+    operations = tuple(sorted(schedule.operations.values(), key=lambda o: -o.seconds))
+    evidence = Evidence(program, where, memory, operations, time, raw)
+    peak = where.generation.peak_flops_per_second["bfloat16"] * program.num_devices
+    return Analysis(
+        program=program,
+        where=where,
+        fits=True,
+        memory=memory,
+        time=time,
+        mfu=program.model_flops / (time.seconds * peak) if program.model_flops else None,
+        operations=operations,
+        findings=find(evidence),
+        notes=answer.notes + _notes(schedule, time),
+        compile_seconds=sum(answer.seconds.values()),
+        from_cache=answer.from_cache,
+    )
+
+
+def _notes(schedule: Schedule, time: StepTime) -> tuple[str, ...]:
+    notes = []
+    for loop in schedule.unknown_loops:
+        place = schedule.module.source(loop)
+        notes.append(
+            f"The loop at {place or loop.name} runs as often as the data says; it is counted once."
+        )
+    if time.unmodelled:
+        notes.append(
+            "The compiler gives no cycles for these operations; their bytes were counted: "
+            f"{', '.join(time.unmodelled)}."
+        )
+    return tuple(notes)
+
+
+def _refused(program: Program, where: Slice, answer: Refusal, limit: int) -> Analysis:
+    memory = memory_module.of_refused(program, answer.needed_bytes, limit_bytes=limit)
+    message = answer.message.strip()
+    if answer.kind == "hbm" and answer.needed_bytes:
+        message = (
+            f"It needs {answer.needed_bytes / 2**30:.2f} GiB of HBM on each device, and "
+            f"{where.name} has {limit / 2**30:.2f} GiB. The compiler said: {message}"
+        )
+    finding = Finding(f"refused-{answer.kind}", "error", message, _CURES[answer.kind])
+    return Analysis(
+        program=program,
+        where=where,
+        fits=False,
+        memory=memory,
+        time=None,
+        mfu=None,
+        operations=(),
+        findings=(finding,),
+        notes=answer.notes,
+        compile_seconds=0.0,
+        from_cache=answer.from_cache,
+    )

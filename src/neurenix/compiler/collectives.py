@@ -1,0 +1,109 @@
+"""How long devices take to talk: a model of collectives over ICI and DCN.
+
+Owns bytes, hops and links; the compiler gives collectives no cycles. It does not own when they run
+or what hides them (``time``).
+
+A ring moves ``bytes (n - 1) / n`` through each device for a gather or a scatter and twice that for
+an all-reduce (scaling-book, ``sharding.md``). How many links carry it at once: two for one ring;
+two for every axis of the slice that closes and one for every axis that does not, when the group is
+the whole slice. The link's rate is of one direction.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+
+from neurenix.chips import DCN_BYTES_PER_SECOND_PER_HOST, ICI_HOP_SECONDS, Slice
+from neurenix.compiler.hlo import Instruction
+from neurenix.compiler.operations import base_opcode
+
+_MESH = re.compile(r"replica_groups=mesh\[([^\]]*)\][^{]*\{([^}]*)\}")
+_AXIS = re.compile(r"'([^']+)'(?:=(\d+))?(?::\(\d+\)(\d+))?")
+_LIST = re.compile(r"replica_groups=\{\{([\d,]+)\}")
+_IOTA = re.compile(r"replica_groups=\[(\d+),(\d+)\]<=")
+
+
+def group_size(instruction: Instruction, default: int) -> int:
+    """Return how many devices take part in one group of a collective.
+
+    Example:
+        >>> i = Instruction("a", "all-reduce", (), (), "", "replica_groups=[4,2]<=[8]", False)
+        >>> group_size(i, 8)
+        2
+    """
+    text = instruction.attributes
+    mesh = _MESH.search(text)
+    if mesh:
+        sizes = {name: int(size) for name, size, _ in _AXIS.findall(mesh[1]) if size}
+        used = _AXIS.findall(mesh[2])
+        return math.prod(int(part) if part else sizes.get(name, 1) for name, _, part in used)
+    listed = _LIST.search(text)
+    if listed:
+        return listed[1].count(",") + 1
+    iota = _IOTA.search(text)
+    return int(iota[2]) if iota else default
+
+
+def ici_seconds(instruction: Instruction, where: Slice) -> float:
+    """Return how long a collective inside a slice takes with nothing else on the links.
+
+    Example:
+        >>> from neurenix import chips
+        >>> from neurenix.compiler.shapes import parse_shapes
+        >>> shapes = parse_shapes("f32[1024,1024]{1,0:T(8,128)}")
+        >>> i = Instruction("a", "all-reduce", shapes, (), "", "", False)
+        >>> f"{ici_seconds(i, chips.resolve('v5e-8')) * 1e6:.0f} microseconds"
+        '94 microseconds'
+    """
+    devices = group_size(instruction, where.devices_per_slice)
+    if devices <= 1:
+        return 0.0
+    opcode = base_opcode(instruction)
+    shapes = instruction.shapes
+    if instruction.opcode.endswith("-start") and opcode != "all-reduce":
+        shapes = shapes[len(instruction.operands) :] or shapes
+    payload = sum(shape.padded_bytes for shape in shapes if math.prod(shape.sizes) > 1 or opcode)
+    rate = where.generation.ici_link_bytes_per_second
+    share = (devices - 1) / devices
+    hops = _hops(devices, where)
+    if opcode == "collective-permute":
+        return max(s.padded_bytes for s in instruction.shapes) / rate + ICI_HOP_SECONDS
+    links = _links(devices, where)
+    if opcode == "all-reduce":
+        return 2 * payload * share / (rate * links) + 2 * hops * ICI_HOP_SECONDS
+    if opcode == "reduce-scatter":
+        return payload * (devices - 1) / (rate * links) + hops * ICI_HOP_SECONDS
+    if opcode in ("all-to-all", "ragged-all-to-all"):
+        return payload * share / (rate * links) * max(1.0, hops / 4) + hops * ICI_HOP_SECONDS
+    return payload * share / (rate * links) + hops * ICI_HOP_SECONDS
+
+
+def dcn_seconds(num_bytes: int, where: Slice) -> float:
+    """Return how long one device's share of a transfer between slices takes."""
+    devices_per_host = where.chips_per_host * where.devices_per_chip
+    return num_bytes * devices_per_host / DCN_BYTES_PER_SECOND_PER_HOST
+
+
+def _links(devices: int, where: Slice) -> int:
+    if devices < where.devices_per_slice:
+        return 2
+    ways = sum(
+        (2 if wraps else 1)
+        for size, wraps in zip(where.topology, where.wraps, strict=True)
+        if size > 1
+    )
+    return max(2, ways) if where.chips_per_slice > 2 else 1
+
+
+def _hops(devices: int, where: Slice) -> float:
+    """Return the longest way between two of the group's devices, in links."""
+    if devices < where.devices_per_slice:
+        return max(1, devices // 2)
+    return max(
+        1,
+        sum(
+            size // 2 if wraps else size - 1
+            for size, wraps in zip(where.topology, where.wraps, strict=True)
+        ),
+    )

@@ -1,0 +1,312 @@
+"""How long a step takes, estimated from the scheduled program.
+
+Owns the walk over the schedule: cycles of compute, transfers and collectives that run beside it
+and are waited for where the program waits, loops times their trip counts. What remains visible of
+a transfer is *exposed*. It does not own what a collective costs (``collectives``) or how cycles
+become seconds of hardware (``calibration``).
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+
+from neurenix.chips import VMEM_BANDWIDTH_OVER_HBM, Slice
+from neurenix.compiler.calibration import (
+    DISPATCH_SECONDS,
+    KERNEL_SHARE_OF_PEAK,
+    Calibration,
+    calibration,
+)
+from neurenix.compiler.collectives import dcn_seconds, ici_seconds
+from neurenix.compiler.hlo import Computation, Instruction, Module, SourceLine, called_as
+from neurenix.compiler.operations import (
+    COLLECTIVES,
+    FREE,
+    MatrixProduct,
+    base_opcode,
+    collective_inside,
+    is_kernel,
+    kernel_cost,
+    moved_bytes,
+    top_level_products,
+)
+
+_CHANNEL = re.compile(r"channel_id=(\d+)")
+
+
+@dataclass
+class Operation:
+    """An instruction with all its repetitions in one step.
+
+    ``seconds`` is what it adds to the step before calibration; for a collective or a transfer,
+    what is not hidden behind compute. ``floor_seconds`` is what its FLOPs and bytes would need at
+    the device's peak. ``kind`` is ``"compute"``, ``"hbm"``, ``"ici"`` or ``"dcn"``.
+    """
+
+    name: str
+    opcode: str
+    kind: str
+    seconds: float
+    floor_seconds: float
+    busy_seconds: float
+    count: int
+    flops: float
+    bytes: int
+    shape: str
+    op_name: str
+    source: SourceLine | None
+    products: tuple[MatrixProduct, ...] = ()
+
+
+@dataclass(frozen=True)
+class StepTime:
+    """An estimate, never a measurement. Seconds of one step; ``low`` to ``high`` is the interval.
+
+    ``bound`` is what most of the time goes to: ``"compute"``, ``"hbm"``, ``"ici"``, ``"dcn"`` or
+    ``"host"``; ``shares`` is every kind's part of the device's time.
+    """
+
+    seconds: float
+    low: float
+    high: float
+    device_seconds: float
+    host_seconds: float
+    bound: str
+    shares: dict[str, float]
+    basis: str
+    unmodelled: tuple[str, ...] = ()
+
+
+@dataclass
+class _Pending:
+    finish: float
+    duration: float
+    kind: str
+    instruction: Instruction
+
+
+@dataclass
+class Schedule:
+    """The walk over one program for one slice; ``operations`` is filled by ``run``."""
+
+    module: Module
+    where: Slice
+    operations: dict[str, Operation] = field(default_factory=dict)
+    unknown_loops: list[Instruction] = field(default_factory=list)
+    unmodelled: dict[str, int] = field(default_factory=dict)
+
+    def run(self) -> float:
+        """Return the seconds of one step by the compiler's cycles, and fill ``operations``."""
+        return self._computation(self.module.entry, 1)
+
+    def _computation(self, computation: Computation, count: int) -> float:
+        now = 0.0
+        free = {"hbm": 0.0, "ici": 0.0, "dcn": 0.0}
+        pending: dict[str, _Pending] = {}
+        for instruction in computation.instructions:
+            now = self._step(computation, instruction, count, now, free, pending)
+        return now
+
+    def _step(
+        self,
+        computation: Computation,
+        instruction: Instruction,
+        count: int,
+        now: float,
+        free: dict[str, float],
+        pending: dict[str, _Pending],
+    ) -> float:
+        opcode = instruction.opcode
+        if opcode in FREE:
+            return now
+        if opcode == "while":
+            return now + self._loop(computation, instruction, count)
+        if opcode in ("call", "conditional"):
+            return now + max(
+                (self._computation(c, count) for c in self._called(instruction)), default=0.0
+            )
+        half = self._half(instruction)
+        if half == "start":
+            kind, duration = self._transfer(instruction)
+            start = max(now, free[kind])
+            free[kind] = start + duration
+            key = self._channel(instruction) or instruction.name
+            pending[key] = _Pending(free[kind], duration, kind, instruction)
+            return now
+        if half == "done":
+            return self._wait(instruction, count, now, pending)
+        seconds, operation = self._compute(computation, instruction)
+        self._record(instruction, operation, seconds, count)
+        return now + seconds
+
+    def _half(self, instruction: Instruction) -> str:
+        if instruction.opcode.endswith("-start") or instruction.opcode in ("send", "recv"):
+            return "start"
+        if instruction.opcode.endswith("-done"):
+            return "done"
+        if instruction.opcode == "fusion" and instruction.estimated_cycles is None:
+            for half in ("start", "done"):
+                if instruction.name.startswith(f"async-collective-{half}"):
+                    return half
+        return ""
+
+    def _loop(self, computation: Computation, loop: Instruction, count: int) -> float:
+        trips = self.module.trip_count(computation, loop)
+        if trips is None:
+            self.unknown_loops.append(loop)
+            trips = 1
+        body = self.module.computations[called_as(loop, "body")]
+        return trips * self._computation(body, count * trips)
+
+    def _called(self, instruction: Instruction) -> list[Computation]:
+        return [
+            self.module.computations[name]
+            for name in instruction.called
+            if name in self.module.computations
+        ]
+
+    def _channel(self, instruction: Instruction) -> str:
+        if instruction.opcode != "fusion":
+            return ""
+        inner = collective_inside(self.module, instruction)
+        found = _CHANNEL.search(inner.attributes) if inner else None
+        return f"channel {found[1]}" if found else ""
+
+    def _transfer(self, instruction: Instruction) -> tuple[str, float]:
+        if instruction.opcode == "recv":  # arrives while its send is under way
+            return "dcn", 0.0
+        if instruction.opcode == "send":
+            moved = instruction.shapes[0].padded_bytes
+            return "dcn", dcn_seconds(moved, self.where)
+        inner = collective_inside(self.module, instruction)
+        if inner is not None:
+            return "ici", ici_seconds(inner, self.where)
+        generation = self.where.generation
+        moved = max((s.padded_bytes for s in instruction.shapes if not s.in_hbm), default=0)
+        moved = moved or max(s.padded_bytes for s in instruction.shapes)
+        return "hbm", moved / generation.hbm_bandwidth_bytes_per_second_per_device
+
+    def _wait(
+        self, instruction: Instruction, count: int, now: float, pending: dict[str, _Pending]
+    ) -> float:
+        key = self._channel(instruction) or next(iter(instruction.operands), "")
+        waited = pending.pop(key, None)
+        if waited is None:
+            return now
+        exposed = max(0.0, waited.finish - now)
+        operation = self._describe(waited.instruction, waited.kind)
+        operation.busy_seconds = waited.duration
+        operation.floor_seconds = exposed
+        self._record(waited.instruction, operation, exposed, count)
+        return now + exposed
+
+    def _compute(
+        self, computation: Computation, instruction: Instruction
+    ) -> tuple[float, Operation]:
+        generation = self.where.generation
+        cycles = instruction.estimated_cycles
+        if cycles is None and base_opcode(instruction) in COLLECTIVES:
+            seconds = ici_seconds(instruction, self.where)
+            operation = self._describe(instruction, "ici")
+            operation.floor_seconds = operation.busy_seconds = seconds
+            return seconds, operation
+        peak = generation.peak_flops_per_second["bfloat16"]
+        moved, inside = moved_bytes(computation, instruction)
+        products = tuple(top_level_products(self.module, computation, instruction))
+        flops = sum(product.flops for product in products)
+        stated = kernel_cost(instruction) if is_kernel(instruction) else None
+        if stated:
+            flops, moved = stated[0], int(stated[1])
+        compute = flops / peak
+        rate = generation.hbm_bandwidth_bytes_per_second_per_device
+        transfer = moved / rate
+        within = inside / (rate * VMEM_BANDWIDTH_OVER_HBM)
+        if cycles is not None:
+            seconds = cycles / generation.clock_hertz
+        elif is_kernel(instruction):
+            seconds = max(compute / KERNEL_SHARE_OF_PEAK, transfer)
+        else:
+            seconds = self._without_cycles(instruction, transfer)
+        operation = self._describe(instruction, "compute" if compute > transfer else "hbm")
+        operation.floor_seconds = min(seconds, max(compute, transfer, within))
+        operation.busy_seconds = seconds
+        operation.flops, operation.bytes, operation.products = flops, moved, products
+        return seconds, operation
+
+    def _without_cycles(self, instruction: Instruction, transfer: float) -> float:
+        """Return the time of an instruction that the compiler gives no cycles."""
+        if instruction.opcode == "custom-call":
+            target = instruction.attribute("custom_call_target") or ""
+            if target in ("AllocateBuffer", "ConcatBitcast") or target.startswith("Assume"):
+                return 0.0
+        if instruction.opcode not in ("fusion", "copy", "convert", "broadcast"):
+            name = instruction.attribute("custom_call_target") or instruction.opcode
+            if transfer > 1e-6:
+                self.unmodelled[name] = self.unmodelled.get(name, 0) + 1
+        return transfer
+
+    def _describe(self, instruction: Instruction, kind: str) -> Operation:
+        return Operation(
+            name=instruction.name,
+            opcode=instruction.opcode,
+            kind=kind,
+            seconds=0.0,
+            floor_seconds=0.0,
+            busy_seconds=0.0,
+            count=0,
+            flops=0.0,
+            bytes=0,
+            shape=", ".join(map(str, instruction.shapes[:3])),
+            op_name=instruction.op_name,
+            source=self.module.source(instruction),
+        )
+
+    def _record(
+        self, instruction: Instruction, operation: Operation, seconds: float, count: int
+    ) -> None:
+        kept = self.operations.setdefault(instruction.name, operation)
+        if kept is operation:
+            kept.flops *= count
+            kept.bytes *= count
+            kept.floor_seconds *= count
+            kept.busy_seconds *= count
+        kept.seconds += seconds * count
+        kept.count += count
+
+
+def step_time(schedule: Schedule, raw_seconds: float, batch_bytes_per_device: int) -> StepTime:
+    """Turn the schedule's seconds into an estimate with an interval and a bound.
+
+    Args:
+        schedule: after ``run``.
+        raw_seconds: what ``run`` returned.
+        batch_bytes_per_device: of input that the host sends for one step.
+    """
+    where = schedule.where
+    factors: Calibration = calibration(where.generation.name)
+    operations = schedule.operations.values()
+    saved = sum(
+        max(0.0, op.seconds - op.floor_seconds)
+        for op in operations
+        if op.kind == "hbm" and not op.products
+    )
+    device = raw_seconds * factors.factor
+    pcie = where.generation.pcie_bytes_per_second_per_chip / where.devices_per_chip
+    host = max(DISPATCH_SECONDS, batch_bytes_per_device / pcie)
+    totals: dict[str, float] = {}
+    for op in operations:
+        totals[op.kind] = totals.get(op.kind, 0.0) + op.seconds
+    whole = sum(totals.values()) or 1.0
+    shares = {kind: part / whole for kind, part in sorted(totals.items(), key=lambda p: -p[1])}
+    return StepTime(
+        seconds=max(device, host),
+        low=max((raw_seconds - saved) * factors.factor * factors.low, 0.0),
+        high=max(device * factors.high, host * 2),
+        device_seconds=device,
+        host_seconds=host,
+        bound="host" if host > device else next(iter(shares), "compute"),
+        shares=shares,
+        basis=factors.basis,
+        unmodelled=tuple(sorted(schedule.unmodelled)),
+    )
