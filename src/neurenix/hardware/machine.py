@@ -1,0 +1,93 @@
+"""What is attached to this machine, as Linux tells it: PCI, USB, device nodes, who holds them.
+
+Owns the reading of ``/sys``, ``/dev`` and ``/proc``. What a vendor number means is for the modules
+beside this one. Every function takes the root of the file system, so that a test can bring its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path("/")
+
+
+@dataclass(frozen=True)
+class PciDevice:
+    """Vendor, device and class of a PCI device, as in ``/sys``: ``"0x1ae0"``."""
+
+    vendor: str
+    device: str
+    device_class: str
+
+
+@dataclass(frozen=True)
+class Holder:
+    """A process that has a file open."""
+
+    pid: int
+    command: str
+    path: str
+
+
+def pci_devices(root: Path = ROOT) -> list[PciDevice]:
+    """Return every PCI device; an empty list where the kernel shows none."""
+    return [
+        PciDevice(*(_text(folder / name) for name in ("vendor", "device", "class")))
+        for folder in sorted((root / "sys/bus/pci/devices").glob("*"))
+    ]
+
+
+def usb_ids(root: Path = ROOT) -> list[str]:
+    """Return ``"vendor:product"`` of every USB device."""
+    return [
+        f"{_text(folder / 'idVendor')}:{_text(folder / 'idProduct')}"
+        for folder in sorted((root / "sys/bus/usb/devices").glob("*"))
+        if (folder / "idVendor").exists()
+    ]
+
+
+def nodes(*patterns: str, root: Path = ROOT) -> list[Path]:
+    """Return the files under ``/dev`` that match one of the patterns, such as ``"accel[0-9]*"``."""
+    return [path for pattern in patterns for path in sorted((root / "dev").glob(pattern))]
+
+
+def holders(paths: Iterable[Path], root: Path = ROOT) -> list[Holder]:
+    """Return the processes that have one of the files open, as far as this user may see.
+
+    Another user's processes are seen by root only.
+    """
+    wanted = {str(path) for path in paths}
+    found = {
+        (pid, target): Holder(pid, _command(root, pid), target)
+        for pid, target in _open_files(root)
+        if target in wanted
+    }
+    return [found[key] for key in sorted(found)]
+
+
+def holder(pid: int, path: str, root: Path = ROOT) -> Holder:
+    """Return the record of a process that is known to hold ``path``."""
+    return Holder(pid, _command(root, pid), path)
+
+
+def _open_files(root: Path) -> Iterator[tuple[int, str]]:
+    for process in (root / "proc").glob("[0-9]*"):
+        try:
+            for link in (process / "fd").iterdir():
+                yield int(process.name), str(link.readlink())
+        except OSError:  # it ended while we looked, or is another user's
+            continue
+
+
+def _command(root: Path, pid: int) -> str:
+    raw = _text(root / "proc" / str(pid) / "cmdline")
+    return " ".join(raw.replace("\0", " ").split()) or "unknown command"
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(errors="replace").strip()
+    except OSError:
+        return ""

@@ -1,0 +1,277 @@
+"""Cloud TPUs: are there any, get them ready, and what they are.
+
+Owns starting the TPU backend, with a diagnosis before XLA's own words when it fails (the catalogue
+is in ``tpu_failures``), and the reports of memory and topology. Memory pooling is PJRT's own. Which
+devices the rest of Neurenix uses is for ``neurenix.device``.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+import jax
+from jax._src import xla_bridge
+from jax.extend import backend as jax_backend
+
+from neurenix._core.errors import (
+    ArgumentError,
+    DeviceError,
+    DeviceInitializationError,
+    DeviceNotFoundError,
+)
+from neurenix.chips import GENERATIONS
+from neurenix.hardware import machine
+from neurenix.hardware.availability import Availability, any_installed
+from neurenix.hardware.memory import MemoryStats, memory_stats_of
+from neurenix.hardware.tpu_failures import diagnose
+from neurenix.hardware.tpu_topology import TPUTopology, topology_of_devices, topology_of_slice
+from neurenix.hardware.transfer import Transfer, start_to_device, start_to_host
+from neurenix.simulation import simulated
+
+T = TypeVar("T")
+
+_GOOGLE = "0x1ae0"
+_PCI_IDS = {generation.pci_device_id: generation for generation in GENERATIONS.values()}
+_SLOW_SECONDS = 30.0
+
+
+def availability(root: Path = machine.ROOT) -> Availability:
+    """Return how many TPU chips, real or simulated, can be used, and what is missing if none.
+
+    Starts no backend. A count of real chips is of this host; of simulated ones, of devices.
+    """
+    active = simulated()
+    if active is not None:
+        return Availability(active.num_devices, active.num_devices)
+    attached = _chips(root)
+    if not attached:
+        return Availability(0, 0, "No Cloud TPU is attached to this machine.")
+    if not any_installed("libtpu") and "TPU_LIBRARY_PATH" not in os.environ:
+        return Availability(
+            0,
+            attached,
+            f"{attached} TPU chip(s) are attached; libtpu, their compiler and runtime, is not "
+            "installed.",
+            'Install it with: pip install "jax[tpu]" (Linux x86-64 only).',
+        )
+    return Availability(attached, attached)
+
+
+def is_tpu_available() -> bool:
+    """Return whether this machine has TPU chips, or simulates some. Starts no backend.
+
+    Example:
+        >>> import neurenix as nx
+        >>> nx.simulate("v5e-8").name
+        'v5e-8'
+        >>> is_tpu_available()
+        True
+    """
+    return availability().found > 0
+
+
+def raise_diagnosed(error: Exception, *, root: Path = machine.ROOT) -> None:
+    """Raise ``DeviceInitializationError`` with cause and fix, if the catalogue knows the text.
+
+    The original text follows the diagnosis.
+    """
+    diagnosis = diagnose(str(error), root=root)
+    if diagnosis is not None:
+        raise DeviceInitializationError(f"{diagnosis}\nThe original message: {error}") from error
+
+
+class TPUBackend:
+    """The TPU chips of this process, real or simulated.
+
+    Example:
+        >>> import neurenix as nx
+        >>> slice_ = nx.simulate("v5e-8")
+        >>> tpu = TPUBackend()
+        >>> tpu.initialize()
+        True
+        >>> str(tpu.topology)
+        'simulated v5e-8 (8 chips in 2x4, 1 device per chip, 1 host; coordinates (0, 0) to (1, 3))'
+    """
+
+    def __init__(self) -> None:
+        self._devices: tuple[Any, ...] = ()
+
+    def initialize(self) -> bool:
+        """Start the TPU backend; a second call does nothing.
+
+        Returns:
+            ``True``: whatever prevents it is raised.
+
+        Raises:
+            DeviceNotFoundError: no TPU here, real or simulated.
+            DeviceInitializationError: there is one and it cannot be used; the message says why,
+                and what to do.
+        """
+        if self._devices and xla_bridge.backends_are_initialized():
+            return True
+        found = availability()
+        if not found.found:
+            raise DeviceNotFoundError(
+                f"{found.problem} To go on without one, simulate it: start the program with "
+                '`neurenix run --simulate v5e-8 SCRIPT`, or call nx.simulate("v5e-8") before '
+                "the first array."
+            )
+        if not found:
+            raise DeviceInitializationError(f"{found.problem} {found.fix}")
+        self._devices = tuple(_start())
+        return True
+
+    @property
+    def devices(self) -> Sequence[Any]:
+        """The ``jax.Device`` objects of all hosts, in JAX's order."""
+        self._require()
+        return self._devices
+
+    @property
+    def topology(self) -> TPUTopology:
+        """Slice name, chips, devices per chip, hosts and coordinates."""
+        self._require()
+        active = simulated()
+        if active is not None:
+            return topology_of_slice(active.slice)
+        return topology_of_devices(self._devices)
+
+    def memory_stats(self) -> list[MemoryStats]:
+        """Return bytes in use, peak and limit for each device of this process."""
+        self._require()
+        active = simulated()
+        generation = active.slice.generation if active else None
+        return [
+            memory_stats_of(device, f"tpu:{index}", simulated_as=generation)
+            for index, device in enumerate(self._devices)
+            if device.process_index == jax.process_index()
+        ]
+
+    def transfer(self, arrays: T, to: Any | Literal["host"]) -> Transfer[T]:
+        """Start moving a pytree of arrays, and return at once.
+
+        Args:
+            arrays: NumPy or JAX arrays of any shapes and dtypes, in any pytree; on the way to the
+                host, JAX arrays, which may be sharded.
+            to: a ``Sharding``, a ``jax.Device``, a pytree of them, or ``"host"``.
+
+        Returns:
+            The move under way: ``.arrays`` at once, ``.result()`` after waiting.
+
+        Raises:
+            ArgumentError: ``to`` is another string.
+
+        Example:
+            >>> import numpy as np
+            >>> tpu = TPUBackend()
+            >>> tpu.initialize()
+            True
+            >>> there = tpu.transfer(np.ones((8, 4), np.float32), tpu.devices[3])
+            >>> tpu.transfer(there.arrays * 2, "host").result().sum()
+            np.float32(64.0)
+        """
+        self._require()
+        if isinstance(to, str):
+            if to != "host":
+                raise ArgumentError(
+                    f'transfer(to=...) takes "host", a Sharding or a jax.Device; got {to!r}.'
+                )
+            return start_to_host(arrays)
+        return start_to_device(arrays, to)
+
+    def synchronize(self) -> None:
+        """Wait until all that was dispatched to the TPU devices is done.
+
+        Raises:
+            RuntimeError: a computation under way failed; its own error.
+        """
+        self._require()
+        client = self._devices[0].client
+        jax.effects_barrier()
+        jax.block_until_ready([array for array in client.live_arrays() if not array.is_deleted()])
+
+    def shutdown(self) -> None:
+        """Wait for what is under way, then give the chips back for other processes.
+
+        All arrays and compiled programs of this process are lost, those on the CPU as well. A
+        later ``initialize`` starts again. Without ``initialize`` before, does nothing.
+        """
+        if not self._devices:
+            return
+        self.synchronize()
+        self._devices = ()
+        jax.clear_caches()
+        jax_backend.clear_backends()
+
+    def _require(self) -> None:
+        if not self._devices:
+            raise DeviceError("The TPU backend is not started; call initialize() first.")
+
+
+def _spare_libtpu() -> None:
+    """Keep JAX from starting libtpu on a machine without a TPU, unless it was asked to.
+
+    libtpu is installed for its compiler. Started as a runtime without chips it prints warnings,
+    takes its process lock, and fails.
+    """
+    asked_for = "tpu" in (jax.config.jax_platforms or "")  # pyright: ignore
+    if (
+        xla_bridge.backends_are_initialized()
+        or asked_for
+        or "JAX_FORCE_TPU_INIT" in os.environ
+        or availability().found
+    ):
+        return
+    jax_backend.register_backend_factory("tpu", _no_chips, priority=-2000, fail_quietly=True)
+
+
+def _no_chips() -> Any:
+    raise DeviceNotFoundError("No Cloud TPU is attached to this machine.")
+
+
+def _chips(root: Path) -> int:
+    """Count the TPU chips of this host: on the PCI bus, or by their nodes in a container."""
+    on_bus = [
+        device
+        for device in machine.pci_devices(root)
+        if device.vendor == _GOOGLE and device.device in _PCI_IDS
+    ]
+    if on_bus:
+        return len(on_bus)
+    if machine.nodes("accel[0-9]*", root=root):
+        return len(machine.nodes("accel[0-9]*", root=root))
+    # Any device can be passed through vfio; only the runtime's own variables say that it is a TPU.
+    if "TPU_ACCELERATOR_TYPE" in os.environ or "TPU_WORKER_ID" in os.environ:
+        return len(machine.nodes("vfio/[0-9]*", root=root))
+    return 0
+
+
+def _start() -> list[Any]:
+    watch = threading.Timer(_SLOW_SECONDS, _say_why_it_waits)
+    watch.daemon = True
+    watch.start()
+    try:
+        return jax.devices("tpu")
+    except RuntimeError as error:
+        raise_diagnosed(error)
+        raise DeviceInitializationError(
+            f"The TPU does not start, for a reason that is not in our catalogue: {error}"
+        ) from error
+    finally:
+        watch.cancel()
+
+
+def _say_why_it_waits() -> None:
+    """Tell the user, on stderr, while XLA's initialisation still blocks this process."""
+    text = f"TPU backend initialization is taking more than {_SLOW_SECONDS} seconds"
+    workers = os.environ.get("TPU_WORKER_HOSTNAMES", "")
+    listed = f" The hosts of this slice: {workers}." if workers else ""
+    print(f"neurenix: {text}. {diagnose(text)}{listed}", file=sys.stderr)
+
+
+_spare_libtpu()
