@@ -38,13 +38,14 @@ FLOORS = {
     "neurenix.data": 30,
     "neurenix.compiler": 30,
     "neurenix.train": 40,
+    "neurenix.callbacks": 45,
     "neurenix.nn": 50,
     "neurenix.preflight": 60,
     "neurenix.cli": 70,
 }
 
 # Imported inside the function that needs them: an extra, or slow to load and seldom needed.
-LAZY = {"grain", "keras", "onnx", "rich", "sklearn", "tensorboard", "torch", "typer"}
+LAZY = {"grain", "keras", "onnx", "rich", "sklearn", "tensorboardX", "torch", "typer"}
 # At the top of a module, these and the standard library only.
 EAGER = {"flax", "flatbuffers", "jax", "jaxlib", "numpy", "optax", "safetensors"}
 # Loaded first where a process begins: the command line reads its own arguments.

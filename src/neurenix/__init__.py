@@ -16,6 +16,8 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # what editors and type checkers see; a test holds it and _EXPORTS together
+    from neurenix import callbacks as callbacks
+    from neurenix import callbacks as callbacks
     from neurenix import chips as chips
     from neurenix import data as data
     from neurenix import distribute as distribute
@@ -67,8 +69,8 @@ __version__ = "0.1.0"
 
 # Modules that are public by their own name. ``device`` and ``preflight`` can be called as well.
 _MODULES = (
-    "chips data device distribute hardware losses metrics nn optim preflight random train".split()
-)
+    "callbacks chips data device distribute hardware losses metrics nn optim preflight random train"
+).split()
 
 _EXPORTS = {
     "neurenix._core.errors": (
