@@ -23,11 +23,11 @@ REPOSITORY = Path(__file__).parent.parent
 FLOORS = {
     "neurenix._core": 0,
     "neurenix.chips": 10,
-    "neurenix.simulation": 19,
+    "neurenix.simulation": 18,
+    "neurenix.hardware": 19,
     "neurenix.device": 20,
     "neurenix.random": 21,
     "neurenix.tensor": 22,
-    "neurenix.hardware": 22,
     "neurenix._nnx": 25,
     "neurenix._binding": 26,
     "neurenix._recompilation": 26,
