@@ -25,12 +25,24 @@ from neurenix.nn.activations import (
     Swish,
     Tanh,
 )
+from neurenix.nn.adaptive import (
+    AdaptiveAvgPool1d,
+    AdaptiveAvgPool2d,
+    AdaptiveAvgPool3d,
+    AdaptiveMaxPool1d,
+    AdaptiveMaxPool2d,
+    AdaptiveMaxPool3d,
+)
+from neurenix.nn.attention import attention
 from neurenix.nn.batch_norm import BatchNorm, BatchNorm1d, BatchNorm2d, BatchNorm3d
 from neurenix.nn.containers import Flatten, Residual, Sequential
 from neurenix.nn.conv import Conv1d, Conv2d, Conv3d, DepthwiseConv2d
+from neurenix.nn.conv_transpose import ConvTranspose1d, ConvTranspose2d, ConvTranspose3d
 from neurenix.nn.dropout import Dropout
+from neurenix.nn.embedding import Embedding
 from neurenix.nn.linear import Identity, Linear
 from neurenix.nn.module import Module
+from neurenix.nn.multihead import MultiHeadAttention
 from neurenix.nn.norm import GroupNorm, LayerNorm, RMSNorm
 from neurenix.nn.pooling import (
     AvgPool1d,
@@ -46,12 +58,17 @@ from neurenix.nn.pooling import (
     MaxPool2d,
     MaxPool3d,
 )
+from neurenix.nn.recurrent import GRU, LSTM
 from neurenix.nn.summary import Summary
+from neurenix.nn.transformer import TransformerBlock
 
 __all__ = [
-    "ELU",
-    "GELU",
-    "SELU",
+    "AdaptiveAvgPool1d",
+    "AdaptiveAvgPool2d",
+    "AdaptiveAvgPool3d",
+    "AdaptiveMaxPool1d",
+    "AdaptiveMaxPool2d",
+    "AdaptiveMaxPool3d",
     "AvgPool1d",
     "AvgPool2d",
     "AvgPool3d",
@@ -62,9 +79,16 @@ __all__ = [
     "Conv1d",
     "Conv2d",
     "Conv3d",
+    "ConvTranspose1d",
+    "ConvTranspose2d",
+    "ConvTranspose3d",
     "DepthwiseConv2d",
     "Dropout",
+    "ELU",
+    "Embedding",
     "Flatten",
+    "GELU",
+    "GRU",
     "GlobalAvgPool1d",
     "GlobalAvgPool2d",
     "GlobalAvgPool3d",
@@ -75,6 +99,7 @@ __all__ = [
     "Hardsigmoid",
     "Hardswish",
     "Identity",
+    "LSTM",
     "LayerNorm",
     "LeakyReLU",
     "Linear",
@@ -84,6 +109,7 @@ __all__ = [
     "MaxPool3d",
     "Mish",
     "Module",
+    "MultiHeadAttention",
     "PReLU",
     "RMSNorm",
     "ReLU",
@@ -99,4 +125,6 @@ __all__ = [
     "Summary",
     "Swish",
     "Tanh",
+    "TransformerBlock",
+    "attention",
 ]

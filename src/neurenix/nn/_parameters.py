@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -39,7 +40,7 @@ def symmetric_uniform(bound: float) -> Initializer:
     return init
 
 
-def promote_to_input(arrays, *, dtype=None, **_):
+def promote_to_input(arrays: Any, *, dtype: Any = None, inexact: bool = True) -> Any:
     """Cast all arrays to the dtype of the first, the input; integers to that of the parameters.
 
     Layers give this to Flax, so that a layer computes in the dtype of what it is given: bfloat16

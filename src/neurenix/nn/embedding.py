@@ -1,0 +1,73 @@
+"""A table of vectors looked up by number.
+
+Owns Embedding; positions are not added here.
+"""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+
+from neurenix._core.errors import ArgumentTypeError
+from neurenix._nnx import nnx
+from neurenix.nn._checks import positive
+from neurenix.nn._parameters import rngs_or_default
+from neurenix.nn.module import Module
+
+
+class Embedding(Module, nnx.Embed):
+    """Integers (...) → vectors (..., embedding_dim).
+
+    Initial values as in PyTorch: normal with variance 1. A number outside the table gives NaN (a
+    negative one counts from the end), because a compiled program cannot raise; check data on the
+    host.
+
+    Args:
+        num_embeddings: rows of the table.
+        embedding_dim: size of a vector.
+        dtype: of the table and so of the output; float32 by default.
+        rngs: random streams; the process's own by default.
+
+    Attributes:
+        embedding: (num_embeddings, embedding_dim).
+
+    Raises:
+        ArgumentTypeError: when called with numbers that are not integers.
+
+    Example:
+        >>> Embedding(100, 16)(jnp.array([[1, 2, 3]])).shape
+        (1, 3, 16)
+    """
+
+    def __init__(
+        self,
+        num_embeddings: int,
+        embedding_dim: int,
+        *,
+        dtype: jax.typing.DTypeLike | None = None,
+        rngs: nnx.Rngs | None = None,
+    ) -> None:
+        positive(num_embeddings=num_embeddings, embedding_dim=embedding_dim)
+        nnx.Embed.__init__(
+            self,
+            num_embeddings,
+            embedding_dim,
+            param_dtype=dtype or jnp.float32,
+            embedding_init=jax.nn.initializers.normal(1.0),
+            rngs=rngs_or_default(rngs),
+        )
+
+    def __call__(self, x: jax.Array) -> jax.Array:  # pyright: ignore[reportIncompatibleMethodOverride]
+        """Return the rows of the table."""
+        if not jnp.issubdtype(x.dtype, jnp.integer):
+            raise ArgumentTypeError(
+                f"Embedding looks up integers; its input is {x.dtype}, shape {x.shape}."
+            )
+        return jnp.take(self.embedding[...], x, axis=0)
+
+    def attend(self, query: jax.Array) -> jax.Array:  # pyright: ignore[reportIncompatibleMethodOverride]
+        """Return the products of (..., embedding_dim) with every row: (..., num_embeddings).
+
+        What a language model with tied weights ends with.
+        """
+        return query @ self.embedding[...].astype(query.dtype).T

@@ -1,0 +1,181 @@
+"""Recurrent layers: LSTM and GRU, as one ``lax.scan`` over time.
+
+Owns the cells' formulas and their order of gates. Sequences are (N, T, features): batch first,
+PyTorch's ``batch_first=True``.
+
+Parameters of each layer: ``input_kernel`` (features, G · H), ``recurrent_kernel`` (H, G · H),
+``input_bias`` and ``recurrent_bias`` (G · H,), the transposes of PyTorch's ``weight_ih_l0``,
+``weight_hh_l0``, ``bias_ih_l0`` and ``bias_hh_l0``, with the gates side by side in PyTorch's
+order: LSTM **input, forget, cell, output** (Keras the same); GRU **reset, update, new** (Keras:
+update, reset, new). Initial values as in PyTorch: U(-1/√H, 1/√H).
+"""
+
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+from typing import Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from neurenix._core.errors import ShapeError
+from neurenix._nnx import nnx
+from neurenix.nn._checks import expect_features, positive
+from neurenix.nn._parameters import promote_to_input, rngs_or_default, symmetric_uniform
+from neurenix.nn.module import Module
+
+
+class _Recurrent(Module):
+    _gates: ClassVar[int]
+
+    def __init__(
+        self,
+        input_size: int,
+        hidden_size: int,
+        *,
+        bias: bool = True,
+        reverse: bool = False,
+        dtype: jax.typing.DTypeLike | None = None,
+        rngs: nnx.Rngs | None = None,
+    ) -> None:
+        positive(input_size=input_size, hidden_size=hidden_size)
+        self.input_size, self.hidden_size, self.reverse = input_size, hidden_size, reverse
+        rngs, dtype = rngs_or_default(rngs), dtype or jnp.float32
+        init = symmetric_uniform(1 / math.sqrt(hidden_size))
+        width = self._gates * hidden_size
+
+        def make(*shape: int) -> nnx.Param:
+            return nnx.Param(init(rngs.params(), shape, dtype))
+
+        self.input_kernel = make(input_size, width)
+        self.recurrent_kernel = make(hidden_size, width)
+        self.input_bias = make(width) if bias else nnx.data(None)
+        self.recurrent_bias = make(width) if bias else nnx.data(None)
+
+    @abstractmethod
+    def _initial(self, batch: int, dtype: Any) -> Any:
+        """Return the state before the first step."""
+
+    def _run(self, x: jax.Array, state: Any) -> tuple[jax.Array, Any]:
+        name = type(self).__name__
+        if x.ndim != 3:
+            raise ShapeError(f"{name} takes (N, T, {self.input_size}); got shape {x.shape}.")
+        expect_features(name, x, self.input_size)
+        input_bias = None if self.input_bias is None else self.input_bias[...]
+        recurrent_bias = None if self.recurrent_bias is None else self.recurrent_bias[...]
+        x, kernel, input_bias, recurrent, recurrent_bias = promote_to_input(
+            (x, self.input_kernel[...], input_bias, self.recurrent_kernel[...], recurrent_bias)
+        )
+        if state is None:
+            state = self._initial(x.shape[0], x.dtype)
+        for part in jax.tree.leaves(state):
+            if part.shape != (x.shape[0], self.hidden_size):
+                raise ShapeError(
+                    f"{name} takes a state of shape {(x.shape[0], self.hidden_size)}; got "
+                    f"{part.shape}."
+                )
+        state = jax.tree.map(lambda part: part.astype(x.dtype), state)
+        # The input's share of all steps is one large product; only the recurrence is in the loop.
+        projected = x @ kernel
+        if input_bias is not None:
+            projected = projected + input_bias
+
+        def step(state: Any, now: jax.Array) -> tuple[Any, jax.Array]:
+            hidden = state[0] @ recurrent
+            if recurrent_bias is not None:
+                hidden = hidden + recurrent_bias
+            state = self._cell(now, hidden, state)
+            return state, state[0]
+
+        state, outputs = lax.scan(step, state, projected.swapaxes(0, 1), reverse=self.reverse)
+        return outputs.swapaxes(0, 1), state
+
+    @abstractmethod
+    def _cell(self, now: jax.Array, hidden: jax.Array, state: Any) -> Any:
+        """Return the next state from the input's and the hidden state's share of the gates."""
+
+
+class LSTM(_Recurrent):
+    """Long short-term memory: (N, T, input_size) → (N, T, hidden_size) and the last state.
+
+    ``i, f, g, o`` = gates; ``c = σ(f) · c + σ(i) · tanh(g)``; ``h = σ(o) · tanh(c)``. For the
+    order of gates and the parameters see the module's text.
+
+    Args:
+        input_size: size of the last axis of the input.
+        hidden_size: size H of the state.
+        bias: whether to add biases.
+        reverse: go through time backwards; outputs stay at their places.
+        dtype: of the parameters; float32 by default.
+        rngs: random streams; the process's own by default.
+
+    Example:
+        >>> outputs, (h, c) = LSTM(3, 5)(jnp.ones((2, 7, 3)))
+        >>> outputs.shape, h.shape, c.shape
+        ((2, 7, 5), (2, 5), (2, 5))
+    """
+
+    _gates = 4
+
+    def __call__(
+        self, x: jax.Array, state: tuple[jax.Array, jax.Array] | None = None
+    ) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
+        """Return all outputs (N, T, H) and the last (h, c), each (N, H).
+
+        Args:
+            x: (N, T, input_size).
+            state: (h, c) to start from; zeros by default.
+
+        Raises:
+            ShapeError: the shapes do not go together.
+        """
+        return self._run(x, None if state is None else tuple(state))
+
+    def _initial(self, batch: int, dtype: Any) -> tuple[jax.Array, jax.Array]:
+        zeros = jnp.zeros((batch, self.hidden_size), dtype)
+        return zeros, zeros
+
+    def _cell(self, now, hidden, state):
+        i, f, g, o = jnp.split(now + hidden, 4, axis=-1)
+        cell = jax.nn.sigmoid(f) * state[1] + jax.nn.sigmoid(i) * jnp.tanh(g)
+        return jax.nn.sigmoid(o) * jnp.tanh(cell), cell
+
+
+class GRU(_Recurrent):
+    """Gated recurrent unit: (N, T, input_size) → (N, T, hidden_size) and the last state.
+
+    ``r, z`` = gates; ``n = tanh(input + r · hidden)``, the reset after the product, as in PyTorch
+    and cuDNN; ``h = (1 - z) · n + z · h``. Arguments as for :class:`LSTM`.
+
+    Example:
+        >>> outputs, h = GRU(3, 5)(jnp.ones((2, 7, 3)))
+        >>> outputs.shape, h.shape
+        ((2, 7, 5), (2, 5))
+    """
+
+    _gates = 3
+
+    def __call__(self, x: jax.Array, state: jax.Array | None = None) -> tuple[jax.Array, jax.Array]:
+        """Return all outputs (N, T, H) and the last h (N, H).
+
+        Args:
+            x: (N, T, input_size).
+            state: h to start from; zeros by default.
+
+        Raises:
+            ShapeError: the shapes do not go together.
+        """
+        outputs, (h,) = self._run(x, None if state is None else (state,))
+        return outputs, h
+
+    def _initial(self, batch: int, dtype: Any) -> tuple[jax.Array]:
+        return (jnp.zeros((batch, self.hidden_size), dtype),)
+
+    def _cell(self, now, hidden, state):
+        now_r, now_z, now_n = jnp.split(now, 3, axis=-1)
+        hidden_r, hidden_z, hidden_n = jnp.split(hidden, 3, axis=-1)
+        update = jax.nn.sigmoid(now_z + hidden_z)
+        new = jnp.tanh(now_n + jax.nn.sigmoid(now_r + hidden_r) * hidden_n)
+        return ((1 - update) * new + update * state[0],)
