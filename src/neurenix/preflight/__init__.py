@@ -1,0 +1,27 @@
+"""Preflight: what a program will do on a TPU slice, asked on a machine without one.
+
+``nx.preflight(model, on="v5e-8", input_shape=(256, 784))`` compiles the training step that ``fit``
+runs with the real TPU compiler; ``nx.preflight.search`` compares slices. Compiling and judging is
+``neurenix.compiler``'s; here are the entrances, the report and the page.
+"""
+
+from neurenix._core.callable_module import make_callable
+from neurenix.compiler.compile import CompileOptions
+from neurenix.compiler.program import spec
+from neurenix.preflight.entry import PreflightOptions, preflight
+from neurenix.preflight.planning import Candidate, Plan, search
+from neurenix.preflight.report import Cost, Report
+
+__all__ = [
+    "Candidate",
+    "CompileOptions",
+    "Cost",
+    "Plan",
+    "PreflightOptions",
+    "Report",
+    "preflight",
+    "search",
+    "spec",
+]
+
+make_callable(__name__, "preflight")

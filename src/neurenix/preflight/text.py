@@ -1,0 +1,42 @@
+"""Numbers as people read them: bytes, seconds, counts.
+
+Owns the choice of unit; the numbers are others'.
+"""
+
+from __future__ import annotations
+
+
+def bytes_text(count: float) -> str:
+    """Return a size in the binary unit that keeps it short.
+
+    Example:
+        >>> bytes_text(16911433728), bytes_text(512)
+        ('15.75 GiB', '512 B')
+    """
+    for unit, size in (("TiB", 2**40), ("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
+        if abs(count) >= size:
+            return f"{count / size:.2f} {unit}"
+    return f"{count:.0f} B"
+
+
+def seconds_text(seconds: float) -> str:
+    """Return a duration in the unit that keeps it short.
+
+    Example:
+        >>> seconds_text(0.00123), seconds_text(12.0)
+        ('1.23 ms', '12 s')
+    """
+    for unit, size in (("s", 1.0), ("ms", 1e-3), ("µs", 1e-6)):
+        if seconds >= size:
+            return f"{seconds / size:.3g} {unit}"
+    return f"{seconds / 1e-9:.3g} ns"
+
+
+def amount(count: int, noun: str) -> str:
+    """Return a count with its noun.
+
+    Example:
+        >>> amount(1, "host"), amount(2, "host")
+        ('1 host', '2 hosts')
+    """
+    return f"{count} {noun}" if count == 1 else f"{count:,} {noun}s"
