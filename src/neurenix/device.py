@@ -290,6 +290,7 @@ def to(value: T, device: Device | DeviceType | str | Any, *, dtype: Any = None) 
 
     Raises:
         DeviceNotFoundError: the device is not here.
+        ArgumentTypeError: ``dtype`` is none.
 
     Example:
         >>> import neurenix as nx
@@ -300,7 +301,7 @@ def to(value: T, device: Device | DeviceType | str | Any, *, dtype: Any = None) 
     if callable(own) and not isinstance(value, jax.Array | np.ndarray | np.generic):
         return own(device) if dtype is None else own(device, dtype=dtype)  # pyright: ignore
     target = _target(device)
-    wanted = None if dtype is None else jnp.dtype(dtype)
+    wanted = None if dtype is None else _dtype(dtype)
     is_leaf = isinstance(value, jax.Array | np.ndarray | np.generic)
 
     def move(leaf: Any) -> Any:
@@ -315,6 +316,15 @@ def _target(device: Any) -> Any:
     if isinstance(device, jax.sharding.Sharding | jax.Device):
         return device
     return Device(device).jax_device
+
+
+def _dtype(dtype: Any) -> Any:
+    try:
+        return jnp.dtype(dtype)
+    except TypeError as error:
+        raise ArgumentTypeError(
+            f'to(dtype=...) needs a dtype such as "bfloat16"; got {dtype!r}.'
+        ) from error
 
 
 def _is_float(leaf: Any) -> bool:

@@ -1,0 +1,296 @@
+"""Making tensors: from data, of constants, of random numbers.
+
+A tensor *is* a ``jax.Array``: ``Tensor`` makes one, and is the type of every one. Owns the checks
+of what users hand in (ragged lists, objects, numbers that do not fit) and the default dtypes:
+Python and NumPy floats become float32, integers int32, unless a dtype is given.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from neurenix import random
+from neurenix._core.errors import ArgumentError, DataError
+from neurenix.device import Device, DeviceType, to
+from neurenix.simulation import simulated
+from neurenix.tensor import dtypes
+
+__all__ = [
+    "Tensor",
+    "arange",
+    "eye",
+    "full",
+    "full_like",
+    "linspace",
+    "ones",
+    "ones_like",
+    "rand",
+    "randint",
+    "randn",
+    "zeros",
+    "zeros_like",
+]
+
+DeviceLike = Device | DeviceType | str | Any
+Shape = int | Sequence[int]
+
+_NARROW = {
+    np.dtype("float64"): np.dtype("float32"),
+    np.dtype("int64"): np.dtype("int32"),
+    np.dtype("uint64"): np.dtype("uint32"),
+    np.dtype("complex128"): np.dtype("complex64"),
+}
+
+if TYPE_CHECKING:
+
+    class Tensor(jax.Array):
+        """What editors see: a ``jax.Array`` that can be built from data."""
+
+        def __init__(self, data: Any, *, dtype: Any = None, device: DeviceLike = None) -> None: ...
+
+else:
+
+    class _TensorType(type):
+        def __instancecheck__(cls, value: Any) -> bool:
+            return isinstance(value, jax.Array)
+
+        def __subclasscheck__(cls, other: type) -> bool:
+            return issubclass(other, jax.Array)
+
+    class Tensor(metaclass=_TensorType):
+        """A ``jax.Array``, built from data.
+
+        Args:
+            data: numbers, nested lists of them, a NumPy array, a ``jax.Array``, or anything with
+                ``__array__``; any shape.
+            dtype: by default float32 for floats and int32 for integers; narrower ones are kept.
+            device: a ``Device``, a name such as ``"tpu:0"``, a ``jax.Device`` or a ``Sharding``; by
+                default the default device.
+
+        Returns:
+            A ``jax.Array``; one that has the dtype and the device already is returned as it is.
+
+        Raises:
+            DataError: ragged lists, objects, text, or integers that the dtype cannot hold.
+            DeviceNotFoundError: the device is not here.
+
+        Example:
+            >>> import jax, neurenix as nx
+            >>> t = nx.Tensor([[1, 2], [3, 4]])
+            >>> t.dtype, isinstance(t, nx.Tensor), isinstance(t, jax.Array)
+            (dtype('int32'), True, True)
+        """
+
+        def __new__(cls, data: Any, *, dtype: Any = None, device: DeviceLike = None) -> jax.Array:
+            """Build the array; see the class."""
+            simulated()
+            wanted = None if dtype is None else dtypes.dtype(dtype)
+            if isinstance(data, jax.Array):
+                array = data if wanted is None else data.astype(wanted)
+            else:
+                array = _checked(data, wanted)
+            if device is not None:
+                return to(array, device)
+            return jnp.asarray(array)
+
+
+def zeros(shape: Shape, dtype: Any = None, *, device: DeviceLike = None) -> jax.Array:
+    """Return an array of zeros, float32 unless ``dtype`` says otherwise.
+
+    Example:
+        >>> zeros((2, 3)).shape
+        (2, 3)
+    """
+    return full(shape, 0, dtype or "float32", device=device)
+
+
+def ones(shape: Shape, dtype: Any = None, *, device: DeviceLike = None) -> jax.Array:
+    """Return an array of ones, float32 unless ``dtype`` says otherwise.
+
+    Example:
+        >>> float(ones((2, 3)).sum())
+        6.0
+    """
+    return full(shape, 1, dtype or "float32", device=device)
+
+
+def full(shape: Shape, value: Any, dtype: Any = None, *, device: DeviceLike = None) -> jax.Array:
+    """Return an array that is ``value`` everywhere; the dtype is that of ``Tensor(value)``.
+
+    Example:
+        >>> full((2,), 7)
+        Array([7, 7], dtype=int32)
+    """
+    filling = Tensor(value, dtype=dtype)
+    return _placed(jnp.full(shape, filling, dtype=filling.dtype), device)
+
+
+def zeros_like(array: Any, dtype: Any = None, *, device: DeviceLike = None) -> jax.Array:
+    """Return zeros of the shape and dtype of ``array``."""
+    return _placed(jnp.zeros_like(_as_array(array), dtype=_optional(dtype)), device)
+
+
+def ones_like(array: Any, dtype: Any = None, *, device: DeviceLike = None) -> jax.Array:
+    """Return ones of the shape and dtype of ``array``."""
+    return _placed(jnp.ones_like(_as_array(array), dtype=_optional(dtype)), device)
+
+
+def full_like(array: Any, value: Any, dtype: Any = None, *, device: DeviceLike = None) -> jax.Array:
+    """Return ``value`` everywhere, in the shape and dtype of ``array``."""
+    return _placed(jnp.full_like(_as_array(array), value, dtype=_optional(dtype)), device)
+
+
+def arange(
+    start: Any,
+    stop: Any = None,
+    step: Any = None,
+    dtype: Any = None,
+    *,
+    device: DeviceLike = None,
+) -> jax.Array:
+    """Return numbers from ``start`` up to, without, ``stop``; ``arange(n)`` starts at 0.
+
+    Example:
+        >>> arange(3)
+        Array([0, 1, 2], dtype=int32)
+    """
+    simulated()
+    return _placed(jnp.arange(start, stop, step, dtype=_optional(dtype)), device)
+
+
+def linspace(
+    start: Any, stop: Any, num: int = 50, dtype: Any = None, *, device: DeviceLike = None
+) -> jax.Array:
+    """Return ``num`` numbers, evenly spaced from ``start`` to ``stop``, both included.
+
+    Example:
+        >>> linspace(0, 1, 3)
+        Array([0. , 0.5, 1. ], dtype=float32)
+    """
+    simulated()
+    return _placed(jnp.linspace(start, stop, num, dtype=_optional(dtype)), device)
+
+
+def eye(
+    rows: int, columns: int | None = None, dtype: Any = None, *, device: DeviceLike = None
+) -> jax.Array:
+    """Return ones on the diagonal and zeros elsewhere, float32 unless ``dtype`` says otherwise.
+
+    Example:
+        >>> eye(2)
+        Array([[1., 0.],
+               [0., 1.]], dtype=float32)
+    """
+    simulated()
+    return _placed(jnp.eye(rows, columns, dtype=dtypes.dtype(dtype or "float32")), device)
+
+
+def randn(*shape: int, dtype: Any = None, device: DeviceLike = None) -> jax.Array:
+    """Return numbers of the standard normal distribution, from the process's stream.
+
+    Example:
+        >>> randn(2, 3).shape
+        (2, 3)
+    """
+    kind = dtypes.dtype(dtype or "float32")
+    return _placed(jax.random.normal(random.next_key(), shape, kind), device)
+
+
+def rand(*shape: int, dtype: Any = None, device: DeviceLike = None) -> jax.Array:
+    """Return numbers evenly distributed over [0, 1), from the process's stream.
+
+    Example:
+        >>> bool((rand(100) < 1).all())
+        True
+    """
+    kind = dtypes.dtype(dtype or "float32")
+    return _placed(jax.random.uniform(random.next_key(), shape, kind), device)
+
+
+def randint(
+    low: int, high: int, shape: Shape, dtype: Any = None, *, device: DeviceLike = None
+) -> jax.Array:
+    """Return integers from ``low`` up to, without, ``high``, from the process's stream.
+
+    Raises:
+        ArgumentError: no integer lies between.
+
+    Example:
+        >>> int(randint(3, 4, (1,))[0])
+        3
+    """
+    if low >= high:
+        raise ArgumentError(f"randint(low, high) needs low < high, got {low} and {high}.")
+    sizes = (shape,) if isinstance(shape, int) else tuple(shape)
+    kind = dtypes.dtype(dtype or "int32")
+    return _placed(jax.random.randint(random.next_key(), sizes, low, high, kind), device)
+
+
+def _placed(array: jax.Array, device: DeviceLike) -> jax.Array:
+    return array if device is None else to(array, device)
+
+
+def _optional(dtype: Any) -> Any:
+    return None if dtype is None else dtypes.dtype(dtype)
+
+
+def _as_array(value: Any) -> Any:
+    return value if hasattr(value, "shape") and hasattr(value, "dtype") else Tensor(value)
+
+
+def _checked(data: Any, wanted: np.dtype | None) -> np.ndarray:
+    """Turn what a user handed in into an array of numbers that JAX can take."""
+    try:
+        array = np.asarray(data)
+    except (ValueError, TypeError) as error:
+        raise DataError(f"Tensor(data): {_why_not(data, error)}") from error
+    if not (jnp.issubdtype(array.dtype, jnp.number) or array.dtype == np.bool_):
+        raise DataError(
+            f"Tensor(data): needs numbers, got {_example(array)} (NumPy dtype {array.dtype})."
+        )
+    target = _NARROW.get(array.dtype, array.dtype) if wanted is None else wanted
+    if array.size and array.dtype.kind in "iu" and jnp.issubdtype(target, jnp.integer):
+        limits = jnp.iinfo(target)
+        low, high = array.min(), array.max()
+        if int(low) < limits.min or int(high) > limits.max:
+            beyond = low if int(low) < limits.min else high
+            raise DataError(
+                f"Tensor(data): contains {beyond}, and {target} holds {limits.min} to "
+                f"{limits.max}. Pass another dtype."
+            )
+    return array.astype(target)
+
+
+def _why_not(data: Any, error: Exception) -> str:
+    if isinstance(data, list | tuple):
+        ragged = _ragged(data, "data")
+        if ragged:
+            return f"the list is ragged: {ragged}. Pad it to one length, or batch it by length."
+    return f"cannot be made an array: {error}"
+
+
+def _ragged(data: Sequence[Any], name: str) -> str:
+    lengths = [len(item) if isinstance(item, list | tuple) else None for item in data]
+    for index, length in enumerate(lengths):
+        if length != lengths[0]:
+            return f"{name}[0] has {_length(lengths[0])}, {name}[{index}] has {_length(length)}"
+    for index, item in enumerate(data):
+        if isinstance(item, list | tuple):
+            found = _ragged(item, f"{name}[{index}]")
+            if found:
+                return found
+    return ""
+
+
+def _length(length: int | None) -> str:
+    return "no length (a number)" if length is None else f"length {length}"
+
+
+def _example(array: np.ndarray) -> str:
+    first = array.reshape(-1)[0] if array.size else None
+    return f"{type(first).__name__} {first!r}"

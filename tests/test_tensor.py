@@ -1,0 +1,178 @@
+"""A tensor is a jax.Array: how one is built, and what is refused."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import neurenix.tensor as nt
+from neurenix import random
+from neurenix._core.errors import (
+    ArgumentError,
+    DataError,
+    DeviceNotFoundError,
+    UnknownNameError,
+)
+from neurenix.device import Device, device_of
+
+pytestmark = pytest.mark.cpu8
+
+
+@pytest.mark.parametrize(
+    ("data", "dtype"),
+    [
+        ([1, 2], "int32"),
+        ([1.5, 2], "float32"),
+        (3, "int32"),
+        (True, "bool"),
+        (1j, "complex64"),
+        (np.ones(2), "float32"),
+        (np.ones(2, np.float16), "float16"),
+        (np.arange(3), "int32"),
+        (np.arange(3, dtype=np.int8), "int8"),
+        (np.arange(3, dtype=np.uint64), "uint32"),
+        ([], "float32"),
+    ],
+)
+def test_default_dtypes(data: object, dtype: str) -> None:
+    made = nt.Tensor(data)
+    assert made.dtype == dtype
+    assert isinstance(made, jax.Array)
+    assert isinstance(made, nt.Tensor)
+    np.testing.assert_array_equal(np.asarray(made), np.asarray(data).astype(made.dtype))
+
+
+def test_data_that_is_jax_already() -> None:
+    assert nt.Tensor(jnp.ones(2, jnp.bfloat16)).dtype == jnp.bfloat16
+    assert nt.Tensor([jnp.ones(2), jnp.zeros(2)]).shape == (2, 2)
+
+
+def test_isinstance_is_true_of_every_array_and_of_nothing_else() -> None:
+    assert isinstance(jnp.ones(3), nt.Tensor)
+    assert not isinstance(np.ones(3), nt.Tensor)
+    seen = []
+    jax.jit(lambda x: seen.append(isinstance(x, nt.Tensor)) or x)(jnp.ones(3))
+    assert seen == [True]
+
+
+@pytest.mark.parametrize(
+    ("data", "says"),
+    [
+        ([[1, 2], [3]], r"data\[0\] has length 2, data\[1\] has length 1"),
+        ([[[1], [2, 3]]], r"data\[0\]\[0\] has length 1, data\[0\]\[1\] has length 2"),
+        ([1, [2]], r"data\[0\] has no length \(a number\), data\[1\] has length 1"),
+        ([None], "NoneType None"),
+        (["a"], "dtype <U1"),
+        (np.array([{}], dtype=object), "dtype object"),
+        ([2**31], "contains 2147483648, and int32 holds -2147483648 to 2147483647"),
+        (2**70, "dtype object"),
+    ],
+)
+def test_data_that_is_no_array(data: object, says: str) -> None:
+    with pytest.raises(DataError, match=says):
+        nt.Tensor(data)
+
+
+def test_integers_that_the_dtype_cannot_hold() -> None:
+    with pytest.raises(DataError, match="contains 300, and uint8 holds 0 to 255"):
+        nt.Tensor([1, 300], dtype="uint8")
+    with pytest.raises(DataError, match="contains -1"):
+        nt.Tensor([1, -1], dtype="uint8")
+    assert int(nt.Tensor([2**31], dtype="uint32")[0]) == 2**31
+    assert float(nt.Tensor([2**31], dtype="float32")[0]) == 2.0**31
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    [
+        ("bf16", jnp.bfloat16),
+        ("bfloat16", jnp.bfloat16),
+        ("half", np.float16),
+        ("float", np.float32),
+        (float, np.float32),
+        (bool, np.bool_),
+        (np.int8, np.int8),
+        (jnp.float8_e4m3fn, jnp.float8_e4m3fn),
+        ("FP32", np.float32),
+        ("int4", jnp.int4),
+    ],
+)
+def test_dtype_names(name: object, dtype: object) -> None:
+    assert nt.dtype(name) == np.dtype(dtype)  # pyright: ignore[reportArgumentType]
+    assert nt.zeros(2, name).dtype == np.dtype(dtype)  # pyright: ignore[reportArgumentType]
+
+
+def test_dtypes_that_are_none() -> None:
+    with pytest.raises(UnknownNameError, match="Did you mean 'float', 'bfloat16'"):
+        nt.dtype("bfloat")
+    with pytest.raises(ArgumentError, match="64-bit"):
+        nt.Tensor([1.0], dtype="float64")
+
+
+def test_on_a_device() -> None:
+    tpu = Device("tpu:3")
+    assert device_of(nt.Tensor([1, 2], device=tpu)) == tpu
+    assert device_of(nt.Tensor([1, 2], device="cpu")) == Device("cpu")
+    assert device_of(nt.Tensor([1, 2])) == Device("tpu:0")
+    with pytest.raises(DeviceNotFoundError, match="tpu:0 to tpu:7"):
+        nt.Tensor([1, 2], device="tpu:8")
+
+
+def test_a_tensor_is_not_copied_without_need() -> None:
+    array = jnp.ones(3)
+    assert nt.Tensor(array) is array
+
+
+@pytest.mark.parametrize(
+    ("made", "expected"),
+    [
+        (lambda: nt.zeros((2, 3), device="tpu:1"), np.zeros((2, 3), "f")),
+        (lambda: nt.ones(2, "bf16", device="tpu:1"), np.ones(2)),
+        (lambda: nt.full((2,), 7, device="tpu:1"), np.full(2, 7)),
+        (lambda: nt.arange(1, 7, 2, device="tpu:1"), np.arange(1, 7, 2)),
+        (lambda: nt.linspace(0, 1, 5, device="tpu:1"), np.linspace(0, 1, 5)),
+        (lambda: nt.eye(2, 3, device="tpu:1"), np.eye(2, 3)),
+        (lambda: nt.zeros_like([1.0, 2.0], device="tpu:1"), np.zeros(2)),
+        (lambda: nt.ones_like(np.ones(2, "i"), device="tpu:1"), np.ones(2)),
+        (lambda: nt.full_like([1, 2], 5, device="tpu:1"), np.full(2, 5)),
+    ],
+)
+def test_creation(made, expected: np.ndarray) -> None:
+    array = made()
+    np.testing.assert_array_equal(np.asarray(array, np.float64), expected)
+    assert device_of(array) == Device("tpu:1")
+
+
+def test_random_numbers_follow_the_seed() -> None:
+    random.seed(5)
+    first = nt.randn(1000), nt.rand(1000), nt.randint(0, 10, 1000)
+    random.seed(5)
+    again = nt.randn(1000), nt.rand(1000), nt.randint(0, 10, 1000)
+    for one, other in zip(first, again, strict=True):
+        np.testing.assert_array_equal(one, other)
+    normal, even, integers = (np.asarray(array) for array in first)
+    assert abs(normal.mean()) < 0.15
+    assert abs(normal.std() - 1) < 0.1
+    assert (even.min() >= 0, even.max() < 1, abs(even.mean() - 0.5) < 0.05) == (True,) * 3
+    assert set(integers.tolist()) == set(range(10))
+    assert nt.randn(2, 3, dtype="bf16", device="cpu").dtype == jnp.bfloat16
+
+
+def test_randint_without_a_range() -> None:
+    with pytest.raises(ArgumentError, match="low < high"):
+        nt.randint(3, 3, (2,))
+
+
+def test_functions_are_those_of_jax() -> None:
+    functions = [*nt.arrays.__all__, *nt.elementwise.__all__]
+    assert len(functions) > 250
+    for name in functions:
+        assert getattr(nt, name) is getattr(jnp, name)
+
+
+def test_what_is_public_is_there_once() -> None:
+    assert len(nt.__all__) == len(set(nt.__all__))
+    for name in nt.__all__:
+        assert hasattr(nt, name)
