@@ -1,7 +1,8 @@
 """Neurenix: deep learning with one programming model for every accelerator.
 
 Owns the public names, and nothing else: each is imported from the module that owns it when it is
-first used (:pep:`562`), so that ``import neurenix`` is cheap and starts no backend.
+first used (:pep:`562`), so that ``import neurenix`` is cheap and starts no backend. Functions on
+arrays are those that ``neurenix.tensor`` lists; the other names are listed here.
 
 Example:
     >>> import neurenix as nx
@@ -15,8 +16,9 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from neurenix._core.errors import did_you_mean
+
 if TYPE_CHECKING:  # what editors and type checkers see; a test holds it and _EXPORTS together
-    from neurenix import callbacks as callbacks
     from neurenix import callbacks as callbacks
     from neurenix import chips as chips
     from neurenix import data as data
@@ -57,6 +59,7 @@ if TYPE_CHECKING:  # what editors and type checkers see; a test holds it and _EX
     from neurenix.simulation import SimulatedSlice as SimulatedSlice
     from neurenix.simulation import simulate as simulate
     from neurenix.simulation import simulated as simulated
+    from neurenix.tensor import *  # noqa: F403
     from neurenix.train import History as History
     from neurenix.train import Optimizer as Optimizer
     from neurenix.train import Trainer as Trainer
@@ -83,29 +86,32 @@ _EXPORTS = {
     "neurenix.preflight": "spec",
     "neurenix.random": "seed",
     "neurenix.simulation": "SimulatedSlice simulate simulated",
-    "neurenix.tensor": "Tensor",
     "neurenix.train": "History Optimizer Trainer grad jit multi_step value_and_grad",
 }
 _OWNER_OF = {name: module for module, names in _EXPORTS.items() for name in names.split()}
-
-__all__ = ["__version__", *_MODULES, *_OWNER_OF]  # pyright: ignore[reportUnsupportedDunderAll]
 
 
 def __getattr__(name: str) -> Any:
     if name in _MODULES:
         return importlib.import_module(f"neurenix.{name}")
-    if name in _OWNER_OF:
-        value = getattr(importlib.import_module(_OWNER_OF[name]), name)
-        globals()[name] = value
-        return value
-    if name.startswith("_"):
+    if name == "__all__":
+        value = ["__version__", *_MODULES, *_OWNER_OF, *_tensor_names()]
+    elif name.startswith("_"):
         raise AttributeError(f"module 'neurenix' has no attribute {name!r}")
-    from neurenix._core.errors import did_you_mean
-
-    raise AttributeError(
-        f"module 'neurenix' has no attribute {name!r}.{did_you_mean(name, __all__)}"
-    )
+    elif name in _OWNER_OF:
+        value = getattr(importlib.import_module(_OWNER_OF[name]), name)
+    elif name in _tensor_names():
+        value = getattr(importlib.import_module("neurenix.tensor"), name)
+    else:
+        near = did_you_mean(name, __getattr__("__all__"))
+        raise AttributeError(f"module 'neurenix' has no attribute {name!r}.{near}")
+    globals()[name] = value
+    return value
 
 
 def __dir__() -> list[str]:
-    return sorted(__all__)
+    return sorted(__getattr__("__all__"))
+
+
+def _tensor_names() -> list[str]:
+    return importlib.import_module("neurenix.tensor").__all__
