@@ -51,7 +51,7 @@ def availability(root: Path = machine.ROOT) -> Availability:
     attached = _chips(root)
     if not attached:
         return Availability(0, 0, "No Cloud TPU is attached to this machine.")
-    if not any_installed("libtpu") and "TPU_LIBRARY_PATH" not in os.environ:
+    if not any_installed("libtpu") and not Path(os.environ.get("TPU_LIBRARY_PATH", "")).is_file():
         return Availability(
             0,
             attached,
