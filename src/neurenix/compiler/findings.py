@@ -91,7 +91,8 @@ def padded_products(evidence: Evidence) -> Iterator[Finding]:
             _severity(evidence.share(wasted)),
             f"A product of {_sizes(product)} fills {used:.0%} of the {unit}×{unit} matrix unit "
             f"({', '.join(small)}).",
-            f"Make these sizes multiples of {unit}, or of {_LANES} at least.",
+            f"Make these sizes multiples of {unit}"
+            + (f", or of {_LANES} at least." if unit > _LANES else "."),
             operation.source,
             wasted * evidence.factor,
         )
@@ -191,7 +192,7 @@ def exposed_collectives(evidence: Evidence) -> Iterator[Finding]:
 
 
 def small_steps(evidence: Evidence) -> Iterator[Finding]:
-    """Steps too short for the host to keep up with, or input that arrives too slowly."""
+    """Find steps too short for the host to keep up with, or input that arrives too slowly."""
     time = evidence.time
     if time.bound != "host":
         return
@@ -224,6 +225,20 @@ def missing_donation(evidence: Evidence) -> Iterator[Finding]:
         )
 
 
+def undivided_work(evidence: Evidence) -> Iterator[Finding]:
+    """Several devices that all do the same."""
+    devices = evidence.program.num_devices
+    divided = any(any(leaf.partition) for leaf in evidence.program.leaves)
+    if devices > 1 and not divided and evidence.program.leaves:
+        yield Finding(
+            "undivided",
+            "warning",
+            f"No argument is divided over the {devices} devices: each of them does all the work.",
+            'Divide the batch: nx.spec(shape, dtype, partition=("data",)), or train inside of '
+            "strategy.scope().",
+        )
+
+
 def padded_arguments(evidence: Evidence) -> Iterator[Finding]:
     """Arguments that tiles make much larger."""
     padding = evidence.memory.padding_bytes
@@ -248,6 +263,7 @@ RULES: tuple[Callable[[Evidence], Iterator[Finding]], ...] = (
     moves,
     exposed_collectives,
     small_steps,
+    undivided_work,
     missing_donation,
     padded_arguments,
 )

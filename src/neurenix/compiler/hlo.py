@@ -15,7 +15,7 @@ from functools import cached_property
 
 from neurenix._core.errors import CompilationError
 from neurenix.compiler.shapes import Shape, parse_shapes
-from neurenix.compiler.source import is_library
+from neurenix.compiler.source import is_entrance, is_library
 
 _QUOTED = re.compile(r'"(?:[^"\\]|\\.)*"', re.DOTALL)
 _COMMENT = re.compile(r"/\*.*?\*/")
@@ -326,11 +326,14 @@ def _user_line(
 ) -> SourceLine | None:
     """Return the innermost line of a frame that is the user's, or else the innermost.
 
+    Lines outside of the traced function, such as the call of preflight, are not the program's.
     The text prints the number of the caller's frame plus one; the outermost is its own caller.
     """
     innermost: SourceLine | None = None
     while number in stack:
         line = places.get(stack[number].get("file_location_id", 0))
+        if line is not None and is_entrance(line.file):
+            break
         if line is not None and not is_library(line.file):
             return line
         innermost = innermost or line

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import math
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -195,8 +196,9 @@ def _export(
 ) -> tuple[export.Exported, float]:
     pallas = export.DisabledSafetyCheck.custom_call("tpu_custom_call")
     try:
-        flops = model_flops(jitted.trace(*placed).jaxpr)
-        exported = export.export(jitted, platforms=["tpu"], disabled_checks=[pallas])(*placed)
+        with _deep_locations():
+            flops = model_flops(jitted.trace(*placed).jaxpr)
+            exported = export.export(jitted, platforms=["tpu"], disabled_checks=[pallas])(*placed)
     except _CONCRETE as error:
         raise ArgumentError(
             f"{name} cannot be compiled: {_where(error)} needs the value of an array, and while "
@@ -210,6 +212,19 @@ def _export(
     return exported, flops
 
 
+@contextmanager
+def _deep_locations() -> Iterator[None]:
+    """Keep enough of each operation's call stack to reach from a layer to the user's own line."""
+    option = "jax_traceback_in_locations_limit"
+    before = getattr(jax.config, option)
+    jax.config.update(option, _FRAMES)
+    try:
+        yield
+    finally:
+        jax.config.update(option, before)
+
+
+_FRAMES = 40
 _CONCRETE = (
     jax.errors.ConcretizationTypeError,
     jax.errors.TracerArrayConversionError,

@@ -10,6 +10,7 @@ from functools import cache
 from pathlib import Path
 
 _PACKAGE = str(Path(__file__).resolve().parents[1])
+_ENTRANCE = str(Path(__file__).resolve().with_name("program.py"))
 
 
 @cache
@@ -33,3 +34,13 @@ def is_library(path: str) -> bool:
         or "/dist-packages/" in path
         or path.startswith("<")
     )
+
+
+def is_entrance(path: str) -> bool:
+    """Whether a file is the one that calls the function being traced (``compiler.program``).
+
+    Example:
+        >>> is_entrance("/home/me/program.py")
+        False
+    """
+    return path == _ENTRANCE

@@ -18,6 +18,7 @@ from neurenix.compiler.analysis import analyse
 from neurenix.compiler.compile import CompileOptions, compile_all
 from neurenix.compiler.program import Program, TraceOptions, abstract_mesh, spec, trace
 from neurenix.compiler.target import Target
+from neurenix.preflight.bound import bind
 from neurenix.preflight.report import Report
 
 On = str | chips.Slice
@@ -151,15 +152,10 @@ def _describer(
     if input_shape is not None:
         args = (spec(input_shape, dtype), *args)
 
-    def function_for(where: chips.Slice) -> Program:
-        return trace(
-            target,
-            args,
-            axes=_axes(where, options),
-            options=TraceOptions(donate_argnums=options.donate_argnums),
-        )
-
-    return function_for
+    bound = bind(target, args, options.donate_argnums)
+    return lambda where: trace(
+        bound.function, bound.args, axes=_axes(where, options), options=bound.options
+    )
 
 
 def _trainer_of(target: Any) -> Any:

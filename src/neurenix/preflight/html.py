@@ -179,7 +179,7 @@ def _roofline(report: Report) -> str:
     bottom = top - 5.0
 
     def x(value: float) -> float:
-        return 50 + (min(max(math.log10(value), left), right) - left) / (right - left) * 630
+        return 50 + (min(max(math.log10(value), left), right) - left) / (right - left) * 610
 
     def y(value: float) -> float:
         return 10 + (top - min(max(math.log10(value), bottom), top)) / (top - bottom) * 250
@@ -192,7 +192,8 @@ def _roofline(report: Report) -> str:
         for o, i, f in points[:200]
     )
     ticks = "".join(
-        f'<text x="{x(10.0**e):.0f}" y="278" class=tick>{10.0**e:g}</text>' for e in range(-1, 6)
+        f'<text x="{x(10.0**e):.0f}" y="278" class=tick text-anchor="middle">{10.0**e:g}</text>'
+        for e in range(-1, 6)
     )
     return (
         "<h2>Roofline of one device (estimated)</h2>"
@@ -248,9 +249,9 @@ def _operations(report: Report) -> str:
             f"<td class=n data-v={o.count}>{o.count}</td>"
             f'<td class=n data-v="{o.flops:.0f}">{o.flops / 1e9:.2f}</td>'
             f'<td class=n data-v="{o.bytes}">{bytes_text(o.bytes)}</td>'
-            f"<td>{escape(o.shape)}</td><td>{escape(o.op_name)}</td><td>{escape(source)}</td></tr>"
+            f"<td>{escape(o.shape)}</td><td>{escape(source)}</td><td>{escape(o.op_name)}</td></tr>"
         )
-    heads = ("time", "share", "kind", "operation", "times", "GFLOP", "HBM", "makes", "from", "at")
+    heads = ("time", "share", "kind", "operation", "times", "GFLOP", "HBM", "makes", "at", "from")
     numeric = {"time", "share", "times", "GFLOP", "HBM"}
     head = "".join(f"<th{' class=n' if h in numeric else ''}>{h}</th>" for h in heads)
     left_out = len(report.operations) - len(rows)

@@ -5,7 +5,8 @@ match; it inserts no text.
 """
 
 STYLE = """
-:root{color-scheme:light dark;--ink:#1d2329;--paper:#fff;--soft:#f2f4f6;--line:#d6dbe0;--sub:#5a646e}
+:root{color-scheme:light dark;--ink:#1d2329;--paper:#fff;--soft:#f2f4f6;--line:#d6dbe0;
+--sub:#5a646e}
 @media(prefers-color-scheme:dark){:root{--ink:#e4e8ec;--paper:#15191d;--soft:#20262c;--line:#37414a;
 --sub:#9aa5b0}}
 body{margin:0;background:var(--paper);color:var(--ink);font:15px/1.5 system-ui,sans-serif}
@@ -19,7 +20,8 @@ h1{font-size:26px;margin:0}h2{font-size:18px;margin:32px 0 8px}h3{font-size:14px
 .bar{display:flex;height:26px;border-radius:5px;overflow:hidden;background:var(--soft);
 border:1px solid var(--line)}
 .bar span{background:#3b6fb6}
-.legend{list-style:none;display:flex;flex-wrap:wrap;gap:4px 18px;padding:0;margin:8px 0;font-size:13px}
+.legend{list-style:none;display:flex;flex-wrap:wrap;gap:4px 18px;padding:0;
+margin:8px 0;font-size:13px}
 .legend i{display:inline-block;width:11px;height:11px;border-radius:2px;margin-right:6px}
 table{border-collapse:collapse;width:100%;font-size:13px}
 th,td{text-align:left;padding:4px 10px 4px 0;border-bottom:1px solid var(--line);white-space:nowrap;
@@ -43,7 +45,8 @@ SCRIPT = """
 const table=document.getElementById('operations');
 if(table){const body=table.tBodies[0];
 [...table.tHead.rows[0].cells].forEach((head,i)=>{let down=true;head.addEventListener('click',()=>{
-const value=r=>{const c=r.cells[i];return c.dataset.v===undefined?c.textContent:Number(c.dataset.v)};
+const value=r=>{const c=r.cells[i];
+return c.dataset.v===undefined?c.textContent:Number(c.dataset.v)};
 const rows=[...body.rows].sort((a,b)=>{const x=value(a),y=value(b);
 return (x<y?-1:x>y?1:0)*(down?-1:1)});down=!down;rows.forEach(r=>body.append(r))})});
 document.getElementById('filter').addEventListener('input',e=>{const t=e.target.value.toLowerCase();

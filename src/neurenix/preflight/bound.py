@@ -1,0 +1,89 @@
+"""Functions of modules as functions of arrays, so that they can be traced like any other.
+
+Owns the reading of modules among the arguments and the roles of their arrays. The walk over a
+module is ``neurenix._binding``'s.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+
+from neurenix._binding import Binding, is_module
+from neurenix._nnx import nnx
+from neurenix.compiler.program import TraceOptions
+
+
+@dataclass(frozen=True)
+class Bound:
+    """A pure function, its arguments, and how to trace it."""
+
+    function: Callable[..., Any]
+    args: tuple[Any, ...]
+    options: TraceOptions
+
+
+def bind(
+    function: Callable[..., Any], args: Sequence[Any], donate_argnums: tuple[int, ...] = ()
+) -> Bound:
+    """Return ``function`` as a pure function of arrays; unchanged when no argument is a module.
+
+    Modules, optimizers and metrics become one first argument, the list of their arrays, which is
+    donated and returned, as in a compiled call of ``nx.jit``.
+
+    Args:
+        function: plain, or compiled by ``nx.jit``.
+        args: modules, arrays and ``spec``s.
+        donate_argnums: as the caller gave them; for a function of modules they are not needed.
+    """
+    positions = [i for i, value in enumerate(args) if is_module(value)]
+    name = getattr(function, "__name__", type(function).__name__)
+    if not positions:
+        return Bound(function, tuple(args), TraceOptions(donate_argnums, name=name))
+    plain = getattr(function, "__wrapped__", function)
+    binding = Binding(tuple(args[i] for i in positions), {})
+    leaves = binding.read()
+    keys = [jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key) for leaf in leaves]
+    kinds = [jax.random.key_impl(leaf) if k else None for leaf, k in zip(leaves, keys, strict=True)]
+    rest = [value for i, value in enumerate(args) if i not in positions]
+
+    def pure(raw: list[Any], rest: list[Any]) -> Any:
+        wrapped = [
+            jax.random.wrap_key_data(leaf, impl=kind) if kind else leaf
+            for leaf, kind in zip(raw, kinds, strict=True)
+        ]
+        modules = binding.structure.rebuild(wrapped, binding.constants)
+        values = iter(rest)
+        held = iter(modules)
+        given = [next(held) if i in positions else next(values) for i in range(len(args))]
+        out = plain(*given)
+        after = binding.structure.leaves_of(modules) or []
+        return out, [
+            jax.random.key_data(leaf) if kind else leaf
+            for leaf, kind in zip(after, kinds, strict=False)
+        ]
+
+    described = [_data(leaf) if key else leaf for leaf, key in zip(leaves, keys, strict=True)]
+    roles = [_role(variable) for variable in binding.variables]
+    roles += ["batch"] * len(jax.tree.leaves(rest))
+    options = TraceOptions((0,), tuple(roles), name)
+    return Bound(pure, (described, rest), options)
+
+
+def _data(key: Any) -> jax.ShapeDtypeStruct:
+    return jax.eval_shape(jax.random.key_data, jax.ShapeDtypeStruct(key.shape, key.dtype))
+
+
+def _role(variable: Any) -> str:
+    for kind, role in (
+        (nnx.optimizer.OptState, "optimizer"),
+        (nnx.Param, "parameters"),
+        (nnx.BatchStat, "model_state"),
+        (nnx.metrics.MetricState, "metrics"),
+    ):
+        if isinstance(variable, kind):
+            return role
+    return "other"
