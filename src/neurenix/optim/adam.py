@@ -5,7 +5,7 @@ Owns their options, with PyTorch's defaults; the rules are optax's, the chain is
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import optax
 
@@ -45,7 +45,7 @@ class AdamW(Adam):
         weight_decay: share of each weight taken off per step, times the learning rate.
     """
 
-    weight_decay: float = 1e-2
+    weight_decay: float = field(default=1e-2, kw_only=True)
     _decoupled = True
 
 

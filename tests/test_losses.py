@@ -1,0 +1,355 @@
+"""Losses against NumPy, weights and masks, and what wrong targets are told."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from scipy import special
+
+from neurenix import losses
+from neurenix._core.errors import (
+    ArgumentError,
+    ArgumentTypeError,
+    DataError,
+    ShapeError,
+    UnknownNameError,
+)
+
+N, T, C = 6, 3, 4
+RNG = np.random.default_rng(0)
+LOGITS = RNG.normal(size=(N, C)).astype(np.float32) * 3
+PROBABILITIES = special.softmax(LOGITS, axis=-1)
+LABELS = RNG.integers(0, C, N)
+ONE_HOT = np.eye(C, dtype=np.float32)[LABELS]
+SOFT = special.softmax(RNG.normal(size=(N, C)), axis=-1).astype(np.float32)
+YES_NO = RNG.integers(0, 2, (N, C)).astype(np.float32)
+X = RNG.normal(size=(N, C)).astype(np.float32)
+Y = RNG.normal(size=(N, C)).astype(np.float32)
+LOG_P = special.log_softmax(LOGITS, axis=-1)
+RANGE = np.arange(N)
+
+
+def unit(x):
+    return x / np.linalg.norm(x, axis=-1, keepdims=True)
+
+
+def binary(p, y):
+    return -(y * np.log(p) + (1 - y) * np.log(1 - p))
+
+
+# name: (loss, y_true, y_pred, expected per position, before the mean over all but the first axis)
+CASES = {
+    "sparse": (
+        losses.SparseCategoricalCrossentropy(),
+        LABELS,
+        PROBABILITIES,
+        -LOG_P[RANGE, LABELS],
+    ),
+    "sparse logits": (
+        losses.SparseCategoricalCrossentropy(from_logits=True),
+        LABELS,
+        LOGITS,
+        -LOG_P[RANGE, LABELS],
+    ),
+    "sparse column of labels": (
+        losses.SparseCategoricalCrossentropy(from_logits=True),
+        LABELS[:, None],
+        LOGITS,
+        -LOG_P[RANGE, LABELS],
+    ),
+    "sparse smoothed": (
+        losses.SparseCategoricalCrossentropy(from_logits=True, label_smoothing=0.2),
+        LABELS,
+        LOGITS,
+        -((0.8 * ONE_HOT + 0.2 / C) * LOG_P).sum(-1),
+    ),
+    "categorical": (
+        losses.CategoricalCrossentropy(),
+        SOFT,
+        PROBABILITIES,
+        -(SOFT * LOG_P).sum(-1),
+    ),
+    "categorical logits smoothed": (
+        losses.CategoricalCrossentropy(from_logits=True, label_smoothing=0.2),
+        ONE_HOT,
+        LOGITS,
+        -((0.8 * ONE_HOT + 0.2 / C) * LOG_P).sum(-1),
+    ),
+    "binary": (
+        losses.BinaryCrossentropy(),
+        YES_NO,
+        special.expit(X),
+        binary(special.expit(X), YES_NO),
+    ),
+    "binary logits": (
+        losses.BinaryCrossentropy(from_logits=True),
+        YES_NO,
+        X,
+        binary(special.expit(X), YES_NO),
+    ),
+    "binary logits of one column": (
+        losses.BinaryCrossentropy(from_logits=True),
+        YES_NO[:, 0],
+        X[:, :1],
+        binary(special.expit(X[:, :1]), YES_NO[:, :1]),
+    ),
+    "mse": (losses.MeanSquaredError(), Y, X, (Y - X) ** 2),
+    "mae": (losses.MeanAbsoluteError(), Y, X, np.abs(Y - X)),
+    "mape": (losses.MeanAbsolutePercentageError(), Y, X, 100 * np.abs((Y - X) / Y)),
+    "msle": (
+        losses.MeanSquaredLogarithmicError(),
+        Y**2,
+        X**2,
+        (np.log1p(Y**2) - np.log1p(X**2)) ** 2,
+    ),
+    "huber": (
+        losses.Huber(0.7),
+        Y,
+        X,
+        np.where(np.abs(Y - X) <= 0.7, (Y - X) ** 2 / 2, 0.7 * (np.abs(Y - X) - 0.35)),
+    ),
+    "log cosh": (losses.LogCosh(), Y, X, np.log(np.cosh(X - Y))),
+    "poisson": (losses.Poisson(), YES_NO, np.exp(X), np.exp(X) - YES_NO * X),
+    "cosine": (losses.CosineSimilarity(), Y, X, -(unit(Y) * unit(X)).sum(-1)),
+    "kl": (
+        losses.KLDivergence(),
+        SOFT,
+        PROBABILITIES,
+        special.rel_entr(SOFT, PROBABILITIES).sum(-1),
+    ),
+    "hinge": (losses.Hinge(), 2 * YES_NO - 1, X, np.maximum(1 - (2 * YES_NO - 1) * X, 0)),
+    "hinge of 0 and 1": (losses.Hinge(), YES_NO, X, np.maximum(1 - (2 * YES_NO - 1) * X, 0)),
+    "squared hinge": (
+        losses.SquaredHinge(),
+        YES_NO,
+        X,
+        np.maximum(1 - (2 * YES_NO - 1) * X, 0) ** 2,
+    ),
+    "categorical hinge": (
+        losses.CategoricalHinge(),
+        ONE_HOT,
+        X,
+        np.maximum(((1 - ONE_HOT) * X).max(-1) - (ONE_HOT * X).sum(-1) + 1, 0),
+    ),
+    "torch cross entropy": (losses.CrossEntropyLoss(), LABELS, LOGITS, -LOG_P[RANGE, LABELS]),
+    "torch cross entropy of rows": (
+        losses.CrossEntropyLoss(),
+        SOFT,
+        LOGITS,
+        -(SOFT * LOG_P).sum(-1),
+    ),
+    "torch nll": (losses.NLLLoss(), LABELS, LOG_P, -LOG_P[RANGE, LABELS]),
+    "torch bce": (
+        losses.BCEWithLogitsLoss(),
+        YES_NO,
+        X,
+        binary(special.expit(X), YES_NO),
+    ),
+}
+WEIGHT = np.array([1.0, 0.0, 2.0, 0.5, 0.0, 3.0], np.float32)
+
+
+# Differences of nearly equal numbers: there the rounding of a bfloat16 input decides.
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    [(name, "float32") for name in CASES]
+    + [(name, "bfloat16") for name in CASES if name not in ("mape", "log cosh")],
+)
+def test_a_loss_agrees_with_numpy(name, dtype):
+    loss, y_true, y_pred, expected = CASES[name]
+    tolerance = {"float32": 2e-4, "bfloat16": 0.05}[dtype]
+    per_example = expected.reshape(N, -1).mean(-1)
+    scale = np.abs(per_example).max() + 1
+    x = jnp.asarray(y_pred, dtype)
+    found = loss.per_example(y_true, x)
+    assert found.shape == (N,) and found.dtype == jnp.float32
+    np.testing.assert_allclose(found / scale, per_example / scale, atol=tolerance)
+    np.testing.assert_allclose(loss(y_true, x) / scale, per_example.mean() / scale, atol=tolerance)
+    weighted = (per_example * WEIGHT).sum() / WEIGHT.sum()
+    found = jax.jit(loss)(y_true, x, WEIGHT)
+    np.testing.assert_allclose(found / scale, weighted / scale, atol=tolerance)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_gradients_are_finite_and_agree_with_differences(name):
+    loss, y_true, y_pred, _ = CASES[name]
+    y_pred = jnp.asarray(y_pred)
+    gradient = jax.grad(lambda p: loss(y_true, p))(y_pred)
+    assert bool(jnp.isfinite(gradient).all())
+    direction = jnp.asarray(np.random.default_rng(1).normal(size=y_pred.shape), jnp.float32)
+    step = 1e-2 * direction * jnp.minimum(1, jnp.abs(y_pred))
+    ahead, behind = loss(y_true, y_pred + step), loss(y_true, y_pred - step)
+    np.testing.assert_allclose(2 * (gradient * step).sum(), ahead - behind, rtol=0.1, atol=2e-3)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_validate_takes_the_right_targets(name):
+    loss, y_true, y_pred, _ = CASES[name]
+    loss.validate(np.asarray(y_true), y_pred.shape)
+    spec = loss.target_spec(jax.ShapeDtypeStruct(y_pred.shape, jnp.float32))
+    loss.validate(np.zeros(spec.shape, spec.dtype), y_pred.shape)
+
+
+def test_sequences_are_averaged_per_example():
+    logits = RNG.normal(size=(N, T, C)).astype(np.float32)
+    labels = RNG.integers(0, C, (N, T))
+    expected = -np.take_along_axis(special.log_softmax(logits, -1), labels[..., None], -1)[..., 0]
+    loss = losses.SparseCategoricalCrossentropy(from_logits=True)
+    np.testing.assert_allclose(loss.per_example(labels, logits), expected.mean(1), rtol=1e-5)
+    function = losses.sparse_categorical_crossentropy(labels, logits, from_logits=True)
+    np.testing.assert_allclose(function, expected.mean(1), rtol=1e-5)
+    weight = RNG.integers(0, 2, (N, T)).astype(np.float32)
+    by_position = (expected * weight).sum() / weight.sum()
+    np.testing.assert_allclose(loss(labels, logits, weight), by_position, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("function", "name"),
+    [
+        (losses.categorical_crossentropy, "categorical"),
+        (losses.binary_crossentropy, "binary"),
+        (losses.mean_squared_error, "mse"),
+        (losses.mean_absolute_error, "mae"),
+        (losses.cosine_similarity, "cosine"),
+        (losses.kl_divergence, "kl"),
+        (losses.hinge, "hinge"),
+    ],
+)
+def test_functions_return_one_loss_per_example(function, name):
+    loss, y_true, y_pred, _ = CASES[name]
+    np.testing.assert_array_equal(function(y_true, y_pred), loss.per_example(y_true, y_pred))
+
+
+def test_extreme_logits_stay_finite():
+    logits = jnp.array([[1e4, -1e4]])
+    for loss, target in [
+        (losses.SparseCategoricalCrossentropy(from_logits=True), jnp.array([1])),
+        (losses.BinaryCrossentropy(from_logits=True), jnp.array([[0.0, 1.0]])),
+    ]:
+        assert bool(jnp.isfinite(loss(target, logits)))
+        assert bool(jnp.isfinite(jax.grad(lambda p, f=loss, t=target: f(t, p))(logits)).all())
+
+
+def test_a_row_of_zeros_has_a_cosine_with_a_gradient():
+    gradient = jax.grad(lambda p: losses.CosineSimilarity()(Y[:1], p))(jnp.zeros((1, C)))
+    assert bool(jnp.isfinite(gradient).all())
+
+
+def test_weights_of_zero_hide_what_is_not_a_number():
+    loss = losses.MeanSquaredError()
+    y_pred = jnp.array([1.0, jnp.nan])
+    assert float(loss(jnp.zeros(2), y_pred, jnp.array([1.0, 0.0]))) == 1.0
+    assert float(loss(jnp.zeros(2), jnp.ones(2), jnp.zeros(2))) == 0.0
+
+
+SPARSE = losses.SparseCategoricalCrossentropy(from_logits=True)
+WRONG = {
+    "label too large": (SPARSE, np.array([0, 4]), (2, 4), DataError, r"0 … 3.*4 at index \(1,\)"),
+    "label negative": (SPARSE, np.array([-1, 0]), (2, 4), DataError, r"-1 at index \(0,\)"),
+    "label with fraction": (SPARSE, np.array([0.5, 1]), (2, 4), DataError, "whole"),
+    "one-hot for sparse": (SPARSE, np.eye(4), (4, 4), ShapeError, "CategoricalCrossentropy"),
+    "labels for one-hot": (
+        losses.CategoricalCrossentropy(),
+        np.array([0, 1]),
+        (2, 4),
+        ShapeError,
+        "SparseCategoricalCrossentropy",
+    ),
+    "count differs": (SPARSE, np.array([0, 1, 2]), (2, 4), ShapeError, "y_true"),
+    "nan": (
+        losses.MeanSquaredError(),
+        np.array([[0.0], [np.nan]]),
+        (2, 1),
+        DataError,
+        r"nan at index \(1, 0\)",
+    ),
+    "nan probabilities": (
+        losses.BinaryCrossentropy(),
+        np.array([np.nan, 1]),
+        (2,),
+        DataError,
+        "finite",
+    ),
+    "broadcast": (losses.MeanSquaredError(), np.zeros(3), (3, 3), ShapeError, "one by one"),
+    "not yes or no": (losses.BinaryCrossentropy(), np.array([0, 2]), (2, 1), DataError, "yes"),
+    "count below 0": (losses.Poisson(), np.array([-1.0]), (1,), DataError, "counts"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_wrong_targets_are_told_before_anything_compiles(name):
+    loss, y_true, shape, error, text = WRONG[name]
+    with pytest.raises(error, match=text):
+        loss.validate(y_true, shape)
+
+
+def test_wrong_shapes_are_told_while_tracing():
+    with pytest.raises(ShapeError, match="y_true"):
+        jax.jit(losses.MeanSquaredError())(jnp.zeros(3), jnp.zeros((3, 3)))
+    with pytest.raises(ShapeError, match="sample_weight"):
+        losses.MeanSquaredError()(jnp.zeros(3), jnp.zeros(3), jnp.zeros(4))
+
+
+def test_arguments_in_pytorchs_order_are_told():
+    labels, logits = jnp.zeros((2, 1), jnp.int32), jnp.zeros((2,), jnp.float32)
+    with pytest.raises(DataError, match="targets first"):
+        SPARSE(logits, labels)
+
+
+@pytest.mark.parametrize(
+    "build",
+    [
+        lambda: losses.Huber(0),
+        lambda: losses.CategoricalCrossentropy(label_smoothing=1),
+        lambda: losses.BinaryCrossentropy(label_smoothing=-0.1),
+    ],
+)
+def test_options_out_of_range(build):
+    with pytest.raises(ArgumentError, match="`"):
+        build()
+
+
+def test_losses_compare_by_their_options_and_have_names():
+    assert losses.Huber(2.0) == losses.Huber(2.0) != losses.Huber(1.0)
+    assert hash(SPARSE) == hash(losses.SparseCategoricalCrossentropy(from_logits=True))
+    assert SPARSE.name == "sparse_categorical_crossentropy"
+    assert losses.KLDivergence().name == "kl_divergence"
+
+
+def test_get_finds_names_classes_and_functions():
+    assert losses.get("MSE") == losses.MeanSquaredError()
+    assert losses.get("kl_divergence") == losses.KLDivergence()
+    assert losses.get(losses.Huber) == losses.Huber()
+    assert losses.get(SPARSE) is SPARSE
+    with pytest.raises(UnknownNameError, match="mean_squared_error"):
+        losses.get("mean_square_error")
+    with pytest.raises(ArgumentTypeError, match="loss"):
+        losses.get(3)  # pyright: ignore
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda t, p: jnp.mean((t - p) ** 2, axis=-1),
+        lambda t, p: jnp.mean((t - p) ** 2),
+        lambda t, p: (t - p) ** 2,
+    ],
+    ids=["per example", "scalar", "per position"],
+)
+def test_a_function_is_a_loss(function):
+    loss, reference = losses.get(function), losses.MeanSquaredError()
+    np.testing.assert_allclose(loss(Y, X), reference(Y, X), rtol=1e-5)
+    np.testing.assert_allclose(loss(Y, X, WEIGHT), reference(Y, X, WEIGHT), rtol=1e-5)
+    np.testing.assert_allclose(loss.per_example(Y, X), reference.per_example(Y, X), rtol=1e-5)
+
+
+def test_a_function_of_the_wrong_shape_is_told():
+    loss = losses.get(lambda t, p: jnp.zeros(3))
+    with pytest.raises(ShapeError, match="batch of 6"):
+        loss.per_example(Y, X)
+
+
+def test_all_names_are_exported():
+    assert all(hasattr(losses, name) for name in losses.__all__)

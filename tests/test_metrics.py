@@ -1,0 +1,310 @@
+"""Metrics against NumPy and scikit-learn, batch by batch, masked, compiled and over replicas."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from scipy import special
+
+from neurenix import metrics
+from neurenix._core.errors import (
+    ArgumentError,
+    ArgumentTypeError,
+    ShapeError,
+    UnknownNameError,
+)
+from neurenix._nnx import nnx
+
+N, C = 40, 5
+RNG = np.random.default_rng(0)
+SCORES = RNG.normal(size=(N, C)).astype(np.float32)
+LABELS = RNG.integers(0, C, N)
+ONE_HOT = np.eye(C, dtype=np.float32)[LABELS]
+PROBABILITY = RNG.uniform(size=N).astype(np.float32)
+YES_NO = (RNG.uniform(size=N) < PROBABILITY).astype(np.int32)
+X = RNG.normal(size=(N, 2)).astype(np.float32)
+Y = (X + 0.5 * RNG.normal(size=(N, 2))).astype(np.float32)
+WEIGHT = RNG.integers(0, 3, N).astype(np.float32)
+
+
+def mean(values, weight):
+    weight = np.broadcast_to(weight.reshape(-1, *(1,) * (values.ndim - 1)), values.shape)
+    return (values * weight).sum() / weight.sum()
+
+
+def top(k):
+    order = np.argsort(-SCORES, axis=-1)[:, :k]
+    return (order == LABELS[:, None]).any(-1)
+
+
+def sklearn_score(name, **options):
+    def score(weight):
+        import sklearn.metrics
+
+        return getattr(sklearn.metrics, name)(
+            YES_NO, PROBABILITY > 0.5, sample_weight=weight, **options
+        )
+
+    return score
+
+
+def class_score(name):
+    def score(weight):
+        import sklearn.metrics
+
+        actual, said = LABELS == 2, SCORES.argmax(-1) == 2
+        return getattr(sklearn.metrics, name)(actual, said, sample_weight=weight)
+
+    return score
+
+
+def area(weight):
+    import sklearn.metrics
+
+    return sklearn.metrics.roc_auc_score(YES_NO, PROBABILITY, sample_weight=weight)
+
+
+def explained(weight):
+    import sklearn.metrics
+
+    wide = np.repeat(weight, 2)
+    return sklearn.metrics.r2_score(Y.reshape(-1), X.reshape(-1), sample_weight=wide)
+
+
+RIGHT = SCORES.argmax(-1) == LABELS
+# name: (make, y_true, y_pred, expected(weight), tolerance)
+CASES = {
+    "accuracy of classes": (metrics.Accuracy, LABELS, SCORES, lambda w: mean(RIGHT, w), 1e-6),
+    "accuracy of a column": (
+        metrics.Accuracy,
+        LABELS[:, None],
+        SCORES,
+        lambda w: mean(RIGHT, w),
+        1e-6,
+    ),
+    "accuracy of one-hot rows": (
+        metrics.Accuracy,
+        ONE_HOT,
+        SCORES,
+        lambda w: mean(RIGHT, w),
+        1e-6,
+    ),
+    "accuracy of yes and no": (
+        metrics.Accuracy,
+        YES_NO,
+        PROBABILITY[:, None],
+        lambda w: mean((PROBABILITY > 0.5) == YES_NO, w),
+        1e-6,
+    ),
+    "accuracy of logits": (
+        lambda: metrics.Accuracy(threshold=0.0),
+        YES_NO,
+        special.logit(PROBABILITY),
+        lambda w: mean((PROBABILITY > 0.5) == YES_NO, w),
+        1e-6,
+    ),
+    "sparse": (
+        metrics.SparseCategoricalAccuracy,
+        LABELS,
+        SCORES,
+        lambda w: mean(RIGHT, w),
+        1e-6,
+    ),
+    "categorical": (
+        metrics.CategoricalAccuracy,
+        ONE_HOT,
+        SCORES,
+        lambda w: mean(RIGHT, w),
+        1e-6,
+    ),
+    "binary": (
+        lambda: metrics.BinaryAccuracy(0.3),
+        YES_NO,
+        PROBABILITY,
+        lambda w: mean((PROBABILITY > 0.3) == YES_NO, w),
+        1e-6,
+    ),
+    "top 2": (
+        lambda: metrics.TopKCategoricalAccuracy(2),
+        LABELS,
+        SCORES,
+        lambda w: mean(top(2), w),
+        1e-6,
+    ),
+    "top 2 of one-hot rows": (
+        lambda: metrics.TopKCategoricalAccuracy(2),
+        ONE_HOT,
+        SCORES,
+        lambda w: mean(top(2), w),
+        1e-6,
+    ),
+    "mse": (metrics.MeanSquaredError, Y, X, lambda w: mean((Y - X) ** 2, w), 1e-5),
+    "rmse": (
+        metrics.RootMeanSquaredError,
+        Y,
+        X,
+        lambda w: np.sqrt(mean((Y - X) ** 2, w)),
+        1e-5,
+    ),
+    "mae": (metrics.MeanAbsoluteError, Y, X, lambda w: mean(np.abs(Y - X), w), 1e-5),
+    "r2": (metrics.R2Score, Y, X, explained, 1e-4),
+    "precision": (
+        metrics.Precision,
+        YES_NO,
+        PROBABILITY,
+        sklearn_score("precision_score"),
+        1e-6,
+    ),
+    "recall": (metrics.Recall, YES_NO, PROBABILITY, sklearn_score("recall_score"), 1e-6),
+    "f1": (metrics.F1Score, YES_NO, PROBABILITY, sklearn_score("f1_score"), 1e-6),
+    "precision of class 2": (
+        lambda: metrics.Precision(class_id=2),
+        LABELS,
+        SCORES,
+        class_score("precision_score"),
+        1e-6,
+    ),
+    "recall of class 2": (
+        lambda: metrics.Recall(class_id=2),
+        ONE_HOT,
+        SCORES,
+        class_score("recall_score"),
+        1e-6,
+    ),
+    "auc": (metrics.AUC, YES_NO, PROBABILITY, area, 2e-3),
+    "auc of logits": (
+        lambda: metrics.AUC(from_logits=True),
+        YES_NO,
+        special.logit(PROBABILITY),
+        area,
+        2e-3,
+    ),
+}
+
+
+@pytest.mark.parametrize("weighted", [False, True], ids=["plain", "weighted"])
+@pytest.mark.parametrize("name", CASES)
+def test_a_metric_agrees_with_an_independent_one(name, weighted):
+    make, y_true, y_pred, expected, tolerance = CASES[name]
+    weight = WEIGHT if weighted else np.ones(N, np.float32)
+    metric = make()
+    for part in (slice(0, 7), slice(7, 30), slice(30, N)):
+        metric.update(y_true[part], y_pred[part], weight[part] if weighted else None)
+    np.testing.assert_allclose(metric.result(), expected(weight), atol=tolerance)
+    np.testing.assert_array_equal(metric.result(), metric.compute())
+    metric.reset()
+    metric.update(y_true[:9], y_pred[:9], np.zeros(9))
+    assert float(metric.result()) in (0.0, 1.0)  # nothing counted; no division by zero
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_states_are_sums_so_replicas_add_up(name):
+    make, y_true, y_pred, expected, tolerance = CASES[name]
+    parts = []
+    for part in (slice(0, 13), slice(13, N)):
+        metric = make()
+        metric.update(y_true[part], y_pred[part])
+        parts.append(nnx.state(metric, nnx.metrics.MetricState))
+    whole = make()
+    nnx.update(whole, jax.tree.map(jnp.add, *parts))
+    np.testing.assert_allclose(whole.result(), expected(np.ones(N)), atol=tolerance)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_an_update_can_be_compiled(name):
+    make, y_true, y_pred, expected, tolerance = CASES[name]
+    metric = make()
+
+    @nnx.jit
+    def update(metric, y_true, y_pred):
+        metric.update(y_true, y_pred)
+
+    update(metric, y_true, y_pred)
+    np.testing.assert_allclose(metric.result(), expected(np.ones(N)), atol=tolerance)
+
+
+def test_mean_takes_numbers_arrays_and_weights():
+    average = metrics.Mean("loss")
+    average.update(2.0)
+    average.update(np.array([[1.0, 3.0], [5.0, 7.0]]), np.array([1.0, 0.0]))
+    assert float(average.result()) == 2.0
+    assert f"{average.result():.4f}" == "2.0000" and f"{average.result():.1%}" == "200.0%"
+    total = metrics.Sum()
+    total.update(jnp.array([1.0, 2.0]), jnp.array([1.0, 3.0]))
+    assert float(total.result()) == 7.0
+
+
+def test_an_example_of_weight_zero_is_not_looked_at():
+    average = metrics.Mean()
+    average.update(jnp.array([1.0, jnp.nan]), jnp.array([1.0, 0.0]))
+    assert float(average.result()) == 1.0
+
+
+def test_sequences_weigh_every_position():
+    accuracy = metrics.Accuracy()
+    scores = jnp.eye(3)[jnp.array([[0, 1], [2, 2]])]
+    accuracy.update(jnp.array([[0, 0], [2, 2]]), scores, jnp.array([1.0, 0.0]))
+    assert float(accuracy.result()) == 0.5
+
+
+def test_bfloat16_scores_count_exactly():
+    accuracy = metrics.Accuracy()
+    for _ in range(5):
+        accuracy.update(np.zeros(1000, np.int32), jnp.ones((1000, 2), jnp.bfloat16))
+    assert float(accuracy.count[...]) == 5000.0 and float(accuracy.result()) == 1.0
+
+
+WRONG = {
+    "classes": (metrics.SparseCategoricalAccuracy, np.zeros(3), np.zeros((4, 5))),
+    "rows": (metrics.CategoricalAccuracy, np.zeros(4), np.zeros((4, 5))),
+    "answers": (metrics.BinaryAccuracy, np.zeros(4), np.zeros((4, 5))),
+    "numbers": (metrics.MeanSquaredError, np.zeros(4), np.zeros((4, 5))),
+    "accuracy": (metrics.Accuracy, np.zeros((4, 2)), np.zeros((4, 5))),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_wrong_shapes_are_told(name):
+    make, y_true, y_pred = WRONG[name]
+    with pytest.raises(ShapeError, match="y_true"):
+        make().update(y_true, y_pred)
+
+
+def test_wrong_weights_and_options_are_told():
+    with pytest.raises(ShapeError, match="sample_weight"):
+        metrics.Mean().update(np.zeros(3), np.zeros(4))
+    with pytest.raises(ArgumentError, match="`k`"):
+        metrics.TopKCategoricalAccuracy(0)
+    with pytest.raises(ArgumentError, match="`bins`"):
+        metrics.AUC(1)
+
+
+def test_get_returns_a_fresh_metric_with_the_name_asked_for():
+    used = metrics.Mean("mine")
+    used.update(3.0)
+    fresh = metrics.get(used)
+    assert fresh is not used and fresh.name == "mine"
+    assert float(fresh.result()) == 0.0 and float(used.result()) == 3.0
+    assert [metrics.get(n).name for n in ("acc", "accuracy", "mse")] == ["acc", "accuracy", "mse"]
+    assert isinstance(metrics.get(metrics.Recall), metrics.Recall)
+    with pytest.raises(UnknownNameError, match="'accuracy'"):
+        metrics.get("acuracy")
+    with pytest.raises(ArgumentTypeError, match="metric"):
+        metrics.get(3)  # pyright: ignore
+
+
+@pytest.mark.parametrize(
+    "function",
+    [lambda t, p: jnp.mean(jnp.abs(t - p), -1), lambda t, p: jnp.mean(jnp.abs(t - p))],
+    ids=["per example", "scalar"],
+)
+def test_a_function_is_a_metric(function):
+    metric = metrics.get(function)
+    metric.update(Y, X, WEIGHT)
+    np.testing.assert_allclose(metric.result(), mean(np.abs(Y - X), WEIGHT), rtol=1e-5)
+
+
+def test_all_names_are_exported():
+    assert all(hasattr(metrics, name) for name in metrics.__all__)

@@ -1,0 +1,255 @@
+"""Optimisers against formulas in NumPy; the chain of clipping, decay and rate; schedules."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from neurenix import optim
+from neurenix._core.errors import ArgumentError, ArgumentTypeError, UnknownNameError
+from neurenix.optim import schedules
+
+RNG = np.random.default_rng(0)
+START = RNG.normal(size=(3, 4))
+GRADIENTS = RNG.normal(size=(6, 3, 4))
+
+
+def run(spec, gradients=GRADIENTS, start=START):
+    tx = optim.get(spec)
+    params = {"w": jnp.asarray(start, jnp.float32)}
+    state = tx.init(params)
+    step = jax.jit(tx.update)
+    for gradient in gradients:
+        updates, state = step({"w": jnp.asarray(gradient, jnp.float32)}, state, params)
+        params = optax.apply_updates(params, updates)
+    return np.asarray(params["w"])
+
+
+def sgd(momentum=0.0, nesterov=False, decay=0.0, rate=0.1):
+    w, velocity = START.copy(), np.zeros_like(START)
+    for gradient in GRADIENTS:
+        g = gradient + decay * w
+        velocity = momentum * velocity + g
+        w = w - rate * (g + momentum * velocity if nesterov else velocity)
+    return w
+
+
+def adam(l2=0.0, decay=0.0, rate=0.01, b1=0.9, b2=0.999, eps=1e-8):
+    w, m, v = START.copy(), np.zeros_like(START), np.zeros_like(START)
+    for t, gradient in enumerate(GRADIENTS, start=1):
+        g = gradient + l2 * w
+        m, v = b1 * m + (1 - b1) * g, b2 * v + (1 - b2) * g**2
+        update = (m / (1 - b1**t)) / (np.sqrt(v / (1 - b2**t)) + eps)
+        w = w - rate * (update + decay * w)
+    return w
+
+
+def rmsprop(momentum=0.0, centered=False, rate=0.01, alpha=0.9, eps=1e-8):
+    w = START.copy()
+    square, average, buffer = (np.zeros_like(w) for _ in range(3))
+    for g in GRADIENTS:
+        square = alpha * square + (1 - alpha) * g**2
+        average = alpha * average + (1 - alpha) * g
+        scale = np.sqrt(square - average**2 if centered else square) + eps
+        buffer = momentum * buffer + g / scale
+        w = w - rate * buffer
+    return w
+
+
+def adagrad(rate=0.1, start=0.1):
+    w, total = START.copy(), np.full_like(START, start)
+    for g in GRADIENTS:
+        total = total + g**2
+        w = w - rate * g / np.sqrt(total)
+    return w
+
+
+def lion(rate=0.01, b1=0.9, b2=0.99, decay=0.1):
+    w, m = START.copy(), np.zeros_like(START)
+    for g in GRADIENTS:
+        w = w - rate * (np.sign(b1 * m + (1 - b1) * g) + decay * w)
+        m = b2 * m + (1 - b2) * g
+    return w
+
+
+def adadelta(rho=0.9, eps=1e-6):
+    w, square, moved = START.copy(), np.zeros_like(START), np.zeros_like(START)
+    for g in GRADIENTS:
+        square = rho * square + (1 - rho) * g**2
+        update = np.sqrt(moved + eps) / np.sqrt(square + eps) * g
+        moved = rho * moved + (1 - rho) * update**2
+        w = w - update
+    return w
+
+
+def clipped(norm=None, value=None):
+    w = START.copy()
+    for g in GRADIENTS:
+        if value is not None:
+            g = np.clip(g, -value, value)
+        if norm is not None:
+            g = g * min(1, norm / np.linalg.norm(g))
+        w = w - 0.1 * g
+    return w
+
+
+CASES = {
+    "sgd": (optim.SGD(0.1), sgd()),
+    "sgd momentum": (optim.SGD(0.1, momentum=0.9), sgd(0.9)),
+    "sgd nesterov": (optim.SGD(0.1, momentum=0.9, nesterov=True), sgd(0.9, True)),
+    "sgd decay": (optim.SGD(0.1, momentum=0.5, weight_decay=0.1), sgd(0.5, decay=0.1)),
+    "adam": (optim.Adam(0.01), adam()),
+    "adam l2": (optim.Adam(0.01, weight_decay=0.1), adam(l2=0.1)),
+    "adamw": (optim.AdamW(0.01, weight_decay=0.1), adam(decay=0.1)),
+    "adam betas": (optim.Adam(0.01, betas=(0.5, 0.8), eps=1e-3), adam(b1=0.5, b2=0.8, eps=1e-3)),
+    "rmsprop": (optim.RMSprop(0.01, alpha=0.9), rmsprop()),
+    "rmsprop momentum": (optim.RMSprop(0.01, alpha=0.9, momentum=0.5), rmsprop(0.5)),
+    "rmsprop centered": (optim.RMSprop(0.01, alpha=0.9, centered=True), rmsprop(centered=True)),
+    "adagrad": (optim.Adagrad(0.1, initial_accumulator_value=0.1), adagrad()),
+    "adadelta": (optim.Adadelta(), adadelta()),
+    "lion": (optim.Lion(0.01, weight_decay=0.1), lion()),
+    "clip value": (optim.SGD(0.1, clip_value=0.3), clipped(value=0.3)),
+    "clip norm": (optim.SGD(0.1, clip_norm=0.5), clipped(norm=0.5)),
+    "clip both": (optim.SGD(0.1, clip_norm=0.5, clip_value=0.3), clipped(0.5, 0.3)),
+}
+ALL = [getattr(optim, name) for name in optim.__all__ if name[0].isupper()]
+ALL.remove(optim.OptimizerSpec)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_an_optimiser_agrees_with_its_formula(name):
+    spec, expected = CASES[name]
+    np.testing.assert_allclose(run(spec), expected, rtol=2e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("make", ALL)
+def test_every_optimiser_lowers_a_quadratic(make):
+    spec = make()
+    rate = 1.0 if make is optim.Adadelta else 0.03
+    tx = dataclasses.replace(spec, learning_rate=rate).to_optax()
+    params = {"w": jnp.full((4, 4), 2.0), "b": jnp.full((4,), -2.0)}
+
+    def loss(params):
+        return sum(jnp.sum(leaf**2) for leaf in jax.tree.leaves(params))
+
+    @jax.jit
+    def step(params, state):
+        updates, state = tx.update(jax.grad(loss)(params), state, params)
+        return optax.apply_updates(params, updates), state
+
+    before, state = loss(params), tx.init(params)
+    for _ in range(50):
+        params, state = step(params, state)
+    assert float(loss(params)) < float(before)
+
+
+@pytest.mark.parametrize("make", ALL)
+def test_names_classes_and_descriptions_are_found(make):
+    assert optim.spec(make.__name__) == optim.spec(make) == make()
+    assert hash(make()) == hash(make())
+    assert isinstance(optim.get(make.__name__.lower()), optax.GradientTransformation)
+    assert optim.learning_rate_of(make()) == make().learning_rate
+
+
+def test_a_schedule_is_followed_step_by_step():
+    rates = [0.5, 0.5, 0.1, 0.1, 0.1, 0.1]
+    spec = optim.SGD(schedules.PiecewiseConstant((2,), (0.5, 0.1)))
+    moved = sum(rate * g for rate, g in zip(rates, GRADIENTS, strict=True))
+    np.testing.assert_allclose(run(spec), START - moved, rtol=1e-5, atol=1e-6)
+
+
+def test_the_rate_can_be_given_from_outside():
+    tx = optax.inject_hyperparams(
+        lambda learning_rate: optim.SGD(9.0).to_optax(learning_rate=learning_rate)
+    )(learning_rate=0.1)
+    np.testing.assert_allclose(run(tx), sgd(), rtol=1e-5, atol=1e-6)
+
+
+def test_decay_can_leave_vectors_alone():
+    tx = optim.AdamW(0.1, weight_decay=0.5, decay_mask=optim.matrices_only).to_optax()
+    params = {"kernel": jnp.ones((2, 2)), "bias": jnp.ones(2)}
+    updates, _ = tx.update(jax.tree.map(jnp.zeros_like, params), tx.init(params), params)
+    np.testing.assert_allclose(updates["kernel"], -0.05, rtol=1e-6)
+    np.testing.assert_array_equal(updates["bias"], 0)
+
+
+def test_decay_of_zero_and_no_clipping_cost_no_state():
+    assert len(jax.tree.leaves(optim.SGD(0.1).to_optax().init({"w": jnp.ones(3)}))) == 0
+
+
+def test_optax_passes_through():
+    tx = optax.sgd(0.1)
+    assert optim.get(tx) is tx and optim.learning_rate_of(tx) is None
+
+
+WRONG = {
+    "rate below 0": (lambda: optim.SGD(-1.0), ArgumentError, "learning_rate"),
+    "rate not a number": (lambda: optim.SGD(float("nan")), ArgumentError, "learning_rate"),
+    "rate a word": (lambda: optim.Adam("fast"), ArgumentTypeError, "learning_rate"),
+    "beta": (lambda: optim.Adam(betas=(0.9, 1.0)), ArgumentError, "betas"),
+    "decay": (lambda: optim.AdamW(weight_decay=-0.1), ArgumentError, "weight_decay"),
+    "norm": (lambda: optim.SGD(clip_norm=0), ArgumentError, "clip_norm"),
+    "nesterov alone": (lambda: optim.SGD(nesterov=True), ArgumentError, "momentum"),
+    "name": (lambda: optim.get("adma"), UnknownNameError, "'adam'"),
+    "type": (lambda: optim.get(3), ArgumentTypeError, "optimizer"),
+    "steps": (lambda: schedules.CosineDecay(1.0, 0), ArgumentError, "decay_steps"),
+    "values": (lambda: schedules.PiecewiseConstant((1, 2), (1.0,)), ArgumentError, "boundaries"),
+    "order": (lambda: schedules.PiecewiseConstant((2, 1), (1, 2, 3)), ArgumentError, "increase"),
+    "warm-up": (lambda: schedules.WarmupCosine(1.0, 10, 10), ArgumentError, "step 0"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_wrong_options_are_told(name):
+    build, error, text = WRONG[name]
+    with pytest.raises(error, match=text):
+        build()
+
+
+SCHEDULES = {
+    "constant": (schedules.Constant(0.3), lambda s: 0.3),
+    "cosine": (
+        schedules.CosineDecay(2.0, 10, 0.1),
+        lambda s: 2 * (0.9 * 0.5 * (1 + math.cos(math.pi * min(s, 10) / 10)) + 0.1),
+    ),
+    "exponential": (schedules.ExponentialDecay(2.0, 5, 0.5), lambda s: 2 * 0.5 ** (s / 5)),
+    "staircase": (
+        schedules.ExponentialDecay(2.0, 5, 0.5, staircase=True),
+        lambda s: 2 * 0.5 ** (s // 5),
+    ),
+    "piecewise": (
+        schedules.PiecewiseConstant((3, 7), (1.0, 0.5, 0.1)),
+        lambda s: 1.0 if s < 3 else 0.5 if s < 7 else 0.1,
+    ),
+    "linear": (schedules.PolynomialDecay(1.0, 8, 0.2), lambda s: 1 - 0.8 * min(s, 8) / 8),
+    "square": (
+        schedules.PolynomialDecay(1.0, 8, 0.2, 2.0),
+        lambda s: 0.2 + 0.8 * (1 - min(s, 8) / 8) ** 2,
+    ),
+    "warm-up": (schedules.LinearWarmup(2.0, 4), lambda s: 2 * min(s / 4, 1)),
+    "warm-up, then": (
+        schedules.LinearWarmup(2.0, 4, schedules.PolynomialDecay(2.0, 6)),
+        lambda s: 2 * s / 4 if s < 4 else 2 * (1 - min(s - 4, 6) / 6),
+    ),
+    "warm-up cosine": (
+        schedules.WarmupCosine(2.0, 4, 10, 0.5),
+        lambda s: 2 * s / 4 if s < 4 else 0.5 + 0.75 * (1 + math.cos(math.pi * min(s - 4, 6) / 6)),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_a_schedule_agrees_with_its_formula_traced_or_not(name):
+    schedule, expected = SCHEDULES[name]
+    steps = range(13)
+    wanted = [expected(step) for step in steps]
+    np.testing.assert_allclose([float(schedule(s)) for s in steps], wanted, rtol=1e-5, atol=1e-6)
+    traced = jax.jit(jax.vmap(schedule))(jnp.arange(13))
+    np.testing.assert_allclose(traced, wanted, rtol=1e-5, atol=1e-6)
+    assert hash(schedule) == hash(dataclasses.replace(schedule))
