@@ -204,6 +204,18 @@ def devices(type: DeviceType | str | None = None) -> list[Device]:
     return found
 
 
+def availability() -> dict[DeviceType, Availability]:
+    """Return, for each type, how many devices are attached and usable, and what is missing.
+
+    Starts no backend.
+
+    Example:
+        >>> availability()[DeviceType.CPU].count
+        1
+    """
+    return {kind: look() for kind, look in _AVAILABILITY.items()}
+
+
 @contextmanager
 def device(spec: Device | DeviceType | str) -> Iterator[Device]:
     """Make a device the default one for new arrays and for computations on none.

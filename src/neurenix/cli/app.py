@@ -1,0 +1,62 @@
+"""The command ``neurenix``: its options, its commands, and how an error of ours is shown.
+
+Owns the frame. Each command is one function in a file of its own, which imports what it needs when
+it runs, so that ``neurenix --version`` is quick. A new command is added in ``_COMMANDS``.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Annotated, Any
+
+import typer
+
+from neurenix._core.errors import NeurenixError
+from neurenix.cli.devices import devices
+from neurenix.cli.env import env
+from neurenix.cli.run import run
+
+_COMMANDS: tuple[Callable[..., None], ...] = (devices, run, env)
+# Everything after the script belongs to the script.
+_SETTINGS: dict[str, dict[str, Any]] = {
+    "run": {"allow_interspersed_args": False, "ignore_unknown_options": True}
+}
+
+app = typer.Typer(
+    name="neurenix",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+for _command in _COMMANDS:
+    app.command(_command.__name__, context_settings=_SETTINGS.get(_command.__name__))(_command)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        print(f"neurenix {sys.modules['neurenix'].__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _frame(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", callback=_print_version, is_eager=True, help="Print the version."
+        ),
+    ] = False,
+) -> None:
+    """Deep learning with one programming model for every accelerator."""
+
+
+def main() -> None:
+    """Run the command line; an error of ours is a message, and the exit status 1."""
+    try:
+        app()
+    except NeurenixError as error:
+        notes = "".join(f"\n{note}" for note in getattr(error, "__notes__", ()))
+        print(f"neurenix: {error}{notes}", file=sys.stderr)
+        sys.exit(1)

@@ -1,0 +1,28 @@
+"""``neurenix devices``: what can be used here, and what is missing for the rest."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+
+def devices(
+    simulate: Annotated[
+        str | None, typer.Option(metavar="SLICE", help="Simulate a slice first, such as v5e-8.")
+    ] = None,
+) -> None:
+    """List the devices that can be used, and what is missing for the others."""
+    from neurenix import device as device_module
+    from neurenix.simulation import simulate as put_in_place
+
+    if simulate is not None:
+        put_in_place(simulate)
+    found = device_module.devices()
+    for one in found:
+        simulated = "  simulated" if one.is_simulated else ""
+        print(f"{one!s:<10}  {one.kind}{simulated}")
+    here = {one.type for one in found}
+    for kind, state in device_module.availability().items():
+        if kind not in here:
+            print(f"{kind!s:<10}  {' '.join(part for part in (state.problem, state.fix) if part)}")

@@ -1,0 +1,71 @@
+"""``neurenix run``: a program, on a simulated slice if one is asked for.
+
+Owns starting the program as Python would, after the simulation is in place, so that a script that
+knows only JAX sees the slice too.
+"""
+
+from __future__ import annotations
+
+import runpy
+import sys
+import traceback
+from pathlib import Path
+from types import TracebackType
+from typing import Annotated
+
+import typer
+
+_OURS = (__file__, runpy.__file__, "<frozen runpy>")
+
+
+def run(
+    program: Annotated[
+        str, typer.Argument(metavar="PROGRAM", help="A script, or with -m a module.")
+    ],
+    arguments: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[ARGUMENTS]...", help="What the program gets as its own."),
+    ] = None,
+    simulate: Annotated[
+        str | None, typer.Option(metavar="SLICE", help="Simulate a slice, such as v5e-8.")
+    ] = None,
+    numerics: Annotated[
+        str,
+        typer.Option(
+            metavar="float32|tpu", help="How a simulated slice multiplies; tpu rounds to bfloat16."
+        ),
+    ] = "float32",
+    module: Annotated[
+        bool, typer.Option("-m", help="PROGRAM is a module, as with python -m.")
+    ] = False,
+) -> None:
+    """Run a script or a module, on a simulated TPU slice if asked to.
+
+    Options of neurenix come before the program; everything after it is the program's.
+    """
+    if not module and not Path(program).exists():
+        raise typer.BadParameter(f"there is no file {program!r}", param_hint="PROGRAM")
+    if simulate is not None:
+        from neurenix.simulation import simulate as put_in_place
+
+        put_in_place(simulate, numerics=numerics)  # pyright: ignore[reportArgumentType]
+    elif numerics != "float32":
+        raise typer.BadParameter("only a simulated slice has numerics; add --simulate SLICE")
+    sys.argv = [program, *(arguments or [])]
+    try:
+        if module:
+            sys.path.insert(0, str(Path.cwd()))
+            runpy.run_module(program, run_name="__main__", alter_sys=True)
+        else:
+            sys.path.insert(0, str(Path(program).resolve().parent))
+            runpy.run_path(program, run_name="__main__")
+    except (Exception, KeyboardInterrupt) as error:  # the program's own, shown as Python shows it
+        traceback.print_exception(error.with_traceback(_of_program(error.__traceback__)))
+        raise typer.Exit(130 if isinstance(error, KeyboardInterrupt) else 1) from None
+
+
+def _of_program(frames: TracebackType | None) -> TracebackType | None:
+    """Drop the frames of this module and of runpy from the top of a traceback."""
+    while frames is not None and frames.tb_frame.f_code.co_filename in _OURS:
+        frames = frames.tb_next
+    return frames
