@@ -174,7 +174,7 @@ def _run(
         (folder / "request.json").write_text(json.dumps(request))
         with open(folder / "log.txt", "wb") as log:
             process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "neurenix.compiler.worker", directory],
+                _command(directory),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
@@ -199,6 +199,11 @@ def _run(
         if entry["outcome"] == "compiled":
             entry["hlo"] = (folder / "optimized.hlo").read_text()
         return entry
+
+
+def _command(directory: str) -> list[str]:
+    """Return the worker's command; ``-P`` keeps the user's folder from hiding packages."""
+    return [sys.executable, "-P", "-m", "neurenix.compiler.worker", directory]
 
 
 def _environment() -> dict[str, str]:

@@ -26,7 +26,8 @@ class Finding:
     """One thing to know.
 
     ``severity`` is ``"error"``, ``"warning"`` or ``"note"``; ``effect_seconds`` the time of a step
-    that it is about (estimated), ``effect_bytes`` the memory, where there is one.
+    that it is about (estimated), ``effect_bytes`` the memory, where there is one. ``scope`` is the
+    ``jax.named_scope`` of the operation, such as the layer's name, if it has one.
     """
 
     rule: str
@@ -36,6 +37,7 @@ class Finding:
     source: SourceLine | None = None
     effect_seconds: float = 0.0
     effect_bytes: int = 0
+    scope: str = ""
 
 
 @dataclass(frozen=True)
@@ -95,6 +97,7 @@ def padded_products(evidence: Evidence) -> Iterator[Finding]:
             + (f", or of {_LANES} at least." if unit > _LANES else "."),
             operation.source,
             wasted * evidence.factor,
+            scope=operation.scope,
         )
 
 
@@ -125,6 +128,7 @@ def float32_products(evidence: Evidence) -> Iterator[Finding]:
                 'Use the default precision, or "high" (three passes), where training allows it.',
                 operation.source,
                 saved * evidence.factor,
+                scope=operation.scope,
             )
     seconds = sum(o.seconds for o in wide)
     if wide and evidence.share(seconds) >= _NOTABLE_SHARE:
@@ -138,6 +142,7 @@ def float32_products(evidence: Evidence) -> Iterator[Finding]:
             'Compute in bfloat16 and keep the parameters in float32: precision="bfloat16".',
             largest.source,
             saved * evidence.factor,
+            scope=largest.scope,
         )
 
 
@@ -168,6 +173,7 @@ def moves(evidence: Evidence) -> Iterator[Finding]:
                 "them; for state that is carried along, donate it.",
                 operation.source,
                 operation.seconds * evidence.factor,
+                scope=operation.scope,
             )
 
 
@@ -188,6 +194,7 @@ def exposed_collectives(evidence: Evidence) -> Iterator[Finding]:
             "exchange more computing to hide behind.",
             largest.source,
             seconds * evidence.factor,
+            scope=largest.scope,
         )
 
 

@@ -12,6 +12,8 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import numpy as np
+
 _RECOMPUTED = "rematted_computation"
 
 
@@ -77,16 +79,36 @@ def _dot(equation: Any) -> float:
 
 
 def _convolution(equation: Any) -> float:
-    """Count two operations for each weight that touches each output element, dilation included.
+    """Count two operations for each weight that meets an element of the input.
 
-    A gradient with respect to the input is a convolution with ``lhs_dilation``; the zeros between
-    its rows are no work, so the count is divided by the dilation. A gradient with respect to the
-    weights has a kernel the size of the image and is counted like any other.
+    Padding and the zeros between the rows of a dilated operand are no work, so that a convolution
+    and each of its two gradients, which JAX writes as convolutions, have the same count.
     """
-    kernel = equation.invars[1].aval.shape
-    numbers = equation.params["dimension_numbers"]
-    out_axis, in_axis, *spatial = numbers.rhs_spec
-    del out_axis
-    depth = kernel[in_axis] * math.prod(kernel[axis] for axis in spatial)
-    dilation = math.prod(equation.params["lhs_dilation"])
-    return 2.0 * math.prod(equation.outvars[0].aval.shape) * depth / dilation
+    image, kernel = (variable.aval.shape for variable in equation.invars[:2])
+    out = equation.outvars[0].aval.shape
+    params = equation.params
+    numbers = params["dimension_numbers"]
+    meetings = math.prod(
+        _meetings(image[i], kernel[k], out[o], stride=s, padding=p, dilations=(left, right))
+        for i, k, o, s, p, left, right in zip(
+            numbers.lhs_spec[2:],
+            numbers.rhs_spec[2:],
+            numbers.out_spec[2:],
+            params["window_strides"],
+            (low for low, _ in params["padding"]),
+            params["lhs_dilation"],
+            params["rhs_dilation"],
+            strict=True,
+        )
+    )
+    batch, features = (out[axis] for axis in numbers.out_spec[:2])
+    return 2.0 * batch * features * kernel[numbers.rhs_spec[1]] * meetings
+
+
+def _meetings(
+    image: int, kernel: int, out: int, *, stride: int, padding: int, dilations: tuple[int, int]
+) -> int:
+    """Return how many pairs of output position and weight meet an input along one axis."""
+    left, right = dilations
+    at = np.arange(out)[:, None] * stride + np.arange(kernel)[None, :] * right - padding
+    return int(np.count_nonzero((at >= 0) & (at <= (image - 1) * left) & (at % left == 0)))

@@ -269,9 +269,10 @@ def _place(leaf: Any, path: str, mesh: AbstractMesh) -> jax.ShapeDtypeStruct:
             f"Argument {path} is a {type(leaf).__name__}; arrays and nx.spec(shape, dtype) are "
             "what can be compiled for."
         )
-    partition = getattr(leaf, "partition", None)
     sharding = getattr(leaf, "sharding", None)
-    if partition is None:
+    if isinstance(leaf, PartitionedSpec):
+        partition = leaf.partition
+    else:
         partition = sharding.spec if isinstance(sharding, NamedSharding) else PartitionSpec()
     _check_divides(tuple(leaf.shape), partition, path, dict(mesh.shape))
     return jax.ShapeDtypeStruct(

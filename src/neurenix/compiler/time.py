@@ -32,6 +32,11 @@ from neurenix.compiler.operations import (
     top_level_products,
 )
 
+_TRANSFORM = re.compile(r"jit\([^)]*\)|(?:jvp|transpose|vmap|remat)\(")
+_STRUCTURE = frozenset(
+    "call_exported while body cond closed_call checkpoint rematted_computation scan branch_0_fun "
+    "branch_1_fun shard_map custom_jvp_call custom_vjp_call pallas_call".split()
+)
 _CHANNEL = re.compile(r"channel_id=(\d+)")
 
 
@@ -57,6 +62,12 @@ class Operation:
     op_name: str
     source: SourceLine | None
     products: tuple[MatrixProduct, ...] = ()
+
+    @property
+    def scope(self) -> str:
+        """The ``jax.named_scope`` around the operation, or an empty string."""
+        path = _TRANSFORM.sub("", self.op_name).replace(")", "").split("/")[:-1]
+        return "/".join(part for part in path if part and part not in _STRUCTURE)
 
 
 @dataclass(frozen=True)
@@ -265,14 +276,16 @@ class Schedule:
     def _record(
         self, instruction: Instruction, operation: Operation, seconds: float, count: int
     ) -> None:
-        kept = self.operations.setdefault(instruction.name, operation)
-        if kept is operation:
-            kept.flops *= count
-            kept.bytes *= count
-            kept.floor_seconds *= count
-            kept.busy_seconds *= count
+        kept = self.operations.setdefault(
+            instruction.name, self._describe(instruction, operation.kind)
+        )
         kept.seconds += seconds * count
+        kept.floor_seconds += operation.floor_seconds * count
+        kept.busy_seconds += operation.busy_seconds * count
+        kept.flops += operation.flops * count
+        kept.bytes += operation.bytes * count
         kept.count += count
+        kept.products = operation.products
 
 
 def step_time(schedule: Schedule, raw_seconds: float, batch_bytes_per_device: int) -> StepTime:

@@ -46,7 +46,7 @@ def bind(
     plain = getattr(function, "__wrapped__", function)
     binding = Binding(tuple(args[i] for i in positions), {})
     leaves = binding.read()
-    keys = [jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key) for leaf in leaves]
+    keys = [jax.numpy.issubdtype(leaf.dtype, jax.dtypes.prng_key) for leaf in leaves]
     kinds = [jax.random.key_impl(leaf) if k else None for leaf, k in zip(leaves, keys, strict=True)]
     rest = [value for i, value in enumerate(args) if i not in positions]
 

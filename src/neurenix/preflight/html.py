@@ -223,7 +223,8 @@ def _findings(report: Report) -> str:
             effect = f" <b>≈ {seconds_text(finding.effect_seconds)} of a step</b>"
         if finding.effect_bytes > 0:
             effect += f" <b>{bytes_text(finding.effect_bytes)}</b>"
-        source = f"<code>{escape(str(finding.source))}</code>" if finding.source else ""
+        named = [finding.scope, str(finding.source or "")]
+        source = f"<code>{escape(' '.join(filter(None, named)))}</code>"
         items.append(
             f"<li class={finding.severity}><span class=badge>{finding.severity}</span> "
             f"<span class=rule>{escape(finding.rule)}</span>{effect}<p class=pre>"

@@ -296,19 +296,20 @@ class Report:
 
 
 def place(finding: Finding) -> str:
-    """Return ``" (file:line)"`` of a finding, the path shortened to what is needed.
+    """Return ``" (scope, file:line)"`` of a finding, the path shortened to what is needed.
 
     Example:
         >>> place(Finding("r", "note", "m", "f"))
         ''
     """
+    within = f"{finding.scope}, " if finding.scope else ""
     if finding.source is None:
-        return ""
+        return f" ({finding.scope})" if finding.scope else ""
     path = finding.source.file
     if is_library(path):
-        return f" (inside {'/'.join(Path(path).parts[-3:])}:{finding.source.line})"
+        return f" ({within}inside {'/'.join(Path(path).parts[-3:])}:{finding.source.line})"
     shown = os.path.relpath(path) if path.startswith(os.getcwd() + os.sep) else path
-    return f" ({shown}:{finding.source.line})"
+    return f" ({within}{shown}:{finding.source.line})"
 
 
 def _write(path: str | os.PathLike[str], text: str) -> None:

@@ -1,0 +1,182 @@
+"""Reading the optimised HLO: a recorded training step, and the traps of the text."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from neurenix import chips
+from neurenix._core.errors import CompilationError
+from neurenix.compiler.hlo import Instruction, Module, parse
+from neurenix.compiler.operations import matrix_products
+from neurenix.compiler.shapes import parse_shapes
+from neurenix.compiler.time import Schedule
+
+pytestmark = pytest.mark.pure
+
+DATA = Path(__file__).parent / "data"
+TRAIN_LINES = {"scan_body": 6, "first_product": 7, "last_product": 8, "update": 12}
+
+
+@pytest.fixture(scope="module")
+def recorded() -> Module:
+    """A data-parallel step of a six-layer scanned MLP on v5e-8, libtpu 0.0.42.1."""
+    return parse((DATA / "scan_v5e8.hlo.txt").read_text())
+
+
+def loops(module: Module) -> list[Instruction]:
+    return [i for i in module.entry.instructions if i.opcode == "while"]
+
+
+def test_loops_of_a_scan_have_its_length(recorded: Module) -> None:
+    trips = [recorded.trip_count(recorded.entry, loop) for loop in loops(recorded)]
+    assert trips == [6, 6]
+
+
+def test_every_product_is_found_with_its_sizes(recorded: Module) -> None:
+    schedule = Schedule(recorded, chips.resolve("v5e-8"))
+    schedule.run()
+    flops = sum(operation.flops for operation in schedule.operations.values())
+    batch = 1024 // 8
+    forward = 2 * batch * (1000 * 512 + 6 * 512 * 512 + 512 * 10)
+    backward = 2 * forward - 2 * batch * 1000 * 512  # no gradient of the input is asked for
+    assert flops == forward + backward
+
+
+def test_time_of_a_loop_is_counted_as_often_as_it_runs(recorded: Module) -> None:
+    schedule = Schedule(recorded, chips.resolve("v5e-8"))
+    schedule.run()
+    reduced = [o for o in schedule.operations.values() if o.opcode == "all-reduce"]
+    assert sorted(o.count for o in reduced) == [1, 6]
+
+
+def test_sources_are_lines_of_the_user(recorded: Module) -> None:
+    lines = {
+        source.line
+        for instruction in recorded.entry.instructions
+        if (source := recorded.source(instruction)) and source.file == "train.py"
+    }
+    assert {TRAIN_LINES["first_product"], TRAIN_LINES["last_product"]} <= lines
+    for computation in recorded.computations.values():
+        for instruction in computation.instructions:
+            source = recorded.source(instruction)
+            assert source is None or source.file != "ask.py", "the call of preflight is no source"
+
+
+def test_parameters_keep_their_order_and_padding(recorded: Module) -> None:
+    parameters = [i for i in recorded.entry.instructions if i.opcode == "parameter"]
+    shapes = {int(i.argument): str(i.shapes[0]) for i in parameters}
+    assert shapes == {
+        0: "f32[1000,512]",
+        1: "f32[512,10]",
+        2: "f32[6,512,512]",
+        3: "f32[128,1000]",
+        4: "f32[128,10]",
+    }
+
+
+NESTED = (DATA / "nested_loops.hlo.txt").read_text()  # written by hand, trap by trap
+
+
+def test_a_multi_line_attribute_does_not_end_a_computation() -> None:
+    body = parse(NESTED).computations["inner_body"]
+    assert [i.name for i in body.instructions][3:] == ["kernel", "after", "one", "next", "t"]
+    assert body.root.name == "t"
+
+
+def test_nested_loops_multiply_and_start_where_they_start() -> None:
+    module = parse(NESTED)
+    where = chips.resolve("v5e-1")
+    schedule = Schedule(module, where)
+    schedule.run()
+    assert [loop.name for loop in schedule.unknown_loops] == ["open"]
+    # 7 × (5 − 2) from the nested loops and once from the loop that only the data ends.
+    assert schedule.operations["after"].count == 7 * 3 + 1
+    expected = 22 * 1500 / where.generation.clock_hertz
+    assert schedule.operations["after"].seconds == pytest.approx(expected)
+
+
+def test_a_kernel_costs_what_its_author_says() -> None:
+    schedule = Schedule(parse(NESTED), chips.resolve("v5e-1"))
+    schedule.run()
+    assert schedule.operations["kernel"].flops == 22 * 2_000_000
+    assert schedule.operations["kernel"].bytes == 22 * 8192
+
+
+def test_escaped_names_and_sources_are_read() -> None:
+    module = parse(NESTED)
+    kernel = module.computations["inner_body"].by_name["kernel"]
+    assert kernel.op_name == 'jit(f)/pallas_call[name="k"]'
+    assert str(module.source(kernel)) == "/home/me/train.py:5"
+
+
+@pytest.mark.parametrize(
+    ("text", "bytes_"),
+    [
+        ("bf16[1000,7]{0,1:T(8,128)(2,1)}", 16_384),
+        ("f32[7,1000]{1,0:T(8,128)}", 32_768),
+        ("bf16[3,3,64,64]{3,2,1,0:T(8,128)(2,1)}", 147_456),
+        ("s32[]{:T(128)}", 4),
+        ("f32[5]{0:T(128)}", 512),
+        ("f8e4m3fn[8,128]{1,0}", 1024),
+    ],
+)
+def test_padded_bytes(text: str, bytes_: int) -> None:
+    assert parse_shapes(text)[0].padded_bytes == bytes_
+
+
+def test_memory_spaces() -> None:
+    hbm, vmem = parse_shapes("(f32[8,128]{1,0:T(8,128)}, f32[8,128]{1,0:T(8,128)S(1)})")
+    assert (hbm.in_hbm, vmem.in_hbm) == (True, False)
+
+
+def convolution(shapes: str, window: str, labels: str) -> Module:
+    left, right, out = shapes.split(" ")
+    attributes = f"window={{{window}}}, dim_labels={labels}"
+    return parse(
+        "HloModule c\n\n%f (a: x) -> y {\n"
+        f"  %a = {left} parameter(0)\n  %b = {right} parameter(1)\n"
+        f"  ROOT %c = {out} convolution(%a, %b), {attributes}\n}}\n\n"
+        "ENTRY %main (a: x) -> y {\n"
+        f"  %a = {left} parameter(0)\n  %b = {right} parameter(1)\n"
+        f"  ROOT %fusion = {out} fusion(%a, %b), kind=kOutput, calls=%f\n}}\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("shapes", "window", "labels", "flops"),
+    [
+        # A plain product, a 3×3 convolution, a batched product in XLA's dilated form (8 × 12
+        # heads), and the gradient of a convolution with stride 2.
+        ("bf16[64,32] bf16[32,16] bf16[64,16]", "", "bf_io->bf", 2 * 64 * 32 * 16),
+        (
+            "f32[2,8,8,4] f32[3,3,4,6] f32[2,6,6,6]",
+            "size=3x3",
+            "b01f_01io->b01f",
+            2 * 2 * 6 * 6 * 6 * 9 * 4,
+        ),
+        (
+            "bf16[8,12,1024,64] bf16[8,12,1024,64] bf16[8,12,1024,1024]",
+            "size=8x12 stride=7x11 lhs_dilate=8x12",
+            "01bf_01oi->01bf",
+            2 * 8 * 12 * 1024 * 1024 * 64,
+        ),
+        (
+            "f32[2,4,4,6] f32[3,3,6,4] f32[2,9,9,4]",
+            "size=3x3 pad=2_2x2_2 lhs_dilate=2x2",
+            "b01f_01io->b01f",
+            2 * 2 * 9 * 9 * 4 * (6 * 9 // 2 // 2),
+        ),
+    ],
+)
+def test_products_in_every_form(shapes: str, window: str, labels: str, flops: int) -> None:
+    module = convolution(shapes, window, labels)
+    (product,) = matrix_products(module, module.entry.root)
+    assert product.flops == flops
+
+
+@pytest.mark.parametrize("text", ["", "not HLO", "HloModule m\n\n"])
+def test_what_is_no_module_is_refused(text: str) -> None:
+    with pytest.raises(CompilationError):
+        parse(text)

@@ -1,0 +1,153 @@
+"""Programs as data: what is traced, how it is divided, how many FLOPs it has, what is refused."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from neurenix._core.errors import ArgumentError, ArgumentTypeError, ShapeError
+from neurenix.compiler.flops import model_flops
+from neurenix.compiler.program import TraceOptions, spec, trace
+
+pytestmark = pytest.mark.cpu8
+
+
+def flops(function, *args) -> float:
+    return model_flops(jax.jit(function).trace(*args).jaxpr)
+
+
+def test_leaves_are_divided_as_their_partition_says() -> None:
+    program = trace(
+        lambda p, x: x @ p["w"] + p["b"],
+        ({"w": spec((64, 32)), "b": spec((32,))}, spec((16, 64), "bfloat16", partition=("data",))),
+        axes={"data": 8},
+        options=TraceOptions(leaf_roles=("parameters", "parameters", "batch")),
+    )
+    assert [(leaf.path, leaf.role) for leaf in program.leaves] == [
+        ("0.b", "parameters"),
+        ("0.w", "parameters"),
+        ("1", "batch"),
+    ]
+    assert [leaf.device_bytes for leaf in program.leaves] == [32 * 4, 64 * 32 * 4, 2 * 64 * 2]
+    assert program.num_devices == 8
+    assert program.output_bytes == 16 * 32 * 4
+
+
+def test_arguments_that_are_not_used_are_left_out_and_donation_follows() -> None:
+    program = trace(
+        lambda unused, x: x + 1,
+        (spec((8,)), spec((4,))),
+        axes={"data": 1},
+        options=TraceOptions(donate_argnums=(0, 1)),
+    )
+    assert [leaf.path for leaf in program.leaves] == ["1"]
+    assert program.donated == (0,)
+
+
+def test_arrays_and_scalars_are_described_and_not_stored() -> None:
+    program = trace(lambda x, k: x * k, (np.ones((1000, 1000), "float32"), 3.0), axes={"data": 1})
+    assert len(program.serialized) < 20_000
+    assert program.leaves[1].dtype == "float32"
+
+
+def test_a_program_is_the_same_bytes_every_time() -> None:
+    def build() -> bytes:
+        return trace(lambda x: jnp.sin(x), (spec((8,)),), axes={"data": 1}).serialized
+
+    first, second = (build() for _ in range(2))
+    assert first == second
+
+
+@pytest.mark.parametrize(
+    ("shape", "partition", "message"),
+    [
+        ((10, 4), ("data",), r"10 over 8 devices leaves 2.*such as 8"),
+        ((8,), (None, "data"), "a partition for 2 axes"),
+        ((8,), ("model",), "mesh axis 'model'; the mesh has data=8"),
+    ],
+)
+def test_what_cannot_be_divided(shape, partition, message) -> None:
+    with pytest.raises(ShapeError, match=message):
+        trace(jnp.sin, (spec(shape, partition=partition),), axes={"data": 8})
+
+
+def test_a_function_that_needs_values_names_its_line() -> None:
+    def branching(x):
+        if x.sum() > 0:
+            return x
+        return -x
+
+    with pytest.raises(
+        ArgumentError, match=r"(?s)test_compiler_program.py:\d+ \(if x.sum\(\) > 0:"
+    ):
+        trace(branching, (spec((4,)),), axes={"data": 1})
+
+
+def test_shapes_that_do_not_go_together_name_the_line() -> None:
+    with pytest.raises(ArgumentError, match=r"contracting.*test_compiler_program.py:\d+"):
+        trace(lambda x, w: x @ w, (spec((4, 3)), spec((4, 3))), axes={"data": 1})
+
+
+def test_a_users_error_passes_as_it_is() -> None:
+    def broken(x):
+        raise KeyError("mine")
+
+    with pytest.raises(KeyError, match="mine"):
+        trace(broken, (spec((4,)),), axes={"data": 1})
+
+
+def test_bad_specs() -> None:
+    with pytest.raises(ShapeError, match="sizes of 0 or more"):
+        spec((-1, 2))
+    with pytest.raises(ShapeError):
+        spec((1.5,))
+    with pytest.raises(ArgumentTypeError, match="no dtype 'float33'"):
+        spec((1,), "float33")
+    with pytest.raises(ArgumentTypeError, match="Argument 0 is a str"):
+        trace(lambda x: x, ("text",), axes={"data": 1})
+
+
+def test_flops_of_a_training_step_leave_recomputation_out() -> None:
+    m, k, n, layers = 8, 16, 16, 5
+    x, w = jnp.ones((m, k)), jnp.ones((layers, k, n))
+
+    def loss(w, x, remat):
+        layer = (
+            jax.checkpoint(lambda h, w: jnp.tanh(h @ w)) if remat else lambda h, w: jnp.tanh(h @ w)
+        )
+        return jax.lax.scan(lambda h, w: (layer(h, w), None), x, w)[0].sum()
+
+    forward = 2 * m * k * n * layers
+    plain = flops(lambda w, x: jax.grad(loss)(w, x, False), w, x)
+    recomputed = flops(lambda w, x: jax.grad(loss)(w, x, True), w, x)
+    assert plain == recomputed == 3 * forward
+
+
+@pytest.mark.parametrize(("strides", "groups"), [(1, 1), (2, 1), (1, 4), (2, 4)])
+def test_flops_of_a_convolution_and_its_gradients(strides: int, groups: int) -> None:
+    x, w = jnp.ones((2, 8, 8, 4)), jnp.ones((2, 2, 4 // groups, 8))
+
+    def convolve(x, w):
+        return jax.lax.conv_general_dilated(
+            x, w, (strides, strides), "VALID",
+            dimension_numbers=("NHWC", "HWIO", "NHWC"), feature_group_count=groups,
+        )  # fmt: skip
+
+    out = jax.eval_shape(convolve, x, w).shape
+    forward = 2 * np.prod(out) * 2 * 2 * (4 // groups)
+    assert flops(convolve, x, w) == forward
+    by_weights = flops(jax.grad(lambda w: (convolve(x, w) ** 2).sum()), w)
+    assert by_weights == 2 * forward
+    by_input = flops(jax.grad(lambda x: (convolve(x, w) ** 2).sum()), x)
+    assert by_input == 2 * forward
+
+
+def test_flops_of_a_branch_are_those_of_the_dearest() -> None:
+    x = jnp.ones((8, 8))
+
+    def f(x):
+        return jax.lax.cond(x[0, 0] > 0, lambda x: x @ x @ x, lambda x: x @ x, x)
+
+    assert flops(f, x) == 2 * 2 * 8**3

@@ -1,0 +1,149 @@
+"""The walk over a schedule: what runs beside what, and what the links cost."""
+
+from __future__ import annotations
+
+import pytest
+
+from neurenix import chips
+from neurenix.compiler.collectives import dcn_seconds, group_size, ici_seconds
+from neurenix.compiler.hlo import Instruction, parse
+from neurenix.compiler.shapes import parse_shapes
+from neurenix.compiler.time import Operation, Schedule, step_time
+
+pytestmark = pytest.mark.pure
+
+V5E = chips.resolve("v5e-8")
+CLOCK = V5E.generation.clock_hertz
+MIB = "f32[512,512]{1,0:T(8,128)}"
+
+
+def module(*body: str) -> str:
+    lines = "\n".join(f"  {line}" for line in body)
+    return f"HloModule m, is_scheduled=true\n\nENTRY %main (p: x) -> y {{\n{lines}\n}}\n"
+
+
+def schedule(*body: str, where: chips.Slice = V5E) -> tuple[Schedule, float]:
+    walked = Schedule(parse(module(f"%p = {MIB} parameter(0)", *body)), where)
+    return walked, walked.run()
+
+
+def busy(name: str, cycles: float) -> str:
+    config = f'backend_config={{"window_config":{{"estimated_cycles":"{cycles:.0f}"}}}}'
+    return f"%{name} = {MIB} negate(%p), {config}"
+
+
+GROUPS = "replica_groups=[1,8]<=[8]"
+START = f"%r = ({MIB}, {MIB}) all-gather-start(%p), channel_id=1, {GROUPS}"
+DONE = f"%d = {MIB} all-gather-done(%r)"
+
+
+def exchange_seconds() -> float:
+    """2^20 bytes, seven eighths of them through two links, and the length of the slice in hops."""
+    return 2**20 * 7 / 8 / (2 * V5E.generation.ici_link_bytes_per_second) + 4e-6
+
+
+def test_an_exchange_is_hidden_behind_compute_that_is_long_enough() -> None:
+    walked, total = schedule(START, busy("work", 1e6), DONE)
+    assert total == pytest.approx(1e6 / CLOCK)
+    assert walked.operations["r"].seconds == 0
+    assert walked.operations["r"].busy_seconds == pytest.approx(exchange_seconds())
+
+
+def test_what_compute_does_not_hide_is_exposed() -> None:
+    walked, total = schedule(START, busy("work", 3000), DONE, busy("later", 1000))
+    exposed = exchange_seconds() - 3000 / CLOCK
+    assert walked.operations["r"].seconds == pytest.approx(exposed)
+    assert total == pytest.approx(exchange_seconds() + 1000 / CLOCK)
+
+
+def test_exchanges_wait_for_one_another_on_the_same_links() -> None:
+    other = START.replace("%r =", "%s =").replace("channel_id=1", "channel_id=2")
+    _, total = schedule(START, other, DONE, DONE.replace("%d", "%e").replace("%r", "%s"))
+    assert total == pytest.approx(2 * exchange_seconds())
+
+
+def test_a_copy_into_vmem_runs_beside_an_exchange() -> None:
+    copy = f"%c = ({MIB[:-1]}S(1)}}, {MIB}, u32[]) copy-start(%p)"
+    _, total = schedule(START, copy, f"%f = {MIB} copy-done(%c)", DONE)
+    assert total == pytest.approx(exchange_seconds())
+
+
+def test_a_plain_exchange_is_wholly_exposed() -> None:
+    walked, total = schedule(f"%r = {MIB} all-reduce(%p), {GROUPS}")
+    assert total == walked.operations["r"].seconds == pytest.approx(2 * exchange_seconds())
+
+
+def test_a_transfer_between_slices_is_dcn() -> None:
+    where = chips.resolve("2x v5e-8")
+    body = (
+        f"%s = ({MIB}, u32[], token[]) send(%p), channel_id=1, is_host_transfer=true",
+        f"%v = ({MIB}, u32[], token[]) recv(%p), channel_id=2, is_host_transfer=true",
+        "%x = token[] send-done(%s)",
+        f"%y = ({MIB}, token[]) recv-done(%v)",
+    )
+    walked, total = schedule(*body, where=where)
+    assert {o.kind for o in walked.operations.values()} == {"dcn"}
+    assert total == pytest.approx(dcn_seconds(2**20, where)) == pytest.approx(2**20 * 8 / 25e9)
+
+
+@pytest.mark.parametrize(
+    ("groups", "size"),
+    [
+        ("replica_groups={{0,1,2,3},{4,5,6,7}}", 4),
+        ("replica_groups=[4,2]<=[8]", 2),
+        ("replica_groups=mesh['axis_0'=8,'axis_1'=1] {'axis_0'}", 8),
+        ("replica_groups=mesh['a'=2,'b'=4,'c'=1], device_ids=([4,2]T(1,0)) {'b'}", 4),
+        ("replica_groups=mesh['a'=2,'b'=4] {'a','b'}", 8),
+        ("replica_groups={}", 16),
+    ],
+)
+def test_groups_in_every_spelling(groups: str, size: int) -> None:
+    instruction = Instruction("r", "all-reduce", (), (), "", groups, False)
+    assert group_size(instruction, 16) == size
+
+
+def test_a_ring_that_closes_is_twice_as_fast_as_a_line() -> None:
+    shapes = parse_shapes("f32[8192,8192]{1,0:T(8,128)}")
+    gather = Instruction("r", "all-gather", shapes, (), "", "", False)
+    open_, closed = (ici_seconds(gather, chips.resolve(n)) for n in ("v5e-64", "v5e-256"))
+    assert open_ / closed == pytest.approx(2, rel=0.05)
+
+
+def test_one_device_exchanges_nothing() -> None:
+    assert schedule(f"%r = {MIB} all-reduce(%p)", where=chips.resolve("v5e-1"))[1] == 0
+
+
+def test_the_interval_contains_the_estimate_and_names_its_basis() -> None:
+    walked, raw = schedule(busy("work", 1e7))
+    time = step_time(walked, raw, 0)
+    assert time.low < time.seconds < time.high
+    assert time.seconds == pytest.approx(1e7 / CLOCK / 0.95)
+    assert "MaxText 16B" in time.basis
+    assert time.bound == "hbm"
+
+
+def test_a_step_shorter_than_its_dispatch_is_bound_by_the_host() -> None:
+    walked, raw = schedule(busy("work", 1000))
+    time = step_time(walked, raw, 0)
+    assert time.bound == "host"
+    assert time.seconds == time.host_seconds
+
+
+def test_a_batch_that_arrives_slowly_is_bound_by_the_host() -> None:
+    walked, raw = schedule(busy("work", 1e7))
+    time = step_time(walked, raw, 2**30)
+    assert time.host_seconds == pytest.approx(2**30 / V5E.generation.pcie_bytes_per_second_per_chip)
+    assert time.bound == "host"
+
+
+@pytest.mark.parametrize(
+    ("op_name", "scope"),
+    [
+        ("jit(call)/call_exported/jit(step)/transpose(jvp(Conv2d_0))/conv", "Conv2d_0"),
+        ("jit(f)/jvp(Block_1)/Linear_0/while/body/closed_call/dot_general", "Block_1/Linear_0"),
+        ("jit(f)/jvp()/dot_general", ""),
+        ("", ""),
+    ],
+)
+def test_the_scope_of_an_operation(op_name: str, scope: str) -> None:
+    assert Operation("a", "b", "hbm", 0, 0, 0, 1, 0, 0, "", op_name, None).scope == scope
