@@ -1,0 +1,94 @@
+"""What layers say to wrong shapes, channels, sizes and options."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from neurenix import nn
+from neurenix._core.errors import (
+    ArgumentError,
+    ArgumentTypeError,
+    ShapeError,
+    UnknownNameError,
+)
+
+CALLS = {
+    "NCHW": (lambda: nn.Conv2d(3, 4, 3), (2, 3, 8, 8), r"looks like NCHW.*transpose\(0, 2, 3, 1\)"),
+    "NCL": (lambda: nn.Conv1d(3, 4, 3), (2, 3, 8), r"looks like NCL.*transpose\(0, 2, 1\)"),
+    "NCDHW": (lambda: nn.Conv3d(3, 4, 3), (2, 3, 8, 8, 8), "looks like NCDHW"),
+    "NCHW transposed": (lambda: nn.ConvTranspose2d(3, 4, 3), (2, 3, 8, 8), "looks like NCHW"),
+    "NCHW depthwise": (lambda: nn.DepthwiseConv2d(3, 3), (2, 3, 8, 8), "looks like NCHW"),
+    "channels": (lambda: nn.Conv2d(3, 4, 3), (2, 8, 8, 5), "3 channels.*so 5"),
+    "no channel axis": (lambda: nn.Conv2d(1, 4, 3), (2, 8, 8), r"x\[..., None\]"),
+    "no batch axis": (lambda: nn.Conv2d(3, 4, 3), (8, 8, 3), r"x\[None\]"),
+    "rank of a pool": (lambda: nn.MaxPool2d(2), (2, 8, 8), "NHWC, 4 axes"),
+    "window too large": (lambda: nn.AvgPool2d(9), (2, 8, 8, 1), "larger than its input"),
+    "rank of a global pool": (lambda: nn.GlobalAvgPool2d(), (2, 8), "NHWC"),
+    "rank of an adaptive pool": (lambda: nn.AdaptiveAvgPool2d(2), (2, 8), "NHWC"),
+    "features": (lambda: nn.Linear(4, 2), (3, 5), r"\(\.\.\., 4\).*\(3, 5\)"),
+    "not flattened": (lambda: nn.Linear(64, 2), (3, 8, 8, 1), r"Flatten\(\)"),
+    "batch norm": (lambda: nn.BatchNorm(3), (2, 3, 8, 8), "channels last"),
+    "one value per channel": (lambda: nn.BatchNorm(3), (1, 3), "more than one value"),
+    "layer norm": (lambda: nn.LayerNorm((3, 4)), (2, 4), r"\(\.\.\., 3, 4\)"),
+    "rms norm": (lambda: nn.RMSNorm(3), (2, 4), r"\(\.\.\., 3\)"),
+    "group norm": (lambda: nn.GroupNorm(2, 4), (2, 3, 8, 8), "channels last"),
+    "attention": (lambda: nn.MultiHeadAttention(8, 2), (2, 8), "query"),
+    "attention features": (lambda: nn.MultiHeadAttention(8, 2), (2, 3, 6), "as query"),
+    "lstm rank": (lambda: nn.LSTM(3, 4), (2, 3), r"\(N, T, 3\)"),
+    "gru features": (lambda: nn.GRU(3, 4), (2, 5, 4), r"\(\.\.\., 3\)"),
+    "residual": (lambda: nn.Residual(nn.Linear(4, 3)), (2, 4), "shortcut"),
+    "flatten": (lambda: nn.Flatten(3), (2, 4), "start_dim=3"),
+}
+
+
+@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
+@pytest.mark.parametrize("name", CALLS)
+def test_a_wrong_shape_is_told(name, compiled):
+    make, shape, text = CALLS[name]
+    layer = make()
+    call = jax.jit(lambda x: layer(x)) if compiled else layer
+    with pytest.raises(ShapeError, match=text):
+        call(jnp.zeros(shape))
+
+
+OPTIONS = {
+    "no channels": (lambda: nn.Conv2d(0, 4, 3), ArgumentError, "in_channels"),
+    "a fraction": (lambda: nn.Linear(4.0, 2), ArgumentError, "in_features"),
+    "groups": (lambda: nn.Conv2d(3, 4, 3, groups=2), ArgumentError, "groups"),
+    "kernel of three": (lambda: nn.Conv2d(3, 4, (3, 3, 3)), ArgumentError, "kernel_size"),
+    "kernel of words": (lambda: nn.Conv2d(3, 4, "3"), ArgumentTypeError, "kernel_size"),
+    "both strides": (lambda: nn.Conv2d(3, 4, 3, 2, strides=2), ArgumentError, "mean the same"),
+    "padding name": (lambda: nn.Conv2d(3, 4, 3, padding="sane"), UnknownNameError, "'same'"),
+    "causal image": (lambda: nn.Conv2d(3, 4, 3, padding="causal"), UnknownNameError, "causal"),
+    "padding of a pool": (lambda: nn.MaxPool2d(2, padding=2), ArgumentError, "half"),
+    "output padding": (lambda: nn.ConvTranspose2d(3, 4, 3, output_padding=1), ArgumentError, "out"),
+    "dropout": (lambda: nn.Dropout(1.5), ArgumentError, "`p`"),
+    "momentum": (lambda: nn.BatchNorm(3, momentum=2), ArgumentError, "momentum"),
+    "norm groups": (lambda: nn.GroupNorm(3, 4), ArgumentError, "num_groups"),
+    "heads": (lambda: nn.MultiHeadAttention(8, 3), ArgumentError, "num_heads"),
+    "kv heads": (lambda: nn.MultiHeadAttention(8, 4, num_kv_heads=3), ArgumentError, "kv"),
+    "activation": (lambda: nn.TransformerBlock(8, 2, activation="gellu"), UnknownNameError, "gelu"),
+}
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_a_wrong_option_is_told(name):
+    build, error, text = OPTIONS[name]
+    with pytest.raises(error, match=text):
+        build()
+
+
+def test_other_wrong_inputs_are_told():
+    with pytest.raises(ArgumentTypeError, match="integers"):
+        nn.Embedding(4, 2)(jnp.zeros(3))
+    with pytest.raises(ShapeError, match="state"):
+        nn.GRU(3, 4)(jnp.zeros((2, 5, 3)), jnp.zeros((1, 4)))
+    x = jnp.zeros((2, 5, 8))
+    attention = nn.MultiHeadAttention(8, 2)
+    for mask in (jnp.zeros((5, 5)), jnp.zeros((4, 5), bool), jnp.zeros((3, 5, 5), bool)):
+        with pytest.raises(ShapeError, match="mask"):
+            attention(x, mask=mask)
+    with pytest.raises(ShapeError, match="N and D"):
+        nn.attention(jnp.zeros((2, 5, 2, 4)), jnp.zeros((3, 5, 2, 4)), jnp.zeros((3, 5, 2, 4)))
