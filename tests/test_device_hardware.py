@@ -228,3 +228,9 @@ def test_who_holds_a_file_of_this_machine(tmp_path: Path) -> None:
         found = machine.holders([file])
     assert [(holder.pid, holder.path) for holder in found] == [(os.getpid(), str(file))]
     assert machine.holders([file]) == []
+
+
+def test_a_long_command_is_cut(box: Machine) -> None:
+    box.process(41, "python " + "x" * 500, "/dev/accel0")
+    (found,) = machine.holders([Path("/dev/accel0")], box.root)
+    assert len(found.command) == 101

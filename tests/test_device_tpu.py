@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
 import warnings
 
@@ -20,7 +21,7 @@ from neurenix._core.errors import (
     DeviceInitializationError,
     DeviceNotFoundError,
 )
-from neurenix.hardware import tpu
+from neurenix.hardware import tpu, tpu_failures
 from neurenix.hardware.availability import Availability
 from neurenix.hardware.tpu import TPUBackend, is_tpu_available, raise_diagnosed
 from neurenix.hardware.tpu_failures import CATALOGUE, diagnose
@@ -136,15 +137,50 @@ def test_the_process_that_holds_the_chips_is_named(tmp_path) -> None:
 
 
 @pytest.mark.pure
-def test_the_lockfile_of_this_machine_names_its_holder(tmp_path, monkeypatch) -> None:
-    from neurenix.hardware import tpu_failures
-
+def test_this_process_is_not_its_own_obstacle(tmp_path, monkeypatch) -> None:
     lock = tmp_path / "libtpu_lockfile"
     monkeypatch.setattr(tpu_failures, "LOCKFILE", str(lock))
     with lock.open("w"):
-        message = str(diagnose("Internal error when accessing libtpu multi-process lockfile"))
-    assert f"Held by process {os.getpid()} (" in message
-    assert str(lock) in message
+        found = diagnose("Internal error when accessing libtpu multi-process lockfile")
+    assert found is not None
+    assert found.holders == ()
+
+
+HOLD_LIBTPU = """
+from jax.experimental import topologies
+topologies.get_topology_desc(
+    topology_name="v5e:2x4", platform="tpu", chips_per_host_bounds=[2, 4, 1]
+)
+print("held", flush=True)
+input()
+"""
+
+
+@pytest.mark.tpu_compile
+@pytest.mark.skipif(sys.platform != "linux", reason="libtpu is for Linux")
+def test_two_processes_want_libtpu_and_the_second_is_told_who_has_it(run_python) -> None:
+    alone = {key: value for key, value in os.environ.items() if key != "ALLOW_MULTIPLE_LIBTPU_LOAD"}
+    holder = subprocess.Popen(
+        [sys.executable, "-c", HOLD_LIBTPU],
+        env=alone,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    )
+    try:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == "held\n"
+        code = (
+            "import os; os.environ.pop('ALLOW_MULTIPLE_LIBTPU_LOAD', None);"
+            "import neurenix as nx; nx.devices()"
+        )
+        done = run_python(code=code, env={"JAX_PLATFORMS": "tpu"}, timeout=120)
+    finally:
+        holder.communicate("\n", timeout=60)
+    assert "DeviceInitializationError: Another process has loaded libtpu" in done.stderr
+    assert f"Held by process {holder.pid} (" in done.stderr
+    assert "The original message: Unable to initialize backend 'tpu'" in done.stderr
 
 
 @pytest.mark.pure

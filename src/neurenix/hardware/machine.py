@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path("/")
+_COMMAND_LENGTH = 100
 
 
 @dataclass(frozen=True)
@@ -83,7 +84,10 @@ def _open_files(root: Path) -> Iterator[tuple[int, str]]:
 
 def _command(root: Path, pid: int) -> str:
     raw = _text(root / "proc" / str(pid) / "cmdline")
-    return " ".join(raw.replace("\0", " ").split()) or "unknown command"
+    command = " ".join(raw.replace("\0", " ").split())
+    if len(command) > _COMMAND_LENGTH:
+        return command[:_COMMAND_LENGTH] + "…"
+    return command or "unknown command"
 
 
 def _text(path: Path) -> str:

@@ -7,6 +7,7 @@ more exact ones come first.
 
 from __future__ import annotations
 
+import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -189,7 +190,8 @@ def diagnose(text: str, *, root: Path = machine.ROOT) -> Diagnosis | None:
 
 def _holders(pid: str | None, root: Path) -> tuple[machine.Holder, ...]:
     files = [Path("/") / path.relative_to(root) for path in machine.nodes(*_CHIP_NODES, root=root)]
-    found = machine.holders([*files, Path(LOCKFILE)], root)
+    opened = machine.holders([*files, Path(LOCKFILE)], root)
+    found = [holder for holder in opened if holder.pid != os.getpid()]
     if pid is not None and all(holder.pid != int(pid) for holder in found):
         found.append(machine.holder(int(pid), "the TPU, says libtpu", root))
     return tuple(found)
