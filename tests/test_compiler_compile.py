@@ -22,7 +22,7 @@ from neurenix.compiler.target import Target
 
 pytestmark = pytest.mark.multiprocess
 
-PROGRAM = Program("step", b"not a program", {"data": 1}, (), (), 0.0, 0)
+PROGRAM = Program("step", b"not a program", "", {"data": 1}, (), (), 0.0, 0)
 TARGET = Target.of(chips.resolve("v5e-1"))
 
 
@@ -122,7 +122,7 @@ SLEEPING = """
     note = pathlib.Path(sys.argv[1])
     child = "import os, sys, time; open(sys.argv[1], 'w').write(str(os.getpid())); time.sleep(60)"
     c._command = lambda folder: [sys.executable, "-c", child, str(note)]
-    program = Program("step", b"", {"data": 1}, (), (), 0.0, 0)
+    program = Program("step", b"", "", {"data": 1}, (), (), 0.0, 0)
     c.compile_all([(program, Target.of(chips.resolve("v5e-1")))], c.CompileOptions(cache=False))
 """
 
@@ -180,9 +180,9 @@ def test_a_cache_that_cannot_be_written_is_told(tmp_path: Path) -> None:
 
 
 def test_the_key_depends_on_everything_that_the_answer_does(monkeypatch) -> None:
-    names = {key(b"p", {"a": 1}), key(b"q", {"a": 1}), key(b"p", {"a": 2})}
+    names = {key("p", {"a": 1}), key("q", {"a": 1}), key("p", {"a": 2})}
     monkeypatch.setenv("LIBTPU_INIT_ARGS", "--xla_tpu_x=1")
-    names.add(key(b"p", {"a": 1}))
+    names.add(key("p", {"a": 1}))
     monkeypatch.setattr("neurenix.compiler.cache.versions", lambda: {"libtpu": "0"})
-    names.add(key(b"p", {"a": 1}))
+    names.add(key("p", {"a": 1}))
     assert len(names) == 5

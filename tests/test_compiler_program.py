@@ -52,12 +52,28 @@ def test_arrays_and_scalars_are_described_and_not_stored() -> None:
     assert program.leaves[1].dtype == "float32"
 
 
-def test_a_program_is_the_same_bytes_every_time() -> None:
-    def build() -> bytes:
-        return trace(lambda x: jnp.sin(x), (spec((8,)),), axes={"data": 1}).serialized
+def test_a_program_is_the_same_wherever_it_is_asked_about_from() -> None:
+    def function(x):
+        return jnp.sin(x) + jax.lax.scan(lambda c, _: (c * 2, None), x, length=3)[0]
 
-    first, second = (build() for _ in range(2))
-    assert first == second
+    def ask(size: int = 8):
+        return trace(function, (spec((size,)),), axes={"data": 1}).fingerprint
+
+    def from_deeper() -> str:
+        return ask()
+
+    assert ask() == from_deeper()
+    assert ask() != ask(size=9)
+
+
+def test_a_line_inside_of_a_program_is_part_of_it() -> None:
+    source = "import jax.numpy as jnp\ndef f(x):\n    return jnp.sin(x)\n"
+    prints = set()
+    for text in (source, source, "\n" + source):
+        names: dict = {}
+        exec(compile(text, "/home/me/train.py", "exec"), names)
+        prints.add(trace(names["f"], (spec((8,)),), axes={"data": 1}).fingerprint)
+    assert len(prints) == 2
 
 
 @pytest.mark.parametrize(

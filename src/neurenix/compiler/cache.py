@@ -40,17 +40,17 @@ def versions() -> dict[str, str]:
     return found
 
 
-def key(program: bytes, request: dict[str, Any]) -> str:
+def key(fingerprint: str, request: dict[str, Any]) -> str:
     """Return the name of an entry: a digest of all that the result depends on.
 
     Example:
-        >>> key(b"p", {"target": "v5e-8"}) == key(b"p", {"target": "v6e-8"})
+        >>> key("p", {"target": "v5e-8"}) == key("p", {"target": "v6e-8"})
         False
     """
     described = json.dumps(
         [_FORMAT, request, versions(), os.environ.get("LIBTPU_INIT_ARGS", "")], sort_keys=True
     )
-    return hashlib.sha256(program + b"\0" + described.encode()).hexdigest()
+    return hashlib.sha256(f"{fingerprint}\n{described}".encode()).hexdigest()
 
 
 @dataclass

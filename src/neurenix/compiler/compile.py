@@ -134,7 +134,7 @@ def _compile(
         "compiler_options": dict(options.compiler_options),
     }
     cache = cache_module.Cache(options.cache_directory or cache_module.default_directory())
-    name = cache_module.key(program.serialized, request)
+    name = cache_module.key(program.fingerprint, request)
     entry = cache.load(name) if options.cache else None
     cached = entry is not None
     if entry is None:

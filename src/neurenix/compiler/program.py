@@ -19,6 +19,7 @@ from jax import export
 from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
 
 from neurenix._core.errors import ArgumentError, ArgumentTypeError, ShapeError
+from neurenix.compiler.fingerprint import fingerprint
 from neurenix.compiler.flops import model_flops
 from neurenix.compiler.source import is_library
 
@@ -102,6 +103,7 @@ class Program:
     Attributes:
         name: of the function.
         serialized: ``jax.export`` bytes, with the user's source lines inside.
+        fingerprint: the same for the same program, wherever it is asked about from.
         axes: mesh axes and their sizes.
         leaves: the arguments that the program uses, in the order of the compiled parameters.
         donated: indices into ``leaves`` of the arguments whose memory outputs take over.
@@ -112,6 +114,7 @@ class Program:
 
     name: str
     serialized: bytes
+    fingerprint: str
     axes: dict[str, int]
     leaves: tuple[Leaf, ...]
     donated: tuple[int, ...]
@@ -183,6 +186,7 @@ def trace(
     return Program(
         name=name,
         serialized=bytes(exported.serialize()),
+        fingerprint=fingerprint(exported.mlir_module()),
         axes=dict(axes),
         leaves=leaves,
         donated=tuple(kept.index(i) for i in donated if i in kept),

@@ -1,0 +1,319 @@
+"""Preflight with the real TPU compiler, small and few. One group: one test process compiles."""
+
+from __future__ import annotations
+
+import json
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import neurenix as nx
+from neurenix import nn
+from neurenix._core.errors import (
+    ArgumentError,
+    ArgumentTypeError,
+    NotCompiledError,
+    ShapeError,
+    UnknownNameError,
+)
+from neurenix._nnx import nnx
+from neurenix.preflight import CompileOptions, PreflightOptions, Report
+
+pytestmark = [pytest.mark.tpu_compile, pytest.mark.xdist_group("libtpu")]
+
+BATCH = 200
+SOURCE = str(Path(nx.__file__).parents[1])
+
+
+def cnn() -> nn.Module:
+    model = nn.Sequential(
+        nn.Conv2d(1, 32, 3), nn.ReLU(), nn.Conv2d(32, 64, 3), nn.ReLU(), nn.MaxPool2d(2),
+        nn.Flatten(), nn.Linear(256, 128), nn.ReLU(), nn.Linear(128, 10),
+    )  # fmt: skip
+    loss = nx.losses.SparseCategoricalCrossentropy(from_logits=True)
+    return model.compile(optimizer=nx.optim.Adam(1e-3), loss=loss)
+
+
+@pytest.fixture(scope="module")
+def options(tmp_path_factory: pytest.TempPathFactory) -> PreflightOptions:
+    directory = tmp_path_factory.mktemp("cache")
+    return PreflightOptions(compiler=CompileOptions(cache_directory=directory))
+
+
+@pytest.fixture(scope="module")
+def reports(options: PreflightOptions) -> list[Report]:
+    shape = (BATCH, 8, 8, 1)
+    return nx.preflight(cnn(), on=["v5e-8", "v6e-8"], input_shape=shape, options=options)
+
+
+def test_a_report_for_each_slice_in_order(reports: list[Report]) -> None:
+    assert [report.slice.name for report in reports] == ["v5e-8", "v6e-8"]
+    assert all(report.fits for report in reports)
+    assert [report.hbm.limit_bytes / 2**30 for report in reports] == [15.75, 31.25]
+
+
+def test_model_flops_are_those_of_the_model(reports: list[Report]) -> None:
+    first = 2 * 6 * 6 * 32 * 9
+    rest = 2 * (4 * 4 * 64 * 9 * 32 + 256 * 128 + 128 * 10)
+    expected = BATCH * (2 * first + 3 * rest)  # the first layer needs no gradient of its input
+    for report in reports:
+        assert report.analysis.program.model_flops == expected
+        assert report.step_time is not None
+        peak = report.slice.generation.peak_flops_per_second["bfloat16"] * 8
+        assert report.mfu == pytest.approx(expected / report.step_time.seconds / peak)
+
+
+def test_memory_is_the_state_and_the_share_of_the_batch(reports: list[Report]) -> None:
+    parameters = 4 * (3 * 3 * 32 + 32 + 3 * 3 * 32 * 64 + 64 + 256 * 128 + 128 + 128 * 10 + 10)
+    for report in reports:
+        memory = report.hbm
+        by_role: dict[str, int] = {}
+        for buffer in memory.buffers:
+            by_role[buffer.role] = by_role.get(buffer.role, 0) + buffer.logical_bytes
+        assert by_role["parameters"] == parameters
+        assert by_role["optimizer"] - 2 * parameters < 100  # Adam's two moments and a counter
+        assert by_role["batch"] == BATCH // 8 * (8 * 8 * 4 + 4)
+        assert sum(memory.roles.values()) == pytest.approx(memory.arguments_bytes, rel=0.02)
+        # Every byte of state is donated: a step needs no second copy.
+        state = sum(b.padded_bytes for b in memory.buffers if b.role != "batch")
+        assert memory.aliased_bytes == pytest.approx(state, rel=0.02)
+        assert memory.peak_bytes < memory.limit_bytes
+        assert memory.padding_bytes > 0
+
+
+def test_time_is_an_interval_with_a_bound(reports: list[Report]) -> None:
+    for report in reports:
+        time = report.step_time
+        assert time is not None
+        assert 0 < time.low < time.seconds < time.high
+        assert report.bound == time.bound
+        assert sum(time.shares.values()) == pytest.approx(1)
+        assert report.operations[0].seconds >= report.operations[-1].seconds
+
+
+def test_the_gradients_are_reduced_over_the_slice(reports: list[Report]) -> None:
+    assert any(operation.kind == "ici" for operation in reports[0].operations)
+
+
+def test_text_says_that_times_are_estimates(reports: list[Report]) -> None:
+    text = str(reports[0])
+    assert re.search(r"step time +[\d.e+-]+ [mµ]s estimated \(", text)
+    assert "nothing ran on a TPU" in text
+    assert "fits         yes" in text
+    for finding in reports[0].findings[:3]:
+        assert finding.fix in text
+
+
+def test_cost_is_hours_times_chips_times_price(reports: list[Report]) -> None:
+    report = reports[0]
+    assert report.step_time is not None
+    cost = report.cost(1_000_000)
+    hours = 1_000_000 * report.step_time.seconds / 3600
+    assert cost.usd == pytest.approx(hours * 8 * 1.20)
+    assert cost.low is not None and cost.high is not None
+    assert cost.low < cost.usd < cost.high
+    assert report.cost(10, usd_per_chip_hour=2.0).usd == pytest.approx(
+        2 * 10 * report.step_time.seconds * 8 / 3600
+    )
+    with pytest.raises(ArgumentError, match="steps"):
+        report.cost(-1)
+
+
+def test_json_is_of_a_versioned_schema(reports: list[Report], tmp_path: Path) -> None:
+    path = tmp_path / "report.json"
+    reports[0].to_json(path)
+    data = json.loads(path.read_text())
+    assert data["schema"] == "neurenix.preflight/1"
+    assert data["fits"] is True
+    assert data["estimated_step_time"]["seconds"] == reports[0].step_time.seconds  # pyright: ignore
+    assert data["hbm_per_device"]["peak_bytes"] == reports[0].hbm.peak_bytes
+    assert [path.name for path in tmp_path.iterdir()] == ["report.json"]
+
+
+class Page(HTMLParser):
+    """Collects tags, and text outside of style and script."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.opened: list[str] = []
+        self.links: list[str] = []
+        self.text: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.opened.append(tag)
+        self.links += [v or "" for k, v in attrs if k in ("src", "href", "action")]
+
+    def handle_data(self, data: str) -> None:
+        self.text.append(data)
+
+
+def test_the_page_needs_nothing_but_itself(reports: list[Report], tmp_path: Path) -> None:
+    path = tmp_path / "report.html"
+    reports[0].to_html(path)
+    page = Page()
+    page.feed(path.read_text(encoding="utf-8"))
+    assert page.links == []
+    assert {"table", "h1", "h2"} <= set(page.opened)
+    text = "".join(page.text)
+    for heading in ("Memory of one device", "Findings", "Operations (estimated)"):
+        assert heading in text
+
+
+def test_the_second_time_comes_from_the_cache(reports, options) -> None:
+    shape = (BATCH, 8, 8, 1)
+    again = nx.preflight(cnn(), on="v5e-8", input_shape=shape, options=options)
+    assert again.analysis.from_cache
+    assert not reports[0].analysis.from_cache
+    assert again.step_time == reports[0].step_time
+    assert again.hbm == reports[0].hbm
+
+
+def test_a_damaged_cache_is_compiled_again_and_said(options, tmp_path: Path) -> None:
+    fresh = PreflightOptions(compiler=CompileOptions(cache_directory=tmp_path))
+
+    def ask() -> Report:
+        return nx.preflight(jnp.tanh, nx.spec((128, 128)), on="v5e-1", options=fresh)
+
+    first = ask()
+    (entry,) = tmp_path.iterdir()
+    entry.write_bytes(entry.read_bytes()[:-9])
+    second = ask()
+    assert not second.analysis.from_cache
+    assert "damaged; compiled again" in str(second)
+    assert second.hbm == first.hbm
+    assert ask().analysis.from_cache
+
+
+def test_any_function_and_a_hostile_name(options, tmp_path: Path) -> None:
+    def hostile(x, w):
+        with jax.named_scope("<script>alert(1)</script>"):
+            return jnp.tanh(x @ w)
+
+    hostile.__name__ = "<b>&name"
+    argument = nx.spec((512, 512), "bfloat16")
+    report = nx.preflight(hostile, argument, argument, on="v6e-1", options=options)
+    assert report.analysis.program.model_flops == 2 * 512**3
+    report.to_html(tmp_path / "p.html")
+    page = (tmp_path / "p.html").read_text()
+    assert "<svg" in page and "Roofline" in page
+    assert "<b>" not in page.replace("<b>≈", "")
+    assert page.count("<script>") == 1
+    assert "&lt;b&gt;&amp;name" in page
+
+
+def test_a_program_too_large_says_by_how_much(options, tmp_path: Path) -> None:
+    report = nx.preflight(
+        lambda x: jnp.tanh(x @ x) @ x, nx.spec((65536, 65536)), on="v5e-1", options=options
+    )
+    assert not report.fits
+    assert report.step_time is None
+    assert report.mfu is None
+    assert report.hbm.peak_bytes > report.hbm.limit_bytes
+    (finding,) = report.findings
+    assert finding.rule == "refused-hbm"
+    assert "RESOURCE_EXHAUSTED" in finding.message
+    assert "fits         NO" in str(report)
+    report.to_html(tmp_path / "p.html")
+    report.to_json(tmp_path / "p.json")
+    with pytest.raises(ArgumentError, match="does not run"):
+        report.cost(1)
+
+
+def test_functions_of_modules_have_roles_and_the_users_lines(options) -> None:
+    model = nnx.Linear(64, 32, rngs=nnx.Rngs(0))
+
+    def apply(model, x):
+        return model(x).sum()
+
+    x = nx.spec((64, 64), partition=("data",))
+    report = nx.preflight(apply, model, x, on="v5e-8", options=options)
+    assert set(report.hbm.roles) == {"parameters", "batch"}
+    sources = {str(op.source) for op in report.operations if op.source}
+    assert any("test_preflight.py" in source for source in sources)
+
+
+def test_search_orders_candidates_and_says_why_others_lost(options) -> None:
+    plan = nx.preflight.search(
+        cnn(), on=["v6e-8", "v5e-8", "v5e-16"], input_shape=(BATCH, 8, 8, 1), objective="cost",
+        options=options,
+    )  # fmt: skip
+    assert [c.slice.name for c in plan.candidates] == ["v5e-8", "v6e-8", "v5e-16"]
+    assert plan.best.slice.name == "v5e-8"
+    assert "× the best" in plan.candidates[1].reason
+    assert "cannot be divided over the 16 devices" in plan.candidates[2].reason
+    table = plan.table()
+    assert all(name in table for name in ("v5e-8", "v6e-8", "v5e-16", "best cost"))
+
+
+def test_bad_input_is_named_before_anything_is_compiled() -> None:
+    model = cnn()
+    with pytest.raises(UnknownNameError, match="Did you mean 'v5e-8'"):
+        nx.preflight(model, on="v5e-9", input_shape=(BATCH, 8, 8, 1))
+    with pytest.raises(ShapeError, match=r"batch of 100 .* 8 devices of v5e-8; take 96 or 104"):
+        nx.preflight(model, on="v5e-8", input_shape=(100, 8, 8, 1))
+    with pytest.raises(ArgumentTypeError, match="shape of a batch is needed"):
+        nx.preflight(model, on="v5e-8")
+    with pytest.raises(ArgumentTypeError, match="names no slice"):
+        nx.preflight(model, on=[], input_shape=(BATCH, 8, 8, 1))
+    with pytest.raises(NotCompiledError, match="model.compile"):
+        nx.preflight(nn.Sequential(nn.Linear(8, 8)), on="v5e-8", input_shape=(8, 8))
+    with pytest.raises(ArgumentTypeError, match="got int"):
+        nx.preflight(3, on="v5e-8")
+    with pytest.raises(UnknownNameError, match="objective"):
+        nx.preflight.search(model, on=["v5e-8"], input_shape=(BATCH, 8, 8, 1), objective="speed")
+    with pytest.raises(ShapeError, match="has 4 devices, and v5e-8 has 8"):
+        nx.preflight(jnp.tanh, nx.spec((8,)), on="v5e-8", options=PreflightOptions(axes={"a": 4}))
+
+
+SCRIPT = """
+import sys
+import numpy as np
+import neurenix as nx
+from neurenix import nn
+print("arguments:", sys.argv[1:])
+with nx.distribute.auto().scope():
+    model = nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 10))
+    model.compile("adam", nx.losses.SparseCategoricalCrossentropy(from_logits=True))
+try:
+    model.fit(np.ones((640, 64), "float32"), np.zeros(640, "int32"), batch_size=64)
+except Exception:
+    print("caught")
+print("trained")
+"""
+
+
+def test_a_script_is_run_up_to_its_first_step(run_python, tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(SCRIPT)
+    done = run_python(
+        *"-m neurenix preflight --on v5e-8 --json r.json --html r.html train.py --lr".split(), "1",
+        env={"NEURENIX_CACHE_DIR": str(tmp_path / "cache"), "PYTHONPATH": SOURCE},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "arguments: ['--lr', '1']" in done.stdout
+    assert "trained" not in done.stdout and "caught" not in done.stdout
+    assert "Preflight of training step on v5e-8" in done.stdout
+    (report,) = json.loads((tmp_path / "r.json").read_text())
+    assert report["fits"] is True
+    assert (tmp_path / "r.html").exists()
+
+
+@pytest.mark.parametrize(
+    ("code", "message"),
+    [
+        ("print('nothing')", "ended without a step"),
+        ("raise SystemExit(3)", "exit code 3"),
+        ("import time; time.sleep(60)", "no training step within 1 s"),
+    ],
+)
+def test_scripts_without_a_step(tmp_path: Path, code: str, message: str) -> None:
+    from neurenix._core.errors import NeurenixError
+    from neurenix.preflight.script import preflight_script
+
+    script = tmp_path / "script.py"
+    script.write_text(code)
+    with pytest.raises(NeurenixError, match=message):
+        preflight_script(script, on=["v5e-8"], timeout_seconds=1)
