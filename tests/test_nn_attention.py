@@ -1,0 +1,137 @@
+"""Attention: masks, heads, dropout, and the kernel that each platform takes."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.experimental.pallas import tpu as pltpu
+from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
+
+import nn_reference as ref
+from neurenix import nn
+from neurenix._nnx import nnx
+from neurenix.nn.attention import attention
+
+RNG = np.random.default_rng(0)
+
+
+def heads(length, count, size=4, batch=2):
+    return RNG.normal(size=(batch, length, count, size)).astype(np.float32)
+
+
+MASKS = {
+    "(T, S)": (5, 7),
+    "(N, T, S)": (2, 5, 7),
+    "(N, 1, T, S)": (2, 1, 5, 7),
+    "(N, H, T, S)": (2, 6, 5, 7),
+}
+
+
+@pytest.mark.parametrize("name", MASKS)
+def test_masks_of_every_shape_say_who_looks_where(name):
+    q, k, v = heads(5, 6), heads(7, 2), heads(7, 2)
+    mask = RNG.uniform(size=MASKS[name]) < 0.6
+    mask[..., 0] = True
+    full = {2: mask, 3: mask[:, None] if mask.ndim == 3 else mask, 4: mask}[mask.ndim]
+    found = attention(*map(jnp.asarray, (q, k, v)), mask=jnp.asarray(mask))
+    np.testing.assert_allclose(found, ref.attention(q, k, v, full), rtol=1e-4, atol=1e-5)
+
+
+def test_a_causal_output_does_not_see_the_future():
+    layer = nn.MultiHeadAttention(8, 2, causal=True)
+    x = jnp.asarray(RNG.normal(size=(1, 6, 8)), jnp.float32)
+    changed = x.at[:, 4].add(1.0)
+    difference = jnp.abs(layer(x) - layer(changed)).max((0, 2))
+    assert float(difference[:4].max()) == 0 and float(difference[4:].min()) > 0
+
+
+def test_other_keys_and_values():
+    layer = nn.MultiHeadAttention(8, 2)
+    x, k, v = (RNG.normal(size=(2, n, 8)) for n in (5, 7, 7))
+    found = layer(*(jnp.asarray(a, jnp.float32) for a in (x, k, v)))
+    np.testing.assert_allclose(found, ref.multi_head(layer, x, k, v), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_dropout_of_weights_keeps_the_mean_and_stops_in_evaluation(causal):
+    plain = nn.MultiHeadAttention(8, 4, num_kv_heads=2, causal=causal)
+    layer = nn.MultiHeadAttention(8, 4, num_kv_heads=2, causal=causal, dropout=0.3)
+    nnx.update(layer, nnx.state(plain, nnx.Param))
+    x = jnp.asarray(RNG.normal(size=(1, 6, 8)), jnp.float32)
+    wanted = plain(x)
+
+    @nnx.jit
+    def run(layer, x):
+        return layer(x)
+
+    mask = jnp.ones((6, 6), bool)
+    many = jnp.tile(x, (4000, 1, 1))
+    drawn = run(layer, many)
+    assert float(drawn.std(0).max()) > 0.01
+    np.testing.assert_allclose(drawn.mean(0), wanted[0], atol=0.05)
+    assert layer(x, mask=mask).shape == x.shape
+    np.testing.assert_allclose(layer.eval()(x), wanted, rtol=1e-5, atol=1e-6)
+
+
+# --- the TPU kernel -----------------------------------------------------------------------------
+
+MESH = AbstractMesh((2,), ("data",), axis_types=(AxisType.Auto,))
+
+
+def lowered(platform, *, length=128, dtype="bfloat16", mask=None, mesh=MESH, size=64):
+    """The program of attention and its gradient for a platform, as text."""
+    spec = jax.ShapeDtypeStruct(
+        (4, length, 2, size), dtype, sharding=NamedSharding(MESH, PartitionSpec("data"))
+    )
+
+    def loss(q, k, v):
+        return attention(q, k, v, causal=True, mask=mask).astype(jnp.float32).sum()
+
+    def gradient(q, k, v):
+        if mesh is None:
+            return jax.grad(loss, argnums=(0, 1, 2))(q, k, v)
+        with jax.sharding.use_abstract_mesh(mesh):
+            return jax.grad(loss, argnums=(0, 1, 2))(q, k, v)
+
+    allowed = [jax.export.DisabledSafetyCheck.custom_call("tpu_custom_call")]
+    exported = jax.export.export(jax.jit(gradient), platforms=[platform], disabled_checks=allowed)(
+        spec, spec, spec
+    )
+    return exported.mlir_module()
+
+
+def test_a_tpu_takes_its_kernel_forward_and_backward():
+    assert lowered("tpu").count("tpu_custom_call") >= 3
+
+
+def test_other_platforms_do_not():
+    assert "tpu_custom_call" not in lowered("cpu")
+
+
+OTHERWISE = {
+    "odd length": {"length": 100},
+    "a mask": {"mask": np.ones((128, 128), bool)},
+    "no mesh known": {"mesh": None},
+    "float16": {"dtype": "float16"},
+    "large odd heads": {"size": 136},
+}
+
+
+@pytest.mark.parametrize("name", OTHERWISE)
+def test_shapes_that_the_tpu_kernel_does_not_take_go_to_xla(name):
+    assert "tpu_custom_call" not in lowered("tpu", **OTHERWISE[name])
+
+
+@pytest.mark.parametrize(
+    ("queries", "keys", "kv_heads", "causal"), [(128, 256, 2, False), (256, 256, 1, True)]
+)
+def test_the_tpu_kernel_gives_what_numpy_gives(queries, keys, kv_heads, causal):
+    from neurenix.nn.attention import _tpu_kernel
+
+    q, k, v = heads(queries, 2, 64), heads(keys, kv_heads, 64), heads(keys, kv_heads, 64)
+    mesh = jax.make_mesh((2,), ("data",), axis_types=(AxisType.Auto,))
+    with pltpu.force_tpu_interpret_mode(), jax.set_mesh(mesh):
+        found = jax.jit(_tpu_kernel, static_argnames="causal")(q, k, v, causal=causal)
+    np.testing.assert_allclose(found, ref.attention(q, k, v, None, causal), rtol=2e-3, atol=2e-3)
