@@ -41,6 +41,7 @@ class ReplicatedFunction:
         self._bindings = Bindings()
         name = getattr(function, "__name__", type(function).__name__)
         self._watch = RecompilationWatch(name)
+        self.compilations = 0
         self._compiled = jax.jit(self._replicas, static_argnums=0, donate_argnums=1)
 
     def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -56,9 +57,9 @@ class ReplicatedFunction:
         leaves, treedef = jax.tree.flatten(rest, is_leaf=lambda v: isinstance(v, PerReplica))
         leaves, kinds = self._placed(leaves)
         static = (binding.structure, positions, len(args), names, treedef, kinds)
-        before = self._compiled._cache_size()
+        before = self.compilations
         out, state = self._compiled(static, binding.read(), binding.constants, leaves)
-        if self._compiled._cache_size() > before:
+        if self.compilations > before:
             self._watch.compiled(rest)
         binding.write(state)
         return jax.tree.map(PerReplica, out)
@@ -78,6 +79,7 @@ class ReplicatedFunction:
         return placed, tuple(kinds)
 
     def _replicas(self, static: Any, state: Any, constants: Any, leaves: Any) -> tuple[Any, Any]:
+        self.compilations += 1  # runs when JAX traces, which it does once for each program
         kinds = static[-1]
         specs = [WHOLE if kind == "whole" else SPLIT for kind in kinds]
         return jax.shard_map(

@@ -23,8 +23,11 @@ class FlatFunction:
 
     Args:
         function: the pure function.
-        name: what reports call it.
+        name: what reports and profiles call it.
         sharding: where every leaf of the state lies and stays.
+
+    Attributes:
+        compilations: programs that it has been compiled to.
     """
 
     def __init__(self, function: Callable[..., Any], name: str, sharding: Sharding) -> None:
@@ -32,13 +35,15 @@ class FlatFunction:
         self._sharding = sharding if isinstance(sharding, NamedSharding) else None
         self._watch = RecompilationWatch(name)
         self._treedef: Any = None
-        self._jitted = jax.jit(self._flat, donate_argnums=0)
-        self._programs = 0
+        self.compilations = 0
+        self._reported = 0
 
-    @property
-    def compilations(self) -> int:
-        """Programs that the function has been compiled to."""
-        return self._jitted._cache_size()
+        def program(leaves: list[Any], *rest: Any) -> tuple[list[Any], Any]:
+            self.compilations += 1  # runs when JAX traces, which it does once for each program
+            return self._flat(leaves, *rest)
+
+        program.__name__ = name  # what profiles and compile logs show
+        self._jitted = jax.jit(program, donate_argnums=0)
 
     def flatten(self, state: Any) -> list[Any]:
         """Return the leaves of ``state`` and remember its structure."""
@@ -51,9 +56,8 @@ class FlatFunction:
 
     def __call__(self, leaves: list[Any], *rest: Any) -> tuple[list[Any], Any]:
         result = self._jitted(leaves, *rest)
-        programs = self._jitted._cache_size()
-        if programs != self._programs:
-            self._programs = programs
+        if self.compilations != self._reported:
+            self._reported = self.compilations
             self._watch.compiled(rest)
         return result
 
@@ -83,7 +87,7 @@ class CompiledStep:
             function: Callable[..., Any] = definition.train
         else:
             function = definition.train_many if exact else definition.train_up_to
-        self.train = FlatFunction(function, "the training step of fit", sharding)
+        self.train = FlatFunction(function, "train_step", sharding)
         self.takes_count = steps > 1 and not exact
 
 
@@ -96,5 +100,5 @@ class CompiledEvaluation:
         def evaluate(sums: Any, model: Any, batch: Any) -> Any:
             return definition.evaluate(model, sums, batch)
 
-        self.evaluate = FlatFunction(evaluate, "the evaluation step", sharding)
+        self.evaluate = FlatFunction(evaluate, "evaluation_step", sharding)
         self.predict = jax.jit(definition.predict)

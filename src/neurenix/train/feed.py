@@ -42,6 +42,7 @@ class Feed:
         dataset: yields batches.
         replicas: every batch is filled up to a multiple of it.
         class_weight: class index → weight.
+        weighted: give every batch weights, so that batches that need none run the same program.
 
     Raises:
         DataError: the dataset is empty.
@@ -53,6 +54,7 @@ class Feed:
         *,
         replicas: int = 1,
         class_weight: Mapping[int, float] | None = None,
+        weighted: bool = False,
     ) -> None:
         self._dataset = dataset
         self._class_weight = _class_weights(class_weight)
@@ -65,7 +67,7 @@ class Feed:
             size = dataset.batch_size
         self.batch_size = -(-size // replicas) * replicas
         self.uniform = self.batch_size == size and _is_uniform(dataset)
-        self.weighted = not self.uniform or first.weight is not None
+        self.weighted = weighted or not self.uniform or first.weight is not None
         self.first = self._sized(first)
 
     @property
@@ -81,6 +83,8 @@ class Feed:
                 data's end; None for one pass.
             per_chunk: K; 1 yields single batches.
         """
+        if self._iterator is None and not self._held:
+            self._start()
         left = steps
         while left is None or left > 0:
             wanted = per_chunk if left is None else min(per_chunk, left)
@@ -96,15 +100,13 @@ class Feed:
         self._held.clear()
 
     def _next(self, wanted: int, capacity: int, *, may_end: bool) -> Chunk | None:
-        if self._iterator is None and not self._held:
-            self._start()
         if capacity > 1 and self.uniform and not self._held and wanted == capacity:
             whole = self._next_stacked(wanted)
             if whole is not None:
                 return whole
         batches = []
         while len(batches) < wanted:
-            batch = self._take(may_end=may_end or bool(batches))
+            batch = self._take(may_end=may_end)
             if batch is None:
                 break
             batches.append(batch)

@@ -61,7 +61,7 @@ class Optimizer(nnx.Pytree):
             model: the module that the optimizer was made for.
             gradients: as ``nx.grad`` or ``nx.value_and_grad`` return them for it.
         """
-        gradients = get_replica_context().all_reduce("sum", nnx.pure(gradients))
+        gradients = get_replica_context().all_reduce("sum", nnx.as_pure(gradients))
         parameters = _parameters(model)
         is_variable = lambda leaf: isinstance(leaf, nnx.Variable)  # noqa: E731  shared below
         state = jax.tree.map(lambda leaf: leaf.get_value(), self.state, is_leaf=is_variable)
@@ -74,4 +74,4 @@ class Optimizer(nnx.Pytree):
 
 
 def _parameters(model: nnx.Module) -> Any:
-    return nnx.pure(nnx.state(model, nnx.Param))
+    return nnx.as_pure(nnx.state(model, nnx.Param))

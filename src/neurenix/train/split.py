@@ -56,9 +56,16 @@ class ModuleSplit:
             and all(a is b for a, b in zip(mine.variables, theirs.variables, strict=True))
         )
 
-    def read(self) -> tuple[Tree, list[Any]]:
-        """Return the module's parameters and other state, as they are now."""
-        return self.divide(self._binding.read(), self._binding.constants)
+    def read(self, *, constants: list[Any] | None = None) -> tuple[Tree, list[Any]]:
+        """Return the module's parameters and other state, as they are now.
+
+        Args:
+            constants: other state whose plain arrays to return in place of the module's own.
+        """
+        plain = self._binding.constants
+        if constants is not None:
+            plain = constants[len(constants) - len(plain) :]
+        return self.divide(self._binding.read(), plain)
 
     def write(self, parameters: Tree, other: list[Any]) -> None:
         """Set the module's variables."""

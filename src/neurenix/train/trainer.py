@@ -145,6 +145,7 @@ class Trainer:
             NotCompiledError: the trainer has no loss.
         """
         _check_counts(epochs=epochs, steps_per_epoch=steps_per_epoch, batch_size=batch_size)
+        self._defined()
         strategy = self.strategy
         dataset = make_dataset(x, y, options.sample_weight, batch_size, shuffle=options.shuffle)
         feed = Feed(
@@ -185,7 +186,7 @@ class Trainer:
             NotCompiledError: the trainer has no loss.
         """
         dataset = make_dataset(x, y, sample_weight, batch_size, shuffle=False)
-        feed = Feed(dataset, replicas=self.strategy.num_replicas_in_sync)
+        feed = Feed(dataset, replicas=self.strategy.num_replicas_in_sync, weighted=True)
         if steps is None and feed.steps is None and getattr(dataset, "batch_size", None):
             raise ArgumentError("evaluate: the data never ends; say how many steps.")
         definition = self._prepare(feed.first)
@@ -201,7 +202,7 @@ class Trainer:
             steps: batches; None for all.
         """
         dataset = make_dataset(x, None, None, batch_size, shuffle=False)
-        feed = Feed(dataset, replicas=self.strategy.num_replicas_in_sync)
+        feed = Feed(dataset, replicas=self.strategy.num_replicas_in_sync, weighted=True)
         if steps is None and feed.steps is None and getattr(dataset, "batch_size", None):
             raise ArgumentError("predict: the data never ends; say how many steps.")
         definition = self._defined()
@@ -378,7 +379,7 @@ class Trainer:
             dataset = make_dataset(x, y, weight, size, shuffle=False)
         else:
             dataset = make_dataset(data, None, None, None, shuffle=False)
-        feed = Feed(dataset, replicas=self.strategy.num_replicas_in_sync)
+        feed = Feed(dataset, replicas=self.strategy.num_replicas_in_sync, weighted=True)
 
         def validate(definition: StepDefinition, state: TrainState) -> dict[str, float]:
             model = (state.parameters, state.model_state)
@@ -498,9 +499,15 @@ class _Run:
         self._trainer._keep(self._definition, self._state())
 
     def _take_over(self) -> None:
-        """Take the module's arrays again: a callback may have set them."""
-        parameters, model_state = self._trainer._on_devices(self._definition.model.read())
-        state = self._state()._replace(parameters=parameters, model_state=model_state)
+        """Take over the arrays that a callback has set in the module, as copies."""
+        state, model = self._state(), self._definition.model
+
+        def own(now: jax.Array, held: jax.Array) -> jax.Array:
+            return held if now is held else self._trainer._on_devices(jnp.copy(now))
+
+        held = state.parameters, state.model_state
+        parameters, model_state = jax.tree.map(own, model.read(constants=held[1]), held)
+        state = state._replace(parameters=parameters, model_state=model_state)
         self._leaves = self._step.train.flatten(state)
 
     def _batch_end(self, step: int, leaves: list[Any], logs: Mapping[str, float]) -> bool:

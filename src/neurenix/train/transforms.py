@@ -28,7 +28,11 @@ value_and_grad = nnx.value_and_grad
 
 
 class CompiledFunction:
-    """A function of modules and arrays, compiled; see ``jit``."""
+    """A function of modules and arrays, compiled; see ``jit``.
+
+    Attributes:
+        compilations: programs that it has been compiled to.
+    """
 
     def __init__(self, function: Callable[..., Any], *, donate: bool, steps: int | None) -> None:
         self._function = function
@@ -39,13 +43,15 @@ class CompiledFunction:
         functools.update_wrapper(self, function, updated=())
         self._name = getattr(function, "__name__", type(function).__name__)
         self._watch = RecompilationWatch(self._name)
-        program = self._once if steps is None else self._scanned
-        self._compiled = jax.jit(program, static_argnums=0, donate_argnums=1 if donate else ())
+        self.compilations = 0
+        once = self._once if steps is None else self._scanned
 
-    @property
-    def compilations(self) -> int:
-        """Programs that the function has been compiled to."""
-        return self._compiled._cache_size()
+        def program(static: Any, *arguments: Any) -> tuple[Any, list[Any]]:
+            self.compilations += 1  # runs when JAX traces, which it does once for each program
+            return once(static, *arguments)
+
+        program.__name__ = self._name  # what profiles and compile logs show
+        self._compiled = jax.jit(program, static_argnums=0, donate_argnums=1 if donate else ())
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if self._steps is not None:
@@ -59,7 +65,7 @@ class CompiledFunction:
         if not self._seen_call:
             self._seen_call = True
             intercept.first_call(self, args)
-        before = self._compiled._cache_size()
+        before = self.compilations
         out, leaves = self._compiled(
             (binding.structure, positions, binding.sharding),
             binding.read(),
@@ -68,7 +74,7 @@ class CompiledFunction:
             kwargs,
         )
         binding.write(leaves)
-        if self._compiled._cache_size() != before:
+        if self.compilations != before:
             self._watch.compiled((rest, kwargs))
         return out
 
@@ -95,6 +101,8 @@ class CompiledFunction:
         for index, leaf in enumerate(leaves):
             if not isinstance(leaf, jax.Array) or isinstance(leaf, jax.core.Tracer):
                 continue
+            if getattr(leaf, "weak_type", False):  # a step returns it without, and would be compiled once more
+                leaf = jax.lax.convert_element_type(leaf, leaf.dtype)
             if id(leaf) in seen and self._donate:
                 leaf = leaf.copy()
             seen.add(id(leaf))
@@ -210,4 +218,4 @@ def _as_before(new: Any, old: Any) -> Any:
             f"A variable changes its dtype from {old.dtype} to {new.dtype} during a step. Keep it, "
             "with .astype, so that steps can follow one another in one loop."
         )
-    return jax.lax.asarray(new) if jax.numpy.shape(new) == old.shape else new
+    return new

@@ -1,0 +1,63 @@
+"""What the benchmarks share: rounds side by side, and one JSON line with device and versions.
+
+Every figure is a ratio of medians over rounds in which the contenders take turns, so that a machine
+that grows slower meanwhile is slower for all of them.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import os
+import platform
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+PACKAGES = ("jax", "flax", "optax", "keras", "torch", "numpy")
+
+
+def rounds(contenders: dict[str, Callable[[], Any]], *, count: int) -> dict[str, list[float]]:
+    """Return seconds of every round, the contenders taking turns; one round more warms up."""
+    seconds: dict[str, list[float]] = {name: [] for name in contenders}
+    for number in range(count + 1):
+        for name, contender in contenders.items():
+            began = time.perf_counter()
+            contender()
+            if number:
+                seconds[name].append(time.perf_counter() - began)
+    return seconds
+
+
+def ratio(seconds: dict[str, list[float]], a: str, b: str) -> float:
+    """Return the median over rounds of the seconds of ``a`` divided by those of ``b``."""
+    pairs = zip(seconds[a], seconds[b], strict=True)
+    return round(statistics.median(x / y for x, y in pairs), 3)
+
+
+def median_microseconds(seconds: list[float], per: int) -> float:
+    """Return the median in microseconds per one of ``per`` things done in a round."""
+    return round(statistics.median(seconds) / per * 1e6, 1)
+
+
+def report(name: str, **figures: Any) -> None:
+    """Print one JSON line."""
+    import jax
+
+    versions = {"python": platform.python_version()}
+    for package in PACKAGES:
+        if package in sys.modules:
+            versions[package] = importlib.metadata.version(package)
+    device = jax.devices()[0]
+    line = {
+        "benchmark": name,
+        **figures,
+        "device": f"{device.device_kind} x {jax.device_count()}",
+        "cores": os.cpu_count(),
+        "load": round(os.getloadavg()[0], 1),
+        "versions": versions,
+    }
+    sys.stdout.write(json.dumps(line) + "\n")
+    sys.stdout.flush()

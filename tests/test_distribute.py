@@ -1,0 +1,191 @@
+"""Strategies: what replicas see, compute and bring together, on eight simulated devices."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from flax import nnx
+from train_helpers import MLP, Noisy, assert_same_weights, classification, hand_written
+
+import neurenix as nx
+from neurenix.distribute import (
+    MirroredStrategy,
+    OneDeviceStrategy,
+    PerReplica,
+    TPUClusterResolver,
+    TPUStrategy,
+    compute_average_loss,
+    get_replica_context,
+)
+
+pytestmark = pytest.mark.cpu8
+
+
+@pytest.fixture(scope="module")
+def strategy() -> TPUStrategy:
+    return TPUStrategy()
+
+
+def test_every_replica_computes_and_holds_its_own(strategy: TPUStrategy) -> None:
+    a, b = nx.Tensor([[1.0, 2.0], [3.0, 4.0]]), nx.Tensor([[5.0], [6.0]])
+    result = strategy.run(nx.matmul, args=(a, b))
+    assert isinstance(result, PerReplica) and len(result) == 8
+    devices = {next(iter(value.devices())) for value in result}
+    assert devices == set(jax.devices())
+    np.testing.assert_array_equal(result[7], [[17.0], [39.0]])
+    assert repr(result).startswith("PerReplica{0: ") and "7: " in repr(result)
+
+
+@pytest.mark.parametrize(
+    ("op", "expected"), [("sum", 28.0), ("mean", 3.5), ("max", 7.0), ("min", 0.0)]
+)
+def test_reductions_inside_and_outside(strategy: TPUStrategy, op: str, expected: float) -> None:
+    def inside(x: Any) -> Any:
+        context = get_replica_context()
+        return context.all_reduce(op, x * context.replica_id)
+
+    assert [float(v) for v in strategy.run(inside, args=(jnp.float32(1),))] == [expected] * 8
+    outside = strategy.run(lambda: get_replica_context().replica_id.astype(jnp.float32))
+    assert float(strategy.reduce(op, outside)) == expected
+
+
+def test_all_gather_and_count(strategy: TPUStrategy) -> None:
+    def gather() -> Any:
+        context = get_replica_context()
+        assert context.num_replicas_in_sync == 8
+        return context.all_gather(context.replica_id[None])
+
+    np.testing.assert_array_equal(strategy.run(gather)[3], np.arange(8))
+
+
+def test_outside_there_is_one_replica() -> None:
+    context = get_replica_context()
+    assert context.num_replicas_in_sync == 1 and int(context.replica_id) == 0
+    assert context.all_reduce("sum", 3) == 3
+    with pytest.raises(nx.UnknownNameError, match="sum"):
+        context.all_reduce("summ", 3)
+
+
+def test_run_is_compiled_once(strategy: TPUStrategy) -> None:
+    traces = []
+
+    def function(x: Any) -> Any:
+        traces.append(1)
+        return x + 1
+
+    for value in range(5):
+        strategy.run(function, args=(np.float32(value),))
+    assert len(traces) == 1
+
+
+def test_trees_and_no_result(strategy: TPUStrategy) -> None:
+    out = strategy.run(lambda x: {"a": x, "b": (x * 2,)}, args=(np.float32(2),))
+    assert float(strategy.reduce("sum", out)["b"][0]) == 32.0
+    assert strategy.run(lambda x: None, args=(np.float32(2),)) is None
+
+
+def replica_step(model: Any, optimizer: Any, batch: Any, *, global_batch: int) -> Any:
+    def loss_fn(model: Any) -> Any:
+        losses = optax.softmax_cross_entropy_with_integer_labels(model(batch[0]), batch[1])
+        return compute_average_loss(losses, global_batch_size=global_batch)
+
+    loss, gradients = nx.value_and_grad(loss_fn)(model)
+    optimizer.update(model, gradients)
+    return loss
+
+
+def test_a_replica_loop_gives_the_weights_of_the_global_batch(strategy: TPUStrategy) -> None:
+    x, y = classification(64)
+    model = MLP()
+    optimizer = nx.Optimizer(model, optax.sgd(0.5))
+    expected = hand_written(
+        model, optax.sgd(0.5), [(x[i : i + 32], y[i : i + 32], np.ones(32)) for i in (0, 32)]
+    )
+    data = nx.data.Dataset.from_arrays(x, y)
+    dealt = strategy.distribute_from_function(
+        lambda context: data.batch(context.per_replica_batch_size(32))
+    )
+    losses = []
+    for batch in dealt:
+        assert isinstance(batch, PerReplica)
+        losses.append(
+            strategy.run(
+                replica_step, args=(model, optimizer, batch), kwargs={"global_batch": 32}
+            )
+        )
+    assert len(losses) == 2 and optimizer.step == 2
+    assert_same_weights(model, expected, rtol=1e-4, atol=1e-6)
+
+
+def test_a_distributed_batch_arrives_as_shares(strategy: TPUStrategy) -> None:
+    x = np.arange(32, dtype=np.float32).reshape(16, 2)
+    batch = next(iter(strategy.distribute([x])))
+    shares = strategy.run(lambda share: share, args=(batch,))
+    np.testing.assert_array_equal(shares[3], x[6:8])
+
+
+def test_state_comes_together(strategy: TPUStrategy) -> None:
+    model, metric = Noisy(), nx.metrics.Mean()
+    x = np.random.default_rng(0).normal(size=(64, 6)).astype(np.float32)
+
+    def forward(model: Any, metric: Any, x: Any) -> Any:
+        out = model(x)
+        metric.update(jnp.float32(get_replica_context().replica_id))
+        return out, jax.random.uniform(model.dropout.rngs())
+
+    (_, noise) = strategy.run(forward, args=(model, metric, next(iter(strategy.distribute([x])))))
+    np.testing.assert_allclose(float(metric.result()), 3.5)
+    assert len({float(value) for value in noise}) == 8, "replicas draw different numbers"
+    kernel, bias = np.asarray(model.inner.kernel[...]), np.asarray(model.inner.bias[...])
+    means = (x @ kernel + bias).reshape(8, 8, 8).mean(1).mean(0)
+    np.testing.assert_allclose(model.norm.mean[...], 0.1 * means, rtol=1e-4, atol=1e-6)
+    for leaf in jax.tree.leaves(nnx.state(model, nnx.BatchStat)):
+        shards = [np.asarray(shard.data) for shard in leaf.addressable_shards]
+        for shard in shards[1:]:
+            np.testing.assert_array_equal(shards[0], shard)
+
+
+def test_average_loss() -> None:
+    losses = jnp.array([1.0, 2.0, 3.0])
+    assert float(compute_average_loss(losses)) == 2.0
+    assert float(compute_average_loss(losses, jnp.array([1.0, 0.0, 1.0]))) == pytest.approx(4 / 3)
+    with pytest.raises(nx.ShapeError, match="scalar"):
+        compute_average_loss(jnp.float32(1))
+
+
+def test_errors_say_what_to_do(strategy: TPUStrategy) -> None:
+    with pytest.raises(nx.ShapeError, match="12.*8"):
+        strategy.per_replica_batch_size(12)
+    with pytest.raises(nx.UnknownNameError, match="mean"):
+        strategy.reduce("meen", PerReplica(jnp.zeros(8)))
+    with pytest.raises(nx.ArgumentTypeError, match="PerReplica"):
+        strategy.reduce("mean", jnp.zeros(8))
+    with pytest.raises(nx.ArgumentTypeError, match="function"):
+        strategy.run(3)  # type: ignore[arg-type]
+    with pytest.raises(nx.DeviceNotFoundError, match="TPU_NAME"):
+        TPUClusterResolver(tpu="my-pod")
+    with pytest.raises(nx.DeviceNotFoundError):
+        MirroredStrategy()
+    batches = [np.zeros((2, 3)), np.zeros((1, 3))] * 4
+    with pytest.raises(nx.ShapeError, match="drop_remainder"):
+        next(iter(strategy.distribute_from_function(lambda context: batches)))
+
+
+def test_the_resolver_reads_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TPU_NAME", "my-pod")
+    assert TPUClusterResolver(tpu="my-pod").num_accelerators() == 8
+
+
+def test_scope_and_auto(strategy: TPUStrategy, capsys: pytest.CaptureFixture[str]) -> None:
+    assert nx.distribute.get_strategy() is None
+    with strategy.scope():
+        assert nx.distribute.get_strategy() is strategy
+    assert isinstance(nx.distribute.auto(), TPUStrategy)
+    assert "TPUStrategy(8 replicas: tpu:0 … tpu:7)" in capsys.readouterr().err
+    assert OneDeviceStrategy().num_replicas_in_sync == 1
+    assert MirroredStrategy(["tpu:2", "tpu:3"]).num_replicas_in_sync == 2

@@ -1,0 +1,172 @@
+"""Bad input to training: one clear error each, before anything is compiled."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+from train_helpers import MLP, assert_same_weights, classification
+
+import neurenix as nx
+from neurenix._recompilation import RecompilationWarning
+from neurenix.train import FitOptions, Trainer, TrainOptions
+
+pytestmark = pytest.mark.cpu8
+
+LOSS = nx.losses.SparseCategoricalCrossentropy(from_logits=True)
+X, Y = classification(32)
+
+
+@pytest.mark.parametrize(
+    ("fit", "error", "message"),
+    [
+        (lambda t: t.fit(X, Y[:30]), nx.DataError, "32.*30|30.*32"),
+        (lambda t: t.fit(X[:0], Y[:0]), nx.DataError, "empty"),
+        (lambda t: t.fit([]), nx.DataError, "empty"),
+        (lambda t: t.fit(X, np.where(Y == 2, 7, Y)), nx.DataError, "7"),
+        (lambda t: t.fit(X, Y - 1), nx.DataError, "-1"),
+        (lambda t: t.fit([[1.0, 2.0], [3.0]], Y[:2]), nx.DataError, "length|ragged"),
+        (lambda t: t.fit(np.array([{}, {}]), Y[:2]), nx.DataError, "object"),
+        (lambda t: t.fit(X), nx.ArgumentError, "targets"),
+        (lambda t: t.fit(X, Y + 0.5), nx.DataError, "integer|class"),
+        (lambda t: t.fit(X, np.eye(3, dtype=np.float32)[Y]), nx.ShapeError, "y_true|class"),
+        (lambda t: t.fit(X, Y, epochs=0), nx.ArgumentError, "epochs"),
+        (lambda t: t.fit(X, Y, batch_size=-4), nx.ArgumentError, "batch_size"),
+        (lambda t: t.fit([(X, Y)], batch_size=4), nx.ArgumentError, "batched already"),
+        (lambda t: t.fit([(np.array(["a", "b"]), Y[:2])]), nx.DataError, "numbers"),
+    ],
+)
+def test_bad_data(fit: Any, error: type[Exception], message: str) -> None:
+    trainer = Trainer(MLP(), loss=LOSS)
+    with pytest.raises(error, match=message):
+        fit(trainer)
+    assert trainer._step is None or trainer._step.train.compilations == 0
+
+
+def test_a_late_bad_label_is_found() -> None:
+    labels = Y.copy()
+    labels[-1] = 3
+    with pytest.raises(nx.DataError, match="3"):
+        Trainer(MLP(), loss=LOSS).fit(X, labels, batch_size=4, options=FitOptions(shuffle=False))
+
+
+def test_no_loss_and_unknown_names() -> None:
+    with pytest.raises(nx.NotCompiledError, match="loss"):
+        Trainer(MLP()).fit(X, Y)
+    with pytest.raises(nx.UnknownNameError, match="adam"):
+        Trainer(MLP(), optimizer="adm")
+    with pytest.raises(nx.UnknownNameError, match="accuracy"):
+        Trainer(MLP(), metrics=["acuracy"])
+    with pytest.raises(nx.UnknownNameError, match="bfloat16"):
+        TrainOptions(precision="bfloat61")
+    with pytest.raises(nx.ArgumentTypeError, match="module"):
+        Trainer(lambda x: x)  # type: ignore[arg-type]
+    with pytest.raises(nx.ArgumentError, match="steps_per_execution"):
+        TrainOptions(steps_per_execution=0)
+
+
+class ScaledUp(nnx.Module):
+    """Overflows in its middle layer once an input is large."""
+
+    def __init__(self) -> None:
+        rngs = nnx.Rngs(0)
+        self.first, self.last = nnx.Linear(6, 8, rngs=rngs), nnx.Linear(8, 3, rngs=rngs)
+        self.middle = Explosion()
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        return self.last(self.middle(self.first(x)))
+
+
+class Explosion(nnx.Module):
+    def __call__(self, x: jax.Array) -> jax.Array:
+        return jnp.where(jnp.abs(x).max() > 100, jnp.inf, 1.0) * x
+
+
+@pytest.mark.parametrize("per_call", [1, 2])
+def test_a_loss_that_is_not_finite_stops_and_keeps_the_last_good_weights(per_call: int) -> None:
+    x, y = classification(80)
+    bad = x.copy()
+    bad[50] = 1e6
+    options = TrainOptions(steps_per_execution=per_call)
+    good = ScaledUp()
+    Trainer(good, optimizer="sgd", loss=LOSS, options=options).fit(
+        x[:48], y[:48], batch_size=16, options=FitOptions(shuffle=False)
+    )
+    module = ScaledUp()
+    trainer = Trainer(module, optimizer="sgd", loss=LOSS, options=options)
+    with pytest.raises(nx.TrainingDivergedError, match=r"step 3 \(epoch 1\).*middle.*Explosion"):
+        trainer.fit(bad, y, batch_size=16, options=FitOptions(shuffle=False))
+    assert_same_weights(module, good, rtol=1e-6, atol=1e-7)
+
+
+def test_values_that_are_not_finite_in_the_data_are_named() -> None:
+    x = X.copy()
+    x[3, 2] = np.nan
+    with pytest.raises(nx.TrainingDivergedError, match="batch itself"):
+        Trainer(MLP(), loss=LOSS).fit(x, Y)
+
+
+def test_a_gradient_that_is_not_finite_is_found_too() -> None:
+    class Root(nnx.Module):
+        def __init__(self) -> None:
+            self.weight = nnx.Param(jnp.zeros(6))
+
+        def __call__(self, x: jax.Array) -> jax.Array:
+            return jnp.sqrt(jnp.abs(x * self.weight)).sum(1)
+
+    module = Root()
+    trainer = Trainer(module, optimizer="sgd", loss="mse")
+    with pytest.raises(nx.TrainingDivergedError, match="gradient of parameter weight"):
+        trainer.fit(X, X[:, 0])
+    assert not np.asarray(module.weight[...]).any()
+
+
+def test_terminate_on_nan_ends_quietly() -> None:
+    x = X.copy()
+    x[:] = np.nan
+    history = Trainer(MLP(), loss=LOSS).fit(x, Y, callbacks=[nx.callbacks.TerminateOnNaN()])
+    assert history.epochs == []
+
+
+def test_shapes_that_change_at_every_step_are_reported() -> None:
+    def batches() -> Any:
+        for length in range(4, 11):
+            yield np.ones((8, length), np.float32), np.zeros(8, np.float32)
+
+    class Mean(nnx.Module):
+        def __init__(self) -> None:
+            self.weight = nnx.Param(jnp.ones(()))
+
+        def __call__(self, x: jax.Array) -> jax.Array:
+            return x.mean(1) * self.weight
+
+    with pytest.warns(RecompilationWarning, match=r"\.x changed 4 times.*float32\[8,8\]"):
+        Trainer(Mean(), loss="mse").fit(batches())
+
+
+def test_steady_shapes_are_not_reported() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", RecompilationWarning)
+        Trainer(MLP(), loss=LOSS).fit(X, Y, epochs=8, batch_size=5)
+
+
+def test_a_module_without_parameters_says_so() -> None:
+    with pytest.raises(nx.ArgumentError, match="no parameters"):
+        Trainer(Explosion(), loss="mse").fit(X, X)
+
+
+def test_interrupting_leaves_valid_weights() -> None:
+    class Interrupt(nx.callbacks.Callback):
+        def on_train_batch_end(self, step: int, logs: Any) -> None:
+            if step == 3:
+                raise KeyboardInterrupt
+
+    module = MLP()
+    with pytest.raises(KeyboardInterrupt):
+        Trainer(module, loss=LOSS).fit(X, Y, batch_size=4, callbacks=[Interrupt()])
+    assert np.isfinite(np.asarray(module(X))).all()

@@ -1,0 +1,225 @@
+"""``fit`` against a hand-written loop, and what it promises: one compile, no example lost."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import jax
+import numpy as np
+import optax
+import pytest
+from flax import nnx
+from train_helpers import MLP, Noisy, assert_same_weights, classification, hand_written, weights_of
+
+import neurenix as nx
+from neurenix.train import FitOptions, Trainer, TrainOptions
+
+pytestmark = pytest.mark.cpu8
+
+LOSS = nx.losses.SparseCategoricalCrossentropy(from_logits=True)
+IN_ORDER = FitOptions(shuffle=False)
+
+
+def strategies() -> list[Any]:
+    return [nx.distribute.OneDeviceStrategy("tpu:0"), nx.distribute.TPUStrategy()]
+
+
+def batches_of(x: np.ndarray, y: np.ndarray, size: int, epochs: int = 1) -> list[Any]:
+    chunks = [(x[i : i + size], y[i : i + size]) for i in range(0, len(x), size)] * epochs
+    return [(a, b, np.ones(len(a), np.float32)) for a, b in chunks]
+
+
+@pytest.mark.parametrize("replicas", [1, 8])
+@pytest.mark.parametrize("examples", [64, 50])
+def test_fit_gives_the_weights_of_a_hand_written_loop(replicas: int, examples: int) -> None:
+    x, y = classification(examples)
+    module = MLP()
+    expected = hand_written(module, optax.adam(1e-2), batches_of(x, y, 16, epochs=3))
+    with strategies()[replicas == 8].scope():
+        trainer = Trainer(module, optimizer=nx.optim.Adam(1e-2), loss=LOSS)
+    history = trainer.fit(x, y, epochs=3, batch_size=16, options=IN_ORDER)
+    assert_same_weights(module, expected, rtol=2e-4, atol=2e-6)
+    assert history["loss"][2] < history["loss"][0]
+
+
+def test_the_loss_of_an_epoch_is_the_mean_over_all_examples() -> None:
+    x, y = classification(50)
+    module = MLP()
+    frozen = Trainer(module, optimizer=optax.sgd(0.0), loss=LOSS, metrics=["accuracy"])
+    history = frozen.fit(x, y, batch_size=16)
+    logits = np.asarray(module(x))
+    losses = np.log(np.exp(logits).sum(1)) - logits[np.arange(50), y]
+    np.testing.assert_allclose(history["loss"], [losses.mean()], rtol=1e-5)
+    np.testing.assert_allclose(history["accuracy"], [(logits.argmax(1) == y).mean()], rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("replicas", "examples", "per_call"), [(1, 96, 1), (1, 90, 3), (8, 90, 1), (8, 96, 3)]
+)
+def test_one_compile_each_of_training_and_evaluation(
+    replicas: int, examples: int, per_call: int
+) -> None:
+    x, y = classification(examples)
+    options = TrainOptions(
+        steps_per_execution=per_call, strategy=strategies()[replicas == 8]
+    )
+    trainer = Trainer(Noisy(), loss=LOSS, metrics=["accuracy"], options=options)
+    compiled: list[str] = []
+
+    class Count(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            if record.getMessage().startswith("Finished XLA compilation of jit("):
+                compiled.append(record.getMessage().split("jit(")[1].split(")")[0])
+
+    count = Count()
+    logging.getLogger("jax").addHandler(count)
+    with jax.log_compiles():
+        trainer.fit(x, y, epochs=3, batch_size=16, validation_data=(x[:70], y[:70]))
+        trainer.fit(x, y, epochs=1, batch_size=16)
+        trainer.evaluate(x, y, batch_size=16)
+    logging.getLogger("jax").removeHandler(count)
+    assert compiled.count("train_step") == compiled.count("evaluation_step") == 1
+    assert trainer._step is not None and trainer._step.train.compilations == 1
+
+
+@pytest.mark.parametrize(("replicas", "steps", "per_call"), [(1, 7, 3), (8, 6, 3), (8, 4, 8)])
+def test_many_steps_in_one_call_give_the_weights_of_single_steps(
+    replicas: int, steps: int, per_call: int
+) -> None:
+    x, y = classification(64)
+    modules = []
+    for k in (1, per_call):
+        module = Noisy()
+        options = TrainOptions(steps_per_execution=k, strategy=strategies()[replicas == 8])
+        # SGD: Adam makes noise of the bias before a BatchNorm, whose gradient is 0 but for rounding
+        trainer = Trainer(module, optimizer="sgd", loss=LOSS, options=options)
+        trainer.fit(x, y, epochs=2, batch_size=16, steps_per_epoch=steps)
+        assert trainer._steps_made == 2 * steps
+        modules.append(module)
+    assert_same_weights(*modules, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("replicas", [1, 8])
+def test_accumulation_gives_the_weights_of_whole_batches(replicas: int) -> None:
+    x, y = classification(100)
+    modules = []
+    for parts in (1, 4):
+        module = MLP()
+        options = TrainOptions(accumulate_steps=parts, strategy=strategies()[replicas == 8])
+        Trainer(module, optimizer="sgd", loss=LOSS, options=options).fit(
+            x, y, epochs=2, batch_size=32, options=IN_ORDER
+        )
+        modules.append(module)
+    assert_same_weights(*modules, rtol=1e-4, atol=1e-6)
+
+
+def test_replicas_change_nothing_but_rounding() -> None:
+    x, y = classification(90)
+    modules = []
+    for strategy in strategies():
+        module = Noisy()
+        options = TrainOptions(strategy=strategy)
+        Trainer(module, optimizer="sgd", loss=LOSS, options=options).fit(
+            x, y, epochs=2, batch_size=16
+        )
+        modules.append(module)
+    assert_same_weights(*modules, rtol=1e-4, atol=1e-6)
+
+
+def test_class_and_sample_weights() -> None:
+    x, y = classification(32)
+    weight = np.linspace(0.0, 2.0, 32).astype(np.float32)
+    class_weight = {0: 2.0, 2: 0.5}
+    module = MLP()
+    both = weight * np.array([2.0, 1.0, 0.5], np.float32)[y]
+    expected = hand_written(module, optax.sgd(0.1), [(x, y, both)])
+    options = FitOptions(sample_weight=weight, class_weight=class_weight, shuffle=False)
+    Trainer(module, optimizer=optax.sgd(0.1), loss=LOSS).fit(x, y, batch_size=32, options=options)
+    assert_same_weights(module, expected, rtol=1e-4, atol=1e-6)
+
+
+def test_state_is_donated_and_a_users_copy_is_not() -> None:
+    x, y = classification(64)
+    module = MLP()
+    mine = module.layers[0].kernel.get_value()
+    before = np.array(mine)
+    seen: list[jax.Array] = []
+
+    class Look(nx.callbacks.Callback):
+        def on_train_batch_end(self, step: int, logs: Any) -> None:
+            if not seen:
+                seen.extend(jax.tree.leaves(nnx.state(self.model, nnx.Param)))
+                seen.extend(jax.tree.leaves(self.trainer._optimizer_state))
+
+    Trainer(module, loss=LOSS).fit(x, y, batch_size=16, callbacks=[Look()])
+    assert len(seen) > 8
+    assert all(array.is_deleted() for array in seen if array.ndim)
+    np.testing.assert_array_equal(np.asarray(mine), before)
+    assert all(np.isfinite(value).all() for value in weights_of(module).values())
+
+
+def test_bfloat16_keeps_float32_parameters_and_learns() -> None:
+    x, y = classification(512)
+    module = Noisy()
+    trainer = Trainer(
+        module,
+        optimizer=nx.optim.Adam(1e-2),
+        loss=LOSS,
+        metrics=["accuracy"],
+        options=TrainOptions(precision="bfloat16"),
+    )
+    trainer.fit(x, y, epochs=20)
+    assert {leaf.dtype for leaf in jax.tree.leaves(nnx.state(module, nnx.Param))} == {
+        np.dtype("float32")
+    }
+    assert trainer.evaluate(x, y)["accuracy"] > 0.85
+    spec = jax.ShapeDtypeStruct((8, 6), np.float32)
+    program = trainer.step_program(nx.distribute.TPUStrategy().mesh, spec)
+    jaxpr = str(jax.make_jaxpr(program.function)(program.state, program.batch))
+    assert "bf16[8,8]" in jaxpr
+
+
+def test_training_goes_on_where_it_was() -> None:
+    x, y = classification(64)
+    whole, parts = MLP(), MLP()
+    Trainer(whole, optimizer="adam", loss=LOSS).fit(x, y, epochs=4, options=IN_ORDER)
+    trainer = Trainer(parts, optimizer="adam", loss=LOSS)
+    trainer.fit(x, y, epochs=1, options=IN_ORDER)
+    trainer.fit(x, y, epochs=4, options=FitOptions(shuffle=False, initial_epoch=1))
+    assert_same_weights(whole, parts)
+
+
+def test_predict_and_evaluate_are_in_evaluation_mode_and_leave_the_mode_alone() -> None:
+    x, y = classification(50)
+    module = Noisy()
+    trainer = Trainer(module, loss=LOSS, metrics=["accuracy"])
+    first, second = trainer.predict(x, batch_size=16), trainer.predict(x, batch_size=7)
+    np.testing.assert_allclose(first, second, rtol=1e-5, atol=1e-6)
+    assert first.shape == (50, 3) and isinstance(first, np.ndarray)
+    assert module.dropout.deterministic is False
+    module.eval()
+    np.testing.assert_allclose(first, np.asarray(module(x)), rtol=1e-5, atol=1e-6)
+    logs = trainer.evaluate(x, y)
+    np.testing.assert_allclose(logs["accuracy"], (first.argmax(1) == y).mean(), rtol=1e-6)
+    assert module.dropout.deterministic is True
+
+
+def test_generators_dicts_and_endless_data() -> None:
+    x, y = classification(64)
+
+    def generator() -> Any:
+        for i in range(0, 64, 16):
+            yield {"features": x[i : i + 16], "label": y[i : i + 16]}
+
+    trainer = Trainer(MLP(), loss=LOSS)
+    assert trainer.fit(generator()).epochs == [0]
+    with pytest.raises(nx.DataError, match="once"):
+        trainer.fit(generator(), epochs=2)
+    data = nx.data.Dataset.from_arrays(x, y).repeat().batch(16)
+    with pytest.raises(nx.ArgumentError, match="steps_per_epoch"):
+        trainer.fit(data)
+    trainer.fit(data, steps_per_epoch=10, epochs=2)
+    with pytest.raises(nx.ArgumentError, match="how many steps"):
+        trainer.evaluate(data)
+    assert set(trainer.evaluate(data, steps=3)) == {"loss"}

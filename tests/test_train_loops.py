@@ -1,0 +1,209 @@
+"""``nx.jit``, ``nx.multi_step`` and ``nx.Optimizer``: loops of one's own."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from flax import nnx
+from train_helpers import MLP, Noisy, assert_same_weights, classification, hand_written
+
+import neurenix as nx
+from neurenix._recompilation import RecompilationWarning
+
+pytestmark = pytest.mark.cpu8
+
+X, Y = classification(64)
+
+
+def step(model: Any, optimizer: Any, loss_metric: Any, batch: Any) -> Any:
+    def loss_fn(model: Any) -> Any:
+        logits = model(batch[0])
+        return optax.softmax_cross_entropy_with_integer_labels(logits, batch[1]).mean()
+
+    loss, gradients = nx.value_and_grad(loss_fn)(model)
+    optimizer.update(model, gradients)
+    loss_metric.update(loss)
+    return loss
+
+
+def parts(kind: Any = MLP) -> tuple[Any, Any, Any]:
+    model = kind()
+    return model, nx.Optimizer(model, optax.adam(1e-2)), nx.metrics.Mean()
+
+
+def batches(size: int = 16) -> list[Any]:
+    return [(X[i : i + size], Y[i : i + size]) for i in range(0, 64, size)]
+
+
+def test_a_compiled_loop_gives_the_weights_of_a_hand_written_one() -> None:
+    model, optimizer, metric = parts()
+    weighted = [(x, y, np.ones(len(x), np.float32)) for x, y in batches()]
+    expected = hand_written(model, optax.adam(1e-2), weighted)
+    compiled = nx.jit(step)
+    losses = [float(compiled(model, optimizer, metric, batch)) for batch in batches()]
+    assert_same_weights(model, expected, rtol=2e-4, atol=2e-6)
+    assert compiled.compilations == 1
+    assert optimizer.step == 4 and isinstance(optimizer.step, int)
+    np.testing.assert_allclose(float(metric.result()), np.mean(losses), rtol=1e-6)
+
+
+def test_every_kind_of_state_is_carried_as_nnx_jit_carries_it() -> None:
+    ours, theirs = parts(Noisy), parts(Noisy)
+    a, b = nx.jit(step), nnx.jit(step)
+    for batch in batches():
+        assert float(a(*ours, batch)) == pytest.approx(float(b(*theirs, batch)), rel=1e-6)
+    assert_same_weights(ours[0], theirs[0], rtol=1e-6, atol=1e-7)
+    mine, other = (m.dropout.rngs.count.get_value() for m in (ours[0], theirs[0]))
+    assert int(mine) == int(other) == 4
+
+
+def test_modes_compile_once_each_and_are_followed() -> None:
+    model = Noisy()
+    calls = []
+
+    @nx.jit
+    def forward(model: Any, x: Any) -> Any:
+        calls.append(1)
+        return model(x)
+
+    trained = forward(model, X)
+    model.eval()
+    evaluated = forward(model, X)
+    assert not np.allclose(trained, evaluated)
+    np.testing.assert_allclose(evaluated, model(X), rtol=1e-5, atol=1e-6)
+    model.train()
+    forward(model, X)
+    assert len(calls) == forward.compilations == 2
+
+
+def test_changes_from_outside_are_seen() -> None:
+    model = MLP()
+    forward = nx.jit(lambda model, x: model(x))
+    forward(model, X)
+    model.layers[1].kernel.set_value(jnp.zeros((8, 3)))
+    np.testing.assert_allclose(forward(model, X), 0, atol=1e-6)
+    model.layers[1] = nnx.Linear(8, 2, rngs=nnx.Rngs(1))
+    assert forward(model, X).shape == (64, 2)
+    model.layers[1].bias = nnx.Param(jnp.full((2,), 5.0))
+    np.testing.assert_allclose(forward(model, X), model(X), rtol=1e-5, atol=1e-6)
+
+
+def test_tied_weights_stay_tied() -> None:
+    class Tied(nnx.Module):
+        def __init__(self) -> None:
+            self.a = nnx.Linear(6, 6, rngs=nnx.Rngs(0))
+            self.b = self.a
+
+        def __call__(self, x: jax.Array) -> jax.Array:
+            return self.b(self.a(x))
+
+    model = Tied()
+    optimizer, metric = nx.Optimizer(model, optax.sgd(0.1)), nx.metrics.Mean()
+    before = np.array(model.a.kernel[...])
+    nx.jit(step)(model, optimizer, metric, (X, Y))
+    assert model.a.kernel is model.b.kernel
+    assert not np.allclose(before, model.a.kernel[...])
+
+
+def test_old_buffers_are_deleted_unless_asked_otherwise() -> None:
+    for donate in (True, False):
+        model, optimizer, metric = parts()
+        compiled = nx.jit(step, donate=donate)
+        compiled(model, optimizer, metric, batches()[0])
+        old = jax.tree.leaves(nnx.state((model, optimizer)))
+        compiled(model, optimizer, metric, batches()[1])
+        assert {leaf.is_deleted() for leaf in old} == {donate}
+
+
+def test_structure_may_not_change_inside() -> None:
+    def grow(model: Any) -> None:
+        model.extra = nnx.Param(jnp.zeros(3))
+
+    with pytest.raises(nx.RecompilationError, match="grow changes the structure"):
+        nx.jit(grow)(MLP())
+
+
+def test_a_shape_that_changes_at_every_call_is_reported() -> None:
+    forward = nx.jit(lambda model, x: model(x))
+    model = MLP()
+    with pytest.warns(RecompilationWarning, match=r"changed 4 times.*float32\[5,6\]"):
+        for count in range(1, 7):
+            forward(model, X[:count])
+
+
+def test_many_calls_do_not_warn_or_recompile() -> None:
+    model, optimizer, metric = parts()
+    compiled = nx.jit(step)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for _ in range(5):
+            for batch in batches():
+                compiled(model, optimizer, metric, batch)
+    assert compiled.compilations == 1
+
+
+@pytest.mark.parametrize("kind", [MLP, Noisy])
+def test_many_steps_in_one_call_are_the_same_steps(kind: Any) -> None:
+    single, many = parts(kind), parts(kind)
+    compiled = nx.jit(step)
+    losses = [compiled(*single, batch) for batch in batches()]
+    together = nx.multi_step(compiled, steps=4)(*many, iter(batches()))
+    np.testing.assert_allclose(together, np.array(losses), rtol=1e-5)
+    assert_same_weights(single[0], many[0], rtol=1e-5, atol=1e-6)
+    assert many[1].step == 4
+
+
+def test_many_steps_is_one_scan_of_one_trace() -> None:
+    traces = []
+
+    def counted(*args: Any) -> Any:
+        traces.append(1)
+        return step(*args)
+
+    loop = nx.multi_step(counted, steps=50)
+    model, optimizer, metric = parts()
+    data = iter(nx.data.Dataset.from_arrays(X, Y).repeat().batch(16))
+    for _ in range(3):
+        loop(model, optimizer, metric, data)
+    assert len(traces) == loop.compilations == 1 and optimizer.step == 150
+
+
+def test_many_steps_say_what_they_need() -> None:
+    model, optimizer, metric = parts()
+    with pytest.raises(nx.ArgumentTypeError, match="iterator"):
+        nx.multi_step(step, steps=2)(model, optimizer, metric, batches())
+    with pytest.raises(nx.DataError, match="ended.*4"):
+        nx.multi_step(step, steps=9)(model, optimizer, metric, iter(batches()))
+    with pytest.raises(nx.ArgumentError, match="steps"):
+        nx.multi_step(step, steps=0)
+
+
+def test_replicas_in_global_view() -> None:
+    strategy = nx.distribute.TPUStrategy()
+    single, spread = parts(), parts()
+    data = nx.data.Dataset.from_arrays(X, Y).batch(16)
+    compiled_a, compiled_b = nx.jit(step), nx.jit(step)
+    for a, b in zip(data, strategy.distribute(data), strict=True):
+        assert len(b[0].sharding.device_set) == 8
+        compiled_a(*single, a)
+        compiled_b(*spread, b)
+    assert compiled_b.compilations == 1
+    assert spread[0].layers[0].kernel.get_value().sharding.is_fully_replicated
+    assert_same_weights(single[0], spread[0], rtol=1e-4, atol=1e-6)
+
+
+def test_a_batch_that_does_not_divide_is_an_error_in_a_custom_loop() -> None:
+    data = nx.data.Dataset.from_arrays(X, Y).batch(12)
+    with pytest.raises(nx.ShapeError, match="12 examples.*8 replicas"):
+        next(iter(nx.distribute.TPUStrategy().distribute(data)))
+
+
+def test_optimizer_refuses_what_is_no_module() -> None:
+    with pytest.raises(nx.ArgumentTypeError, match="order"):
+        nx.Optimizer(optax.adam(1e-3), MLP())  # type: ignore[arg-type]
