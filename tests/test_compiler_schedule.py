@@ -62,6 +62,18 @@ def test_exchanges_wait_for_one_another_on_the_same_links() -> None:
     assert total == pytest.approx(2 * exchange_seconds())
 
 
+def test_permutations_in_both_directions_run_at_once() -> None:
+    def permute(name: str, channel: int, pairs: str) -> str:
+        attributes = f"channel_id={channel}, source_target_pairs={{{pairs}}}"
+        return f"%{name} = ({MIB}, {MIB}) collective-permute-start(%p), {attributes}"
+
+    forwards, backwards = "{0,1},{1,2},{2,3},{3,0}", "{0,3},{1,0},{2,1},{3,2}"
+    ends = tuple(f"%{n}d = {MIB} collective-permute-done(%{n})" for n in "ab")
+    _, both = schedule(permute("a", 1, forwards), permute("b", 2, backwards), *ends)
+    _, same = schedule(permute("a", 1, forwards), permute("b", 2, forwards), *ends)
+    assert same == pytest.approx(2 * both)
+
+
 def test_a_copy_into_vmem_runs_beside_an_exchange() -> None:
     copy = f"%c = ({MIB[:-1]}S(1)}}, {MIB}, u32[]) copy-start(%p)"
     _, total = schedule(START, copy, f"%f = {MIB} copy-done(%c)", DONE)

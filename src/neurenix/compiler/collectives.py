@@ -21,7 +21,27 @@ from neurenix.compiler.operations import base_opcode
 _MESH = re.compile(r"replica_groups=mesh\[([^\]]*)\][^{]*\{([^}]*)\}")
 _AXIS = re.compile(r"'([^']+)'(?:=(\d+))?(?::\(\d+\)(\d+))?")
 _LIST = re.compile(r"replica_groups=\{\{([\d,]+)\}")
+_PAIR = re.compile(r"\{(\d+),(\d+)\}")
 _IOTA = re.compile(r"replica_groups=\[(\d+),(\d+)\]<=")
+
+
+DIRECTIONS = ("ici forwards", "ici backwards")
+"""What exchanges can occupy at the same time: a ring's links carry both ways at once."""
+
+
+def directions(instruction: Instruction) -> tuple[str, ...]:
+    """Return which directions of the ring an exchange occupies: one for a permutation, else both.
+
+    Example:
+        >>> pairs = "source_target_pairs={{0,1},{1,2},{2,0}}"
+        >>> directions(Instruction("p", "collective-permute-start", (), (), "", pairs, False))
+        ('ici forwards',)
+    """
+    if base_opcode(instruction) != "collective-permute":
+        return DIRECTIONS
+    steps = [int(target) - int(source) for source, target in _PAIR.findall(instruction.attributes)]
+    forwards = sum(step == 1 for step in steps) > sum(step == -1 for step in steps)
+    return (DIRECTIONS[0],) if forwards else (DIRECTIONS[1],)
 
 
 def group_size(instruction: Instruction, default: int) -> int:
@@ -54,7 +74,7 @@ def ici_seconds(instruction: Instruction, where: Slice) -> float:
         >>> shapes = parse_shapes("f32[1024,1024]{1,0:T(8,128)}")
         >>> i = Instruction("a", "all-reduce", shapes, (), "", "", False)
         >>> f"{ici_seconds(i, chips.resolve('v5e-8')) * 1e6:.0f} microseconds"
-        '94 microseconds'
+        '90 microseconds'
     """
     devices = group_size(instruction, where.devices_per_slice)
     if devices <= 1:

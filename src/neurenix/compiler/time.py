@@ -18,7 +18,7 @@ from neurenix.compiler.calibration import (
     Calibration,
     calibration,
 )
-from neurenix.compiler.collectives import dcn_seconds, ici_seconds
+from neurenix.compiler.collectives import DIRECTIONS, dcn_seconds, directions, ici_seconds
 from neurenix.compiler.hlo import Computation, Instruction, Module, SourceLine, called_as
 from neurenix.compiler.operations import (
     COLLECTIVES,
@@ -113,7 +113,7 @@ class Schedule:
 
     def _computation(self, computation: Computation, count: int) -> float:
         now = 0.0
-        free = {"hbm": 0.0, "ici": 0.0, "dcn": 0.0}
+        free = dict.fromkeys(("hbm", "dcn", *DIRECTIONS), 0.0)
         pending: dict[str, _Pending] = {}
         for instruction in computation.instructions:
             now = self._step(computation, instruction, count, now, free, pending)
@@ -140,10 +140,11 @@ class Schedule:
         half = self._half(instruction)
         if half == "start":
             kind, duration = self._transfer(instruction)
-            start = max(now, free[kind])
-            free[kind] = start + duration
+            lanes = directions(instruction) if kind == "ici" else (kind,)
+            finish = max(now, *(free[lane] for lane in lanes)) + duration
+            free.update(dict.fromkeys(lanes, finish))
             key = self._channel(instruction) or instruction.name
-            pending[key] = _Pending(free[kind], duration, kind, instruction)
+            pending[key] = _Pending(finish, duration, kind, instruction)
             return now
         if half == "done":
             return self._wait(instruction, count, now, pending)
