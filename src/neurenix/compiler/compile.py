@@ -18,7 +18,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from pathlib import Path
 from threading import Event
@@ -116,12 +116,29 @@ def compile_all(
     with ThreadPoolExecutor(max_workers=workers) as pool:
         futures = [pool.submit(_compile, p, t, options, given_up) for p, t in programs]
         try:
+            _wait_aloud(futures, [target.name for _, target in programs])
             return [future.result() for future in futures]
         except BaseException:
             given_up.set()
             for future in futures:
                 future.cancel()
             raise
+
+
+def _wait_aloud(futures: Sequence[Future[Any]], names: Sequence[str]) -> None:
+    """Wait for all, or for the first that fails; a person at a terminal sees the seconds pass."""
+    started = time.monotonic()
+    shown = ""
+    while True:
+        done, running = wait(futures, timeout=1.0, return_when=FIRST_EXCEPTION)
+        if not running or any(future.exception() for future in done):
+            break
+        if sys.stderr.isatty():
+            left = [n for f, n in zip(futures, names, strict=True) if f in running]
+            shown = f"Compiling for {', '.join(left)}: {time.monotonic() - started:.0f} s"
+            print(f"\r\x1b[K{shown[:100]}", end="", file=sys.stderr, flush=True)
+    if shown:
+        print("\r\x1b[K", end="", file=sys.stderr, flush=True)
 
 
 def _compile(

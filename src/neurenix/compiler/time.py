@@ -113,7 +113,7 @@ class Schedule:
 
     def _computation(self, computation: Computation, count: int) -> float:
         now = 0.0
-        free = dict.fromkeys(("hbm", "dcn", *DIRECTIONS), 0.0)
+        free: dict[str, float] = {lane: 0.0 for lane in ("hbm", "dcn", *DIRECTIONS)}
         pending: dict[str, _Pending] = {}
         for instruction in computation.instructions:
             now = self._step(computation, instruction, count, now, free, pending)
@@ -142,7 +142,7 @@ class Schedule:
             kind, duration = self._transfer(instruction)
             lanes = directions(instruction) if kind == "ici" else (kind,)
             finish = max(now, *(free[lane] for lane in lanes)) + duration
-            free.update(dict.fromkeys(lanes, finish))
+            free.update((lane, finish) for lane in lanes)
             key = self._channel(instruction) or instruction.name
             pending[key] = _Pending(finish, duration, kind, instruction)
             return now
