@@ -28,7 +28,7 @@ print(f"Training on {len(train):,} handwritten digits, {strategy.num_replicas_in
       f"({SLICE}, simulated: its times are not a TPU's)")
 history = model.fit(
     train.shuffle(seed=0).repeat().batch(BATCH_SIZE, drop_remainder=True),
-    epochs=15, steps_per_epoch=50, validation_data=test.batch(BATCH_SIZE))
+    epochs=10, steps_per_epoch=50, validation_data=test.batch(BATCH_SIZE))
 print(f"validation accuracy {100 * history['val_accuracy'][-1]:.2f} %")
 
 print(f"\nCompiling the same training step for a real {SLICE} with the TPU compiler ...")
