@@ -12,7 +12,7 @@ from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
 import nn_reference as ref
 from neurenix import nn
 from neurenix._nnx import nnx
-from neurenix.nn.attention import attention
+from neurenix.nn.dot_product import dot_product_attention
 
 RNG = np.random.default_rng(0)
 
@@ -35,7 +35,7 @@ def test_masks_of_every_shape_say_who_looks_where(name):
     mask = RNG.uniform(size=MASKS[name]) < 0.6
     mask[..., 0] = True
     full = {2: mask, 3: mask[:, None] if mask.ndim == 3 else mask, 4: mask}[mask.ndim]
-    found = attention(*map(jnp.asarray, (q, k, v)), mask=jnp.asarray(mask))
+    found = dot_product_attention(*map(jnp.asarray, (q, k, v)), mask=jnp.asarray(mask))
     np.testing.assert_allclose(found, ref.attention(q, k, v, full), rtol=1e-4, atol=1e-5)
 
 
@@ -87,7 +87,7 @@ def lowered(platform, *, length=128, dtype="bfloat16", mask=None, mesh=MESH, siz
     )
 
     def loss(q, k, v):
-        return attention(q, k, v, causal=True, mask=mask).astype(jnp.float32).sum()
+        return dot_product_attention(q, k, v, causal=True, mask=mask).astype(jnp.float32).sum()
 
     def gradient(q, k, v):
         if mesh is None:
@@ -128,7 +128,7 @@ def test_shapes_that_the_tpu_kernel_does_not_take_go_to_xla(name):
     ("queries", "keys", "kv_heads", "causal"), [(128, 256, 2, False), (256, 256, 1, True)]
 )
 def test_the_tpu_kernel_gives_what_numpy_gives(queries, keys, kv_heads, causal):
-    from neurenix.nn.attention import _tpu_kernel
+    from neurenix.nn.dot_product import _tpu_kernel
 
     q, k, v = heads(queries, 2, 64), heads(keys, kv_heads, 64), heads(keys, kv_heads, 64)
     mesh = jax.make_mesh((2,), ("data",), axis_types=(AxisType.Auto,))

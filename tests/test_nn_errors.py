@@ -91,4 +91,6 @@ def test_other_wrong_inputs_are_told():
         with pytest.raises(ShapeError, match="mask"):
             attention(x, mask=mask)
     with pytest.raises(ShapeError, match="N and D"):
-        nn.attention(jnp.zeros((2, 5, 2, 4)), jnp.zeros((3, 5, 2, 4)), jnp.zeros((3, 5, 2, 4)))
+        nn.dot_product_attention(
+            jnp.zeros((2, 5, 2, 4)), jnp.zeros((3, 5, 2, 4)), jnp.zeros((3, 5, 2, 4))
+        )

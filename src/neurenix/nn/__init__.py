@@ -33,11 +33,11 @@ from neurenix.nn.adaptive import (
     AdaptiveMaxPool2d,
     AdaptiveMaxPool3d,
 )
-from neurenix.nn.attention import attention
 from neurenix.nn.batch_norm import BatchNorm, BatchNorm1d, BatchNorm2d, BatchNorm3d
 from neurenix.nn.containers import Flatten, Residual, Sequential
 from neurenix.nn.conv import Conv1d, Conv2d, Conv3d, DepthwiseConv2d
 from neurenix.nn.conv_transpose import ConvTranspose1d, ConvTranspose2d, ConvTranspose3d
+from neurenix.nn.dot_product import dot_product_attention
 from neurenix.nn.dropout import Dropout
 from neurenix.nn.embedding import Embedding
 from neurenix.nn.linear import Identity, Linear
@@ -126,5 +126,5 @@ __all__ = [
     "Swish",
     "Tanh",
     "TransformerBlock",
-    "attention",
+    "dot_product_attention",
 ]

@@ -1,6 +1,6 @@
-"""Multi-head attention: the projections around ``attention``.
+"""Multi-head attention: the projections around ``dot_product_attention``.
 
-Owns the layer; the choice of kernel is in ``attention``.
+Owns the layer; the choice of kernel is in ``dot_product``.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from neurenix._core.errors import ArgumentError, ShapeError
 from neurenix._nnx import nnx
 from neurenix.nn._checks import expect_features, positive
 from neurenix.nn._parameters import rngs_or_default
-from neurenix.nn.attention import attention, four_axes
+from neurenix.nn.dot_product import dot_product_attention, four_axes
 from neurenix.nn.dropout import Dropout
 from neurenix.nn.linear import Linear
 from neurenix.nn.module import Module
@@ -110,7 +110,7 @@ class MultiHeadAttention(Module):
         if self.dropout.rate and not self.dropout.deterministic:
             mixed = self._with_dropout(q, k, v, mask)
         else:
-            mixed = attention(q, k, v, mask=mask, causal=self.causal)
+            mixed = dot_product_attention(q, k, v, mask=mask, causal=self.causal)
         return self.out(mixed.reshape(*query.shape[:2], self.embed_dim))
 
     def _heads(self, x: jax.Array, heads: int) -> jax.Array:

@@ -37,7 +37,7 @@ _BLOCK = 128  # rows of queries and keys that the TPU kernel takes at least
 _LARGEST_BLOCK = 512
 
 
-def attention(
+def dot_product_attention(
     query: jax.Array,
     key: jax.Array,
     value: jax.Array,
@@ -66,7 +66,7 @@ def attention(
 
     Example:
         >>> x = jnp.ones((2, 5, 4, 8))
-        >>> attention(x, x, x, causal=True).shape
+        >>> dot_product_attention(x, x, x, causal=True).shape
         (2, 5, 4, 8)
     """
     _check(query, key, value)
