@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import re
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -53,7 +54,9 @@ EAGER = {"flax", "flatbuffers", "jax", "jaxlib", "numpy", "optax", "safetensors"
 EAGER_IN = {"neurenix.cli": {"typer"}}
 
 SOURCES = sorted(ROOT.rglob("*.py"))
-PROCESS_STARTS = "import sys, neurenix"
+# The list of public names and the door of `python -m neurenix` reach every floor.
+DOORS = (ROOT / "__init__.py", ROOT / "__main__.py")
+INSIDE = [path for path in SOURCES if path not in DOORS]
 
 
 def module_name(path: Path) -> str:
@@ -102,11 +105,9 @@ def own(module: str) -> bool:
     return module == "neurenix" or module.startswith("neurenix.")
 
 
-@pytest.mark.parametrize("path", SOURCES, ids=module_name)
+@pytest.mark.parametrize("path", INSIDE, ids=module_name)
 def test_imports_go_strictly_downwards(path: Path) -> None:
     module = module_name(path)
-    if module in ("neurenix", "neurenix.__main__"):
-        pytest.skip("the door and the list of public names: they reach every floor")
     house = house_of(module)
     for target, _, line in imports(path):
         if not own(target):
@@ -119,11 +120,9 @@ def test_imports_go_strictly_downwards(path: Path) -> None:
         )
 
 
-@pytest.mark.parametrize("path", SOURCES, ids=module_name)
+@pytest.mark.parametrize("path", INSIDE, ids=module_name)
 def test_only_slow_or_optional_packages_are_imported_inside_functions(path: Path) -> None:
     module = module_name(path)
-    if module == "neurenix":
-        pytest.skip("the list of public names imports nothing at the top, on purpose")
     eager = EAGER | next((e for house, e in EAGER_IN.items() if module.startswith(house)), set())
     for target, lazy, line in imports(path):
         root = target.partition(".")[0]
@@ -131,18 +130,12 @@ def test_only_slow_or_optional_packages_are_imported_inside_functions(path: Path
         if own(target):
             # The commands load what they run: `neurenix --version` must not wait for a compiler.
             assert not lazy or module.startswith("neurenix.cli"), f"{where} is imported lazily"
-        elif root in stdlib_names():
+        elif root in sys.stdlib_module_names:
             continue
         elif lazy:
             assert root in LAZY | EAGER | {"orbax", "libtpu"}, f"{where} is not in LAZY"
         else:
             assert root in eager, f"{where} is imported at the top, and is not in EAGER"
-
-
-def stdlib_names() -> frozenset[str]:
-    import sys
-
-    return sys.stdlib_module_names
 
 
 def test_there_is_no_cycle_between_modules() -> None:
@@ -216,7 +209,7 @@ def test_an_unknown_name_suggests_a_near_one() -> None:
 
 def test_import_loads_nothing_heavy_and_starts_no_backend(run_python) -> None:
     heavy = ("jax", "jaxlib", "numpy", "flax", "optax", "orbax", "sklearn", "rich", "typer")
-    done = run_python(code=f"{PROCESS_STARTS}; print([m for m in {heavy} if m in sys.modules])")
+    done = run_python(code=f"import sys, neurenix; print([m for m in {heavy} if m in sys.modules])")
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip() == "[]"
 
