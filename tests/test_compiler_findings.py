@@ -118,6 +118,12 @@ def test_steps_that_the_host_cannot_follow() -> None:
     assert rules(bound) == ["host-bound"]
 
 
+def test_operations_with_little_to_do() -> None:
+    work = operation(products=(product(),))
+    assert rules(evidence(work, operation("overhead", name="b"))) == ["small-operations"]
+    assert rules(evidence(work, operation("overhead", name="b", seconds=1e-3))) == []
+
+
 def test_work_that_is_not_divided() -> None:
     found = evidence(operation(products=(product(),)))
     leaf = replace(found.program.leaves[0], partition=())

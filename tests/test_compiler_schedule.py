@@ -131,7 +131,20 @@ def test_the_interval_contains_the_estimate_and_names_its_basis() -> None:
     assert time.low < time.seconds < time.high
     assert time.seconds == pytest.approx(1e7 / CLOCK / 0.95)
     assert "MaxText 16B" in time.basis
-    assert time.bound == "hbm"
+    assert time.bound == "vector"  # 7 ms of cycles for 2 MiB
+
+
+def test_what_an_operation_is_bound_by() -> None:
+    moved = 2 * 2**20 / V5E.generation.hbm_bandwidth_bytes_per_second_per_device * CLOCK
+    cases = {"hbm": moved * 1.2, "vector": moved * 30, "overhead": 7000}
+    tiny = "%t = f32[] negate(%p)" + busy("", cases["overhead"]).partition("negate(%p)")[2]
+    walked, _ = schedule(busy("hbm", cases["hbm"]), busy("vector", cases["vector"]))
+    assert {name: o.kind for name, o in walked.operations.items()} == {
+        "hbm": "hbm",
+        "vector": "vector",
+    }
+    walked, _ = schedule("%q = f32[8,128]{1,0:T(8,128)} parameter(1)", tiny.replace("%p", "%q"))
+    assert walked.operations["t"].kind == "overhead"
 
 
 def test_a_step_shorter_than_its_dispatch_is_bound_by_the_host() -> None:

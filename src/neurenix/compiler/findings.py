@@ -18,6 +18,7 @@ from neurenix.compiler.time import Operation, StepTime
 
 _NOTABLE_SHARE = 0.02
 _MINOR_SHARE = 0.10
+_LARGE_SHARE = 0.30
 _LANES = 128
 
 
@@ -232,6 +233,24 @@ def missing_donation(evidence: Evidence) -> Iterator[Finding]:
         )
 
 
+def small_operations(evidence: Evidence) -> Iterator[Finding]:
+    """Many operations that have less to do than they cost to start."""
+    small = [o for o in evidence.operations if o.kind == "overhead"]
+    seconds = sum(o.seconds for o in small)
+    share = evidence.share(seconds)
+    if share < _LARGE_SHARE:
+        return
+    yield Finding(
+        "small-operations",
+        "warning",
+        f"{share:.0%} of the device's time is the fixed cost of {sum(o.count for o in small)} "
+        f"operations of about {seconds / sum(o.count for o in small) * 1e6:.1f} µs.",
+        "A larger batch per device, wider layers or fewer devices give each of them more to do.",
+        None,
+        seconds * evidence.factor,
+    )
+
+
 def undivided_work(evidence: Evidence) -> Iterator[Finding]:
     """Several devices that all do the same."""
     devices = evidence.program.num_devices
@@ -270,6 +289,7 @@ RULES: tuple[Callable[[Evidence], Iterator[Finding]], ...] = (
     moves,
     exposed_collectives,
     small_steps,
+    small_operations,
     undivided_work,
     missing_donation,
     padded_arguments,

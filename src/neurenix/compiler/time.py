@@ -37,6 +37,7 @@ _STRUCTURE = frozenset(
     "call_exported while body cond closed_call checkpoint rematted_computation scan branch_0_fun "
     "branch_1_fun shard_map custom_jvp_call custom_vjp_call pallas_call".split()
 )
+_SMALL_SECONDS = 5e-6
 _CHANNEL = re.compile(r"channel_id=(\d+)")
 
 
@@ -46,7 +47,14 @@ class Operation:
 
     ``seconds`` is what it adds to the step before calibration; for a collective or a transfer,
     what is not hidden behind compute. ``floor_seconds`` is what its FLOPs and bytes would need at
-    the device's peak. ``kind`` is ``"compute"``, ``"hbm"``, ``"ici"`` or ``"dcn"``.
+    the device's peak. ``kind`` is what it is bound by:
+
+    - ``"compute"``: the matrix unit;
+    - ``"hbm"``: bytes from and to memory;
+    - ``"vector"``: element-wise work that, by the compiler's cycles, takes over twice as long as
+      its bytes;
+    - ``"overhead"``: the fixed cost of an operation that has little to do;
+    - ``"ici"`` and ``"dcn"``: exchanges inside of a slice and between slices.
     """
 
     name: str
@@ -74,8 +82,8 @@ class Operation:
 class StepTime:
     """An estimate, never a measurement. Seconds of one step; ``low`` to ``high`` is the interval.
 
-    ``bound`` is what most of the time goes to: ``"compute"``, ``"hbm"``, ``"ici"``, ``"dcn"`` or
-    ``"host"``; ``shares`` is every kind's part of the device's time.
+    ``bound`` is what most of the time goes to, a kind of ``Operation`` or ``"host"``; ``shares`` is
+    every kind's part of the device's time.
     """
 
     seconds: float
@@ -240,8 +248,17 @@ class Schedule:
             seconds = max(compute / KERNEL_SHARE_OF_PEAK, transfer)
         else:
             seconds = self._without_cycles(instruction, transfer)
-        operation = self._describe(instruction, "compute" if compute > transfer else "hbm")
-        operation.floor_seconds = min(seconds, max(compute, transfer, within))
+        floor = min(seconds, max(compute, transfer, within))
+        if floor < seconds / 3 and seconds < _SMALL_SECONDS:
+            kind = "overhead"
+        elif compute > transfer:
+            kind = "compute"
+        elif transfer < seconds / 2 and not products and not is_kernel(instruction):
+            kind = "vector"
+        else:
+            kind = "hbm"
+        operation = self._describe(instruction, kind)
+        operation.floor_seconds = floor
         operation.busy_seconds = seconds
         operation.flops, operation.bytes, operation.products = flops, moved, products
         return seconds, operation
@@ -303,7 +320,7 @@ def step_time(schedule: Schedule, raw_seconds: float, batch_bytes_per_device: in
     saved = sum(
         max(0.0, op.seconds - op.floor_seconds)
         for op in operations
-        if op.kind == "hbm" and not op.products
+        if op.kind in ("hbm", "vector") and not op.products
     )
     device = raw_seconds * factors.factor
     pcie = where.generation.pcie_bytes_per_second_per_chip / where.devices_per_chip

@@ -11,7 +11,7 @@ from html import escape
 from typing import TYPE_CHECKING
 
 from neurenix.preflight.page_style import SCRIPT, STYLE
-from neurenix.preflight.text import amount, bytes_text, seconds_text
+from neurenix.preflight.text import KIND_NAMES, amount, bytes_text, seconds_text, source_text
 
 if TYPE_CHECKING:
     from neurenix.compiler.time import Operation
@@ -22,8 +22,8 @@ _COLOURS = {
     "metrics": "#8c8c8c", "batch": "#3a8a4d", "other": "#a0a0a0", "argument": "#3b6fb6",
     "temporaries": "#c8742b", "new results": "#b0413e", "code": "#707070",
     "compute": "#3a8a4d", "hbm": "#c8742b", "ici": "#3b6fb6", "dcn": "#b0413e",
+    "vector": "#2b8a8a", "overhead": "#8c8c8c",
 }  # fmt: skip
-_NAMES = {"compute": "compute", "hbm": "HBM", "ici": "ICI", "dcn": "DCN"}
 _SHOWN_OPERATIONS = 400
 
 
@@ -73,7 +73,7 @@ def _summary(report: Report) -> str:
                 "",
             )
         )
-        bound = _NAMES.get(time.bound, time.bound)
+        bound = KIND_NAMES.get(time.bound, time.bound)
         mfu = f"{report.mfu:.1%} MFU" if report.mfu is not None else ""
         cards.append(("Bound by", bound, mfu, ""))
         cost = report.cost(1000)
@@ -105,7 +105,7 @@ def _bar(parts: list[tuple[str, float, str]], whole: float) -> str:
         if size <= 0:
             continue
         colour = _COLOURS.get(name, "#808080")
-        label = escape(f"{_NAMES.get(name, name)} {text}")
+        label = escape(f"{KIND_NAMES.get(name, name)} {text}")
         pieces.append(
             f'<span style="width:{min(100.0, size / whole * 100):.3f}%;background:{colour}" '
             f'title="{label}"></span>'
@@ -223,7 +223,7 @@ def _findings(report: Report) -> str:
             effect = f" <b>≈ {seconds_text(finding.effect_seconds)} of a step</b>"
         if finding.effect_bytes > 0:
             effect += f" <b>{bytes_text(finding.effect_bytes)}</b>"
-        named = [finding.scope, str(finding.source or "")]
+        named = [finding.scope, source_text(finding.source)]
         source = f"<code>{escape(' '.join(filter(None, named)))}</code>"
         items.append(
             f"<li class={finding.severity}><span class=badge>{finding.severity}</span> "
@@ -242,11 +242,11 @@ def _operations(report: Report) -> str:
     rows = []
     for o in report.operations[:_SHOWN_OPERATIONS]:
         seconds = report.calibrated(o.seconds)
-        source = str(o.source) if o.source else ""
+        source = source_text(o.source)
         rows.append(
             f'<tr><td class=n data-v="{seconds:.3e}">{seconds_text(seconds)}</td>'
             f'<td class=n data-v="{seconds / whole:.6f}">{seconds / whole:.1%}</td>'
-            f"<td>{_NAMES.get(o.kind, escape(o.kind))}</td><td>{escape(o.name)}</td>"
+            f"<td>{KIND_NAMES.get(o.kind, escape(o.kind))}</td><td>{escape(o.name)}</td>"
             f"<td class=n data-v={o.count}>{o.count}</td>"
             f'<td class=n data-v="{o.flops:.0f}">{o.flops / 1e9:.2f}</td>'
             f'<td class=n data-v="{o.bytes}">{bytes_text(o.bytes)}</td>'

@@ -18,19 +18,11 @@ from neurenix._core.errors import ArgumentError
 from neurenix.compiler.analysis import Analysis
 from neurenix.compiler.findings import Finding
 from neurenix.compiler.memory import Memory
-from neurenix.compiler.source import is_library
 from neurenix.compiler.time import Operation, StepTime
 from neurenix.preflight import html
-from neurenix.preflight.text import amount, bytes_text, seconds_text
+from neurenix.preflight.text import KIND_NAMES, amount, bytes_text, seconds_text, source_text
 
 SCHEMA = "neurenix.preflight/1"
-KIND_NAMES = {
-    "compute": "compute",
-    "hbm": "HBM",
-    "ici": "ICI",
-    "dcn": "DCN",
-    "host": "the host",
-}
 
 
 @dataclass(frozen=True)
@@ -88,7 +80,7 @@ class Report:
 
     @property
     def bound(self) -> str | None:
-        """``"compute"``, ``"hbm"``, ``"ici"``, ``"dcn"`` or ``"host"``."""
+        """What the step is bound by: a kind of ``Operation``, or ``"host"``."""
         return self.step_time.bound if self.step_time else None
 
     @property
@@ -296,20 +288,15 @@ class Report:
 
 
 def place(finding: Finding) -> str:
-    """Return ``" (scope, file:line)"`` of a finding, the path shortened to what is needed.
+    """Return ``" (scope, file:line)"`` of a finding, or an empty string.
 
     Example:
-        >>> place(Finding("r", "note", "m", "f"))
-        ''
+        >>> place(Finding("r", "note", "m", "f", scope="Conv2d_0"))
+        ' (Conv2d_0)'
     """
-    within = f"{finding.scope}, " if finding.scope else ""
-    if finding.source is None:
-        return f" ({finding.scope})" if finding.scope else ""
-    path = finding.source.file
-    if is_library(path):
-        return f" ({within}inside {'/'.join(Path(path).parts[-3:])}:{finding.source.line})"
-    shown = os.path.relpath(path) if path.startswith(os.getcwd() + os.sep) else path
-    return f" ({within}{shown}:{finding.source.line})"
+    parts = [finding.scope, source_text(finding.source)]
+    known = ", ".join(part for part in parts if part)
+    return f" ({known})" if known else ""
 
 
 def _write(path: str | os.PathLike[str], text: str) -> None:

@@ -1,9 +1,40 @@
-"""Numbers as people read them: bytes, seconds, counts.
+"""Numbers and places as people read them: bytes, seconds, counts, lines.
 
 Owns the choice of unit; the numbers are others'.
 """
 
 from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from neurenix.compiler.hlo import SourceLine
+from neurenix.compiler.source import is_library
+
+KIND_NAMES = {
+    "compute": "the matrix unit",
+    "vector": "vector work",
+    "hbm": "HBM",
+    "overhead": "overhead of small operations",
+    "ici": "ICI",
+    "dcn": "DCN",
+    "host": "the host",
+}
+
+
+def source_text(source: SourceLine | None) -> str:
+    """Return a place in a program, its path shortened to what is needed.
+
+    Example:
+        >>> source_text(SourceLine("/home/me/train.py", 7)), source_text(None)
+        ('/home/me/train.py:7', '')
+    """
+    if source is None:
+        return ""
+    if is_library(source.file):
+        return f"inside {'/'.join(Path(source.file).parts[-3:])}:{source.line}"
+    below = source.file.startswith(os.getcwd() + os.sep)
+    return f"{os.path.relpath(source.file) if below else source.file}:{source.line}"
 
 
 def bytes_text(count: float) -> str:
