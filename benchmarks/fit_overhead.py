@@ -135,7 +135,9 @@ def main() -> None:
                 "torch": torch_loop(name, x, y, steps),
             }
         seconds = rounds(contenders, count=options.rounds)
-        host = {key: min(host_seconds(contenders[key]) for _ in range(5)) for key in ("fit", "hand")}
+        host = {
+            key: min(host_seconds(contenders[key]) for _ in range(5)) for key in ("fit", "hand")
+        }
         figures = {f"fit_over_{other}": ratio(seconds, "fit", other) for other in seconds}
         figures.pop("fit_over_fit")
         report(

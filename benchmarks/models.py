@@ -17,6 +17,7 @@ class MLP(nnx.Module):
         self.layers = nnx.List([nnx.Linear(a, b, rngs=rngs) for a, b in pairs])
 
     def __call__(self, x: Any) -> Any:
+        """Return logits or, for a block, its output."""
         for layer in self.layers[:-1]:
             x = nnx.relu(layer(x))
         return self.layers[-1](x)
@@ -33,6 +34,7 @@ class DigitsCNN(nnx.Module):
         self.d = nnx.Linear(128, 10, rngs=rngs)
 
     def __call__(self, x: Any) -> Any:
+        """Return logits or, for a block, its output."""
         x = nnx.relu(self.b(nnx.relu(self.a(x))))
         x = nnx.max_pool(x, (2, 2), (2, 2)).reshape(len(x), -1)
         return self.d(nnx.relu(self.c(x)))
@@ -48,6 +50,7 @@ class Block(nnx.Module):
         self.down = nnx.Linear(4 * width, width, rngs=rngs)
 
     def __call__(self, x: Any) -> Any:
+        """Return logits or, for a block, its output."""
         x = x + self.attention(self.norm_a(x))
         return x + self.down(nnx.gelu(self.up(self.norm_b(x))))
 
@@ -62,6 +65,7 @@ class Transformer(nnx.Module):
         self.head = nnx.Linear(width, 10, rngs=rngs)
 
     def __call__(self, tokens: Any) -> Any:
+        """Return logits or, for a block, its output."""
         x = self.embed(tokens)
         for block in self.blocks:
             x = block(x)

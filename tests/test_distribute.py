@@ -10,7 +10,6 @@ import numpy as np
 import optax
 import pytest
 from flax import nnx
-from train_helpers import MLP, Noisy, assert_same_weights, classification, hand_written
 
 import neurenix as nx
 from neurenix.distribute import (
@@ -22,6 +21,7 @@ from neurenix.distribute import (
     compute_average_loss,
     get_replica_context,
 )
+from train_helpers import MLP, Noisy, assert_same_weights, classification, hand_written
 
 pytestmark = pytest.mark.cpu8
 
@@ -114,9 +114,7 @@ def test_a_replica_loop_gives_the_weights_of_the_global_batch(strategy: TPUStrat
     for batch in dealt:
         assert isinstance(batch, PerReplica)
         losses.append(
-            strategy.run(
-                replica_step, args=(model, optimizer, batch), kwargs={"global_batch": 32}
-            )
+            strategy.run(replica_step, args=(model, optimizer, batch), kwargs={"global_batch": 32})
         )
     assert len(losses) == 2 and optimizer.step == 2
     assert_same_weights(model, expected, rtol=1e-4, atol=1e-6)

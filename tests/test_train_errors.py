@@ -10,11 +10,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
-from train_helpers import MLP, assert_same_weights, classification
 
 import neurenix as nx
 from neurenix._recompilation import RecompilationWarning
 from neurenix.train import FitOptions, Trainer, TrainOptions
+from train_helpers import MLP, assert_same_weights, classification
 
 pytestmark = pytest.mark.cpu8
 

@@ -10,10 +10,10 @@ import numpy as np
 import optax
 import pytest
 from flax import nnx
-from train_helpers import MLP, Noisy, assert_same_weights, classification, hand_written, weights_of
 
 import neurenix as nx
 from neurenix.train import FitOptions, Trainer, TrainOptions
+from train_helpers import MLP, Noisy, assert_same_weights, classification, hand_written, weights_of
 
 pytestmark = pytest.mark.cpu8
 
@@ -61,9 +61,7 @@ def test_one_compile_each_of_training_and_evaluation(
     replicas: int, examples: int, per_call: int
 ) -> None:
     x, y = classification(examples)
-    options = TrainOptions(
-        steps_per_execution=per_call, strategy=strategies()[replicas == 8]
-    )
+    options = TrainOptions(steps_per_execution=per_call, strategy=strategies()[replicas == 8])
     trainer = Trainer(Noisy(), loss=LOSS, metrics=["accuracy"], options=options)
     compiled: list[str] = []
 
@@ -95,7 +93,7 @@ def test_many_steps_in_one_call_give_the_weights_of_single_steps(
         # SGD: Adam makes noise of the bias before a BatchNorm, whose gradient is 0 but for rounding
         trainer = Trainer(module, optimizer="sgd", loss=LOSS, options=options)
         trainer.fit(x, y, epochs=2, batch_size=16, steps_per_epoch=steps)
-        assert trainer._steps_made == 2 * steps
+        assert trainer.steps_made == 2 * steps
         modules.append(module)
     assert_same_weights(*modules, rtol=1e-5, atol=1e-6)
 

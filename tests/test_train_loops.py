@@ -11,10 +11,10 @@ import numpy as np
 import optax
 import pytest
 from flax import nnx
-from train_helpers import MLP, Noisy, assert_same_weights, classification, hand_written
 
 import neurenix as nx
 from neurenix._recompilation import RecompilationWarning
+from train_helpers import MLP, Noisy, assert_same_weights, classification, hand_written
 
 pytestmark = pytest.mark.cpu8
 

@@ -17,7 +17,7 @@ from neurenix._binding import Bindings, Structure, is_module
 from neurenix._core.errors import RecompilationError
 from neurenix._nnx import nnx
 from neurenix._recompilation import RecompilationWatch
-from neurenix.distribute.mesh import DATA_AXIS, place, replicated, replicas_of
+from neurenix.distribute.mesh import DATA_AXIS, place, replicas_of, replicated
 from neurenix.distribute.replica import enter_replica
 from neurenix.distribute.values import PerReplica
 
@@ -104,7 +104,8 @@ class ReplicatedFunction:
         for position, module in zip(positions, modules, strict=True):
             everything[position] = module
         with enter_replica(replicas_of(self._mesh)):
-            out = self._function(*everything[:num_args], **dict(zip(names, everything[num_args:])))
+            named = dict(zip(names, everything[num_args:], strict=True))
+            out = self._function(*everything[:num_args], **named)
         for variable, key in kept:
             variable.set_value(key)
         out = jax.tree.map(lambda x: jax.numpy.asarray(x)[None], out)

@@ -55,6 +55,7 @@ class FlatFunction:
         return jax.tree.unflatten(self._treedef, leaves)
 
     def __call__(self, leaves: list[Any], *rest: Any) -> tuple[list[Any], Any]:
+        """Return the state's leaves after the call, and what else the function returns."""
         result = self._jitted(leaves, *rest)
         if self.compilations != self._reported:
             self._reported = self.compilations

@@ -71,3 +71,7 @@ class FitOptions:
     initial_epoch: int = 0
     validation_steps: int | None = None
     validation_batch_size: int | None = None
+
+
+DEFAULT_TRAIN_OPTIONS = TrainOptions()
+DEFAULT_FIT_OPTIONS = FitOptions()

@@ -60,9 +60,7 @@ def describe_step(
         return _unwrapped(after, keys), logs
 
     roles = leaf_roles(state) + ("batch",) * len(jax.tree.leaves(batch))
-    return StepProgram(
-        function, _on(raw, replicated(mesh)), _on(batch, batch_sharded(mesh)), roles
-    )
+    return StepProgram(function, _on(raw, replicated(mesh)), _on(batch, batch_sharded(mesh)), roles)
 
 
 def _unwrapped(tree: Any, keys: Any) -> Any:

@@ -170,9 +170,7 @@ class StepDefinition:
         model_state, gradients, loss, weight = carry
         scale = 1.0 / jnp.maximum(weight, _TINY)
         gradients = jax.tree.map(lambda g: g * scale.astype(g.dtype), gradients)
-        prediction = jax.tree.map(
-            lambda p: p.swapaxes(0, 1).reshape(-1, *p.shape[2:]), predictions
-        )
+        prediction = jax.tree.map(lambda p: p.swapaxes(0, 1).reshape(-1, *p.shape[2:]), predictions)
         return loss * scale, weight, prediction, model_state, gradients
 
     def _forward(

@@ -1,41 +1,45 @@
 """``Trainer``: fit, evaluate and predict for any NNX module.
 
-Owns the order of things in a run: epochs, validation, callbacks, and what holds when it ends
-early. It does not own the step (``step.py``), the inner loop (``loop.py``) or the data
-(``feed.py``).
+Owns the user's interface, what a trainer keeps between calls, and the checks before anything is
+compiled. It does not own the order of things in a run (``run.py``), the step (``step.py``) or the
+data (``feed.py``).
 """
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from neurenix import losses, metrics, optim
+from neurenix import losses, optim
 from neurenix._core.errors import (
     ArgumentError,
     ArgumentTypeError,
     NotCompiledError,
-    TrainingDivergedError,
 )
 from neurenix._nnx import nnx
 from neurenix.compiler import intercept
 from neurenix.distribute import Strategy, get_strategy
 from neurenix.distribute.strategy import strategy_for
-from neurenix.train.batch import Batch, as_batch, num_examples
-from neurenix.train.callbacks import Callback, TerminateOnNaN
+from neurenix.metrics import get as get_metric
+from neurenix.train.batch import Batch
+from neurenix.train.callbacks import Callback
 from neurenix.train.compiled import CompiledEvaluation, CompiledStep
-from neurenix.train.diagnosis import explain
 from neurenix.train.feed import Feed, make_dataset
 from neurenix.train.history import History
-from neurenix.train.loop import Diverged, EpochRun, to_devices
-from neurenix.train.options import FitOptions, TrainOptions
+from neurenix.train.loop import to_devices
+from neurenix.train.options import (
+    DEFAULT_FIT_OPTIONS,
+    DEFAULT_TRAIN_OPTIONS,
+    FitOptions,
+    TrainOptions,
+)
 from neurenix.train.program import StepProgram, describe_step
-from neurenix.train.progress import Progress, make_progress
+from neurenix.train.progress import make_progress
+from neurenix.train.run import Run
 from neurenix.train.split import ModuleSplit
 from neurenix.train.state import TrainState, counters
 from neurenix.train.step import StepDefinition, bind_metrics
@@ -71,7 +75,7 @@ class Trainer:
         optimizer: Any = "adam",
         loss: Any = None,
         metrics: Sequence[Any] = (),
-        options: TrainOptions = TrainOptions(),
+        options: TrainOptions = DEFAULT_TRAIN_OPTIONS,
     ) -> None:
         if not isinstance(module, nnx.Module):
             raise ArgumentTypeError(
@@ -83,13 +87,13 @@ class Trainer:
         self._base_learning_rate = optim.learning_rate_of(optimizer)
         self._optimizer = optim.get(optimizer)
         self._loss = None if loss is None else losses.get(loss)
-        self._metrics = [_metric(metric) for metric in _listed(metrics)]
+        self._metrics = [get_metric(metric) for metric in _listed(metrics)]
         self._strategy = options.strategy or get_strategy()
         self._definition: StepDefinition | None = None
         self._evaluation: CompiledEvaluation | None = None
         self._step: CompiledStep | None = None
         self._optimizer_state: Any = None
-        self._steps_made = 0
+        self.steps_made = 0
         self._learning_rate_scale = 1.0
 
     @property
@@ -118,7 +122,7 @@ class Trainer:
         steps_per_epoch: int | None = None,
         validation_data: Any = None,
         callbacks: Iterable[Callback] = (),
-        options: FitOptions = FitOptions(),
+        options: FitOptions = DEFAULT_FIT_OPTIONS,
     ) -> History:
         """Train the module.
 
@@ -145,7 +149,7 @@ class Trainer:
             NotCompiledError: the trainer has no loss.
         """
         _check_counts(epochs=epochs, steps_per_epoch=steps_per_epoch, batch_size=batch_size)
-        self._defined()
+        self.defined()
         strategy = self.strategy
         dataset = make_dataset(x, y, options.sample_weight, batch_size, shuffle=options.shuffle)
         feed = Feed(
@@ -157,7 +161,7 @@ class Trainer:
         for callback in callbacks:
             callback.trainer = self
         step = self._compiled_step(definition, steps or feed.steps, strategy)
-        run = _Run(self, step, feed, callbacks, make_progress(options.verbose))
+        run = Run(self, step, feed, callbacks, make_progress(options.verbose))
         spec = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), feed.first)
         intercept.first_step(self, spec.x, spec.y)
         validate = self._validator(validation_data, batch_size or feed.batch_size, options)
@@ -190,7 +194,7 @@ class Trainer:
         if steps is None and feed.steps is None and getattr(dataset, "batch_size", None):
             raise ArgumentError("evaluate: the data never ends; say how many steps.")
         definition = self._prepare(feed.first)
-        model = self._on_devices(definition.model.read())
+        model = self.on_devices(definition.model.read())
         return self._evaluate(definition, model, feed, steps)
 
     def predict(self, x: Any, *, batch_size: int | None = None, steps: int | None = None) -> Any:
@@ -205,8 +209,8 @@ class Trainer:
         feed = Feed(dataset, replicas=self.strategy.num_replicas_in_sync, weighted=True)
         if steps is None and feed.steps is None and getattr(dataset, "batch_size", None):
             raise ArgumentError("predict: the data never ends; say how many steps.")
-        definition = self._defined()
-        model = self._on_devices(definition.model.read())
+        definition = self.defined()
+        model = self.on_devices(definition.model.read())
         compiled = self._compiled_evaluation(definition)
         outputs = []
         for chunk in feed.chunks(steps, 1):
@@ -223,10 +227,10 @@ class Trainer:
             x: ``jax.ShapeDtypeStruct`` (or a tree) of the inputs of one global batch.
             y: the same of the targets; by default what the loss takes.
         """
-        definition = self._defined()
+        definition = self.defined()
         if y is None:
             y = self._loss_needed().target_spec(self._output_spec(definition, x))
-        values, first = bind_metrics([_fresh(metric) for metric in self._metrics])
+        values, first = bind_metrics([get_metric(metric) for metric in self._metrics])
         del values
         return describe_step(definition, definition.model.read(), first, Batch(x, y), mesh)
 
@@ -253,7 +257,7 @@ class Trainer:
                 "The learning rate of an optax transformation cannot be read or set. Use an "
                 "optimizer of nx.optim, or put a schedule into the transformation."
             )
-        return float(base(self._steps_made)) if callable(base) else float(base)
+        return float(base(self.steps_made)) if callable(base) else float(base)
 
     def _loss_needed(self) -> losses.Loss:
         if self._loss is None:
@@ -263,11 +267,11 @@ class Trainer:
             )
         return self._loss
 
-    def _defined(self) -> StepDefinition:
+    def defined(self) -> StepDefinition:
         """Return the step definition, made anew when the module's structure has changed."""
         split = ModuleSplit(self.module)
         if self._definition is None or not split.same_structure(self._definition.model):
-            structure, _ = bind_metrics([_fresh(metric) for metric in self._metrics])
+            structure, _ = bind_metrics([get_metric(metric) for metric in self._metrics])
             self._definition = StepDefinition(
                 model=split,
                 loss=self._loss or losses.get("mse"),
@@ -283,7 +287,7 @@ class Trainer:
     def _prepare(self, first: Batch) -> StepDefinition:
         """Check one batch against model and loss, before anything is compiled."""
         loss = self._loss_needed()
-        definition = self._defined()
+        definition = self.defined()
         if first.y is None:
             raise ArgumentError(
                 "There are no targets: give y, or batches of (x, y), or dicts with a 'label'."
@@ -298,7 +302,8 @@ class Trainer:
     def _output_spec(self, definition: StepDefinition, x: Any) -> Any:
         return jax.eval_shape(definition.predict, definition.model.read(), x)
 
-    def _check(self, batch: Batch, steps: int) -> None:
+    def check_labels(self, batch: Batch, steps: int) -> None:
+        """Check the targets of a host batch, of ``steps`` batches stacked, against the loss."""
         y = batch.y
         if self._output_shape is None or not isinstance(y, np.ndarray):
             return
@@ -333,12 +338,13 @@ class Trainer:
             self._evaluation = CompiledEvaluation(definition, sharding)
         return self._evaluation
 
-    def _on_devices(self, tree: Any) -> Any:
+    def on_devices(self, tree: Any) -> Any:
+        """Put a tree of arrays where the strategy keeps state."""
         return jax.device_put(tree, self.strategy.state_sharding)
 
-    def _initial_state(self, definition: StepDefinition) -> TrainState:
+    def initial_state(self, definition: StepDefinition) -> TrainState:
         """Return the state to train on, in buffers that nobody else holds."""
-        own = self._on_devices(jax.tree.map(jnp.copy, definition.model.read()))
+        own = self.on_devices(jax.tree.map(jnp.copy, definition.model.read()))
         definition.model.write(*own)
         parameters, model_state = own
         if self._optimizer_state is None:
@@ -346,16 +352,16 @@ class Trainer:
         return TrainState(
             parameters=parameters,
             model_state=model_state,
-            optimizer=self._on_devices(jax.tree.map(jnp.copy, self._optimizer_state)),
-            **self._epoch_start(definition),
-            step=self._on_devices(jnp.int32(self._steps_made)),
-            diverged_at=self._on_devices(counters()["diverged_at"]),
+            optimizer=self.on_devices(jax.tree.map(jnp.copy, self._optimizer_state)),
+            **self.epoch_start(definition),
+            step=self.on_devices(jnp.int32(self.steps_made)),
+            diverged_at=self.on_devices(counters()["diverged_at"]),
         )
 
-    def _epoch_start(self, definition: StepDefinition) -> dict[str, Any]:
+    def epoch_start(self, definition: StepDefinition) -> dict[str, Any]:
         """Return the fields of the state that begin anew with every epoch."""
-        _, first = bind_metrics([_fresh(metric) for metric in self._metrics])
-        return self._on_devices(
+        _, first = bind_metrics([get_metric(metric) for metric in self._metrics])
+        return self.on_devices(
             {
                 "metrics": jax.tree.map(jnp.copy, first),
                 "totals": counters()["totals"],
@@ -363,7 +369,7 @@ class Trainer:
             }
         )
 
-    def _keep(self, definition: StepDefinition, state: TrainState) -> None:
+    def keep(self, definition: StepDefinition, state: TrainState) -> None:
         """Make the module and the trainer hold the state's arrays."""
         definition.model.write(state.parameters, state.model_state)
         self._optimizer_state = state.optimizer
@@ -392,156 +398,21 @@ class Trainer:
         self, definition: StepDefinition, model: Any, feed: Feed, steps: int | None
     ) -> dict[str, float]:
         compiled = self._compiled_evaluation(definition).evaluate
-        start = self._epoch_start(definition)
+        start = self.epoch_start(definition)
         leaves, logs = compiled.flatten((start["totals"], start["metrics"])), None
         for chunk in feed.chunks(steps, 1):
-            self._check(chunk.batch, 1)
+            self.check_labels(chunk.batch, 1)
             batch = to_devices(chunk.batch, self.strategy, stacked=False)
             leaves, logs = compiled(leaves, model, batch)
         feed.rewind()
         return dict(zip(definition.log_names, map(float, np.asarray(logs)[1:]), strict=True))
 
 
-class _Run:
-    """One call of ``fit``: what it needs in every epoch."""
-
-    def __init__(
-        self,
-        trainer: Trainer,
-        step: CompiledStep,
-        feed: Feed,
-        callbacks: list[Callback],
-        progress: Progress,
-    ) -> None:
-        self._trainer, self._step, self._feed = trainer, step, feed
-        self._callbacks, self._progress = callbacks, progress
-        self._definition = trainer._defined()
-        self._leaves = step.train.flatten(trainer._initial_state(self._definition))
-        looks = [c for c in callbacks if _overrides(c, "on_train_batch_end")]
-        self._epoch_run = EpochRun(
-            step,
-            trainer.strategy,
-            self._definition.log_names,
-            progress,
-            self._batch_end if looks else None,
-            trainer._check,
-        )
-        self._looks = looks
-
-    def epochs(
-        self, first: int, last: int, steps: int | None, validate: Callable[..., Any] | None
-    ) -> History:
-        """Run the epochs and return their numbers."""
-        trainer, history = self._trainer, History()
-        trainer.stop_training = False
-        try:
-            self._call("on_train_begin")
-            for epoch in range(first, last):
-                logs = self._epoch(epoch, last, steps, validate)
-                if logs is None:
-                    break
-                history.append(epoch, logs)
-                self._call("on_epoch_end", epoch, logs)
-                self._take_over()
-                if trainer.stop_training:
-                    break
-        finally:
-            self._progress.close()
-            self._sync()
-            self._call("on_train_end")
-        return history
-
-    def _epoch(
-        self, epoch: int, last: int, steps: int | None, validate: Callable[..., Any] | None
-    ) -> dict[str, float] | None:
-        trainer, feed = self._trainer, self._feed
-        self._call("on_epoch_begin", epoch)
-        state = self._state()._replace(**trainer._epoch_start(self._definition))
-        self._leaves = self._step.train.flatten(state)
-        self._progress.begin_epoch(epoch, last, steps or feed.steps)
-        began = time.perf_counter()
-        try:
-            chunks = feed.chunks(steps, self._step.steps)
-            logs, made = self._epoch_run.run(self._leaves, chunks, self._hold)
-        except Diverged as diverged:
-            self._diverged(diverged, epoch)
-            return None
-        trainer._steps_made += made
-        self._sync()
-        if validate is not None and not trainer.stop_training:
-            logs |= validate(self._definition, self._state())
-        self._progress.end_epoch(logs, time.perf_counter() - began)
-        return logs
-
-    def _diverged(self, diverged: Diverged, epoch: int) -> None:
-        state = self._state()
-        if any(isinstance(callback, TerminateOnNaN) for callback in self._callbacks):
-            self._trainer.stop_training = True
-            return
-        step, batch = int(state.diverged_at), diverged.chunk.batch
-        if self._step.steps > 1:
-            inside = (step - self._trainer._steps_made) % self._step.steps
-            batch = jax.tree.map(lambda leaf: leaf[inside], batch)
-        where = explain(self._definition, jax.tree.map(np.asarray, state), batch)
-        raise TrainingDivergedError(
-            f"The loss or a gradient is not finite at step {step} (epoch {epoch + 1}). {where} "
-            "The model keeps the weights of before that step. Lower the learning rate, clip "
-            "gradients (clip_norm=1.0), or look at the data of that batch."
-        )
-
-    def _hold(self, leaves: list[Any]) -> None:
-        self._leaves = leaves
-
-    def _state(self) -> TrainState:
-        return self._step.train.unflatten(self._leaves)
-
-    def _sync(self) -> None:
-        self._trainer._keep(self._definition, self._state())
-
-    def _take_over(self) -> None:
-        """Take over the arrays that a callback has set in the module, as copies."""
-        state, model = self._state(), self._definition.model
-
-        def own(now: jax.Array, held: jax.Array) -> jax.Array:
-            return held if now is held else self._trainer._on_devices(jnp.copy(now))
-
-        held = state.parameters, state.model_state
-        parameters, model_state = jax.tree.map(own, model.read(constants=held[1]), held)
-        state = state._replace(parameters=parameters, model_state=model_state)
-        self._leaves = self._step.train.flatten(state)
-
-    def _batch_end(self, step: int, leaves: list[Any], logs: Mapping[str, float]) -> bool:
-        self._leaves = leaves
-        self._sync()
-        for callback in self._looks:
-            callback.on_train_batch_end(step, logs)
-        return self._trainer.stop_training
-
-    def _call(self, moment: str, *args: Any) -> None:
-        for callback in self._callbacks:
-            getattr(callback, moment)(*args)
-
-
-def _overrides(callback: Callback, name: str) -> bool:
-    return name in vars(callback) or getattr(type(callback), name) is not getattr(Callback, name)
-
-
 def _listed(value: Any) -> list[Any]:
     return [value] if isinstance(value, str) or not isinstance(value, Sequence) else list(value)
-
-
-def _metric(metric: Any) -> Any:
-    return metrics.get(metric)
-
-
-def _fresh(metric: Any) -> Any:
-    return metrics.get(metric)
 
 
 def _check_counts(**counts: int | None) -> None:
     for name, value in counts.items():
         if value is not None and (not isinstance(value, int) or value < 1):
             raise ArgumentError(f"{name} must be a whole number from 1, got {value!r}.")
-
-
-__all__ = ["Trainer", "as_batch", "num_examples"]

@@ -54,6 +54,7 @@ class CompiledFunction:
         self._compiled = jax.jit(program, static_argnums=0, donate_argnums=1 if donate else ())
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the function; modules among ``args`` are updated in place."""
         if self._steps is not None:
             args = self._with_batches(args)
         positions = tuple([i for i, value in enumerate(args) if is_module(value)])
@@ -101,7 +102,7 @@ class CompiledFunction:
         for index, leaf in enumerate(leaves):
             if not isinstance(leaf, jax.Array) or isinstance(leaf, jax.core.Tracer):
                 continue
-            if getattr(leaf, "weak_type", False):  # a step returns it without, and would be compiled once more
+            if getattr(leaf, "weak_type", False):  # a step returns it strong: one compile more
                 leaf = jax.lax.convert_element_type(leaf, leaf.dtype)
             if id(leaf) in seen and self._donate:
                 leaf = leaf.copy()

@@ -1,0 +1,152 @@
+"""One call of ``fit``: epochs, validation, callbacks, and what holds when it ends early.
+
+Owns the order of things in a run, and that the module holds valid weights whenever somebody may
+look. It does not own the inner loop (``loop.py``).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from neurenix._core.errors import TrainingDivergedError
+from neurenix.train.callbacks import Callback, TerminateOnNaN
+from neurenix.train.compiled import CompiledStep
+from neurenix.train.diagnosis import explain
+from neurenix.train.feed import Feed
+from neurenix.train.history import History
+from neurenix.train.loop import Diverged, EpochRun
+from neurenix.train.progress import Progress
+from neurenix.train.state import TrainState
+
+if TYPE_CHECKING:
+    from neurenix.train.trainer import Trainer
+
+
+class Run:
+    """One call of ``fit``: what it needs in every epoch."""
+
+    def __init__(
+        self,
+        trainer: Trainer,
+        step: CompiledStep,
+        feed: Feed,
+        callbacks: list[Callback],
+        progress: Progress,
+    ) -> None:
+        self._trainer, self._step, self._feed = trainer, step, feed
+        self._callbacks, self._progress = callbacks, progress
+        self._definition = trainer.defined()
+        self._leaves = step.train.flatten(trainer.initial_state(self._definition))
+        looks = [c for c in callbacks if _overrides(c, "on_train_batch_end")]
+        self._epoch_run = EpochRun(
+            step,
+            trainer.strategy,
+            self._definition.log_names,
+            progress,
+            self._batch_end if looks else None,
+            trainer.check_labels,
+        )
+        self._looks = looks
+
+    def epochs(
+        self, first: int, last: int, steps: int | None, validate: Callable[..., Any] | None
+    ) -> History:
+        """Run the epochs and return their numbers."""
+        trainer, history = self._trainer, History()
+        trainer.stop_training = False
+        try:
+            self._call("on_train_begin")
+            for epoch in range(first, last):
+                logs = self._epoch(epoch, last, steps, validate)
+                if logs is None:
+                    break
+                history.append(epoch, logs)
+                self._call("on_epoch_end", epoch, logs)
+                self._take_over()
+                if trainer.stop_training:
+                    break
+        finally:
+            self._progress.close()
+            self._sync()
+            self._call("on_train_end")
+        return history
+
+    def _epoch(
+        self, epoch: int, last: int, steps: int | None, validate: Callable[..., Any] | None
+    ) -> dict[str, float] | None:
+        trainer, feed = self._trainer, self._feed
+        self._call("on_epoch_begin", epoch)
+        state = self._state()._replace(**trainer.epoch_start(self._definition))
+        self._leaves = self._step.train.flatten(state)
+        self._progress.begin_epoch(epoch, last, steps or feed.steps)
+        began = time.perf_counter()
+        try:
+            chunks = feed.chunks(steps, self._step.steps)
+            logs, made = self._epoch_run.run(self._leaves, chunks, self._hold)
+        except Diverged as diverged:
+            self._diverged(diverged, epoch)
+            return None
+        trainer.steps_made += made
+        self._sync()
+        if validate is not None and not trainer.stop_training:
+            logs |= validate(self._definition, self._state())
+        self._progress.end_epoch(logs, time.perf_counter() - began)
+        return logs
+
+    def _diverged(self, diverged: Diverged, epoch: int) -> None:
+        state = self._state()
+        if any(isinstance(callback, TerminateOnNaN) for callback in self._callbacks):
+            self._trainer.stop_training = True
+            return
+        step, batch = int(state.diverged_at), diverged.chunk.batch
+        if self._step.steps > 1:
+            inside = (step - self._trainer.steps_made) % self._step.steps
+            batch = jax.tree.map(lambda leaf: leaf[inside], batch)
+        where = explain(self._definition, jax.tree.map(np.asarray, state), batch)
+        raise TrainingDivergedError(
+            f"The loss or a gradient is not finite at step {step} (epoch {epoch + 1}). {where} "
+            "The model keeps the weights of before that step. Lower the learning rate, clip "
+            "gradients (clip_norm=1.0), or look at the data of that batch."
+        )
+
+    def _hold(self, leaves: list[Any]) -> None:
+        self._leaves = leaves
+
+    def _state(self) -> TrainState:
+        return self._step.train.unflatten(self._leaves)
+
+    def _sync(self) -> None:
+        self._trainer.keep(self._definition, self._state())
+
+    def _take_over(self) -> None:
+        """Take over the arrays that a callback has set in the module, as copies."""
+        state, model = self._state(), self._definition.model
+
+        def own(now: jax.Array, held: jax.Array) -> jax.Array:
+            return held if now is held else self._trainer.on_devices(jnp.copy(now))
+
+        held = state.parameters, state.model_state
+        parameters, model_state = jax.tree.map(own, model.read(constants=held[1]), held)
+        state = state._replace(parameters=parameters, model_state=model_state)
+        self._leaves = self._step.train.flatten(state)
+
+    def _batch_end(self, step: int, leaves: list[Any], logs: Mapping[str, float]) -> bool:
+        self._leaves = leaves
+        self._sync()
+        for callback in self._looks:
+            callback.on_train_batch_end(step, logs)
+        return self._trainer.stop_training
+
+    def _call(self, moment: str, *args: Any) -> None:
+        for callback in self._callbacks:
+            getattr(callback, moment)(*args)
+
+
+def _overrides(callback: Callback, name: str) -> bool:
+    return name in vars(callback) or getattr(type(callback), name) is not getattr(Callback, name)
