@@ -234,7 +234,9 @@ class Report:
         lines += self._finding_lines(5)
         lines += [f"  note: {note}" for note in self._analysis.notes]
         if time is not None:
-            lines.append(f"  Times are estimates, from {time.basis}; nothing ran on a TPU.")
+            lines.append(
+                f"  Times are estimates, calibrated on {time.basis}; nothing ran on a TPU."
+            )
         return "\n".join(lines)
 
     def _rates(self) -> str:
