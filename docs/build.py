@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import warnings
 from pathlib import Path
 
 import pdoc
@@ -15,6 +16,8 @@ def main(folder: Path) -> None:
     # Public names are imported when first used; pdoc shows what it finds in the module.
     names = [name for name in neurenix.__all__ if getattr(neurenix, name) is not None]
     folder.mkdir(parents=True, exist_ok=True)
+    # It cannot evaluate annotations that flax and dataclasses write into other modules.
+    warnings.filterwarnings("ignore", message="Error parsing type annotation", module="pdoc")
     pdoc.render.configure(docformat="google", search=True)
     pdoc.pdoc("neurenix", output_directory=folder)
     page = folder / "neurenix.html"
