@@ -1,4 +1,4 @@
-"""What every test runs on: a simulated v5e-8, strict dtype promotion, one order of random numbers.
+"""What every test runs on: a simulated v5e-8, and one order of random numbers.
 
 Tests that must see a process before anything started do so in a subprocess of their own, with
 ``run_python``.

@@ -99,7 +99,7 @@ class MissingExtraError(NeurenixError, ImportError):
 
     def __init__(self, package: str, extra: str, purpose: str) -> None:
         super().__init__(
-            f'{purpose} needs the package {package!r}, which is not installed. '
+            f"{purpose} needs the package {package!r}, which is not installed. "
             f'Install it with: pip install "neurenix[{extra}]"'
         )
 
