@@ -28,7 +28,7 @@ import neurenix as nx
 from neurenix.train import Trainer, TrainOptions
 
 BATCH = {"mlp": 256, "cnn": 200, "transformer": 32, "tiny": 32}
-STEPS = {"mlp": 12, "cnn": 40, "transformer": 12, "tiny": 1000}
+STEPS = {"mlp": 40, "cnn": 100, "transformer": 40, "tiny": 2000}
 
 
 def hand_written(name: str, x: np.ndarray, y: np.ndarray, steps: int) -> Callable[[], None]:

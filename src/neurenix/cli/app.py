@@ -15,13 +15,13 @@ import typer
 from neurenix._core.errors import NeurenixError
 from neurenix.cli.devices import devices
 from neurenix.cli.env import env
+from neurenix.cli.preflight import preflight
 from neurenix.cli.run import run
 
-_COMMANDS: tuple[Callable[..., None], ...] = (devices, run, env)
+_COMMANDS: tuple[Callable[..., None], ...] = (devices, run, preflight, env)
 # Everything after the script belongs to the script.
-_SETTINGS: dict[str, dict[str, Any]] = {
-    "run": {"allow_interspersed_args": False, "ignore_unknown_options": True}
-}
+_OF_A_SCRIPT = {"allow_interspersed_args": False, "ignore_unknown_options": True}
+_SETTINGS: dict[str, dict[str, Any]] = {"run": _OF_A_SCRIPT, "preflight": _OF_A_SCRIPT}
 
 app = typer.Typer(
     name="neurenix",

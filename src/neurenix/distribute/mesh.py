@@ -6,6 +6,7 @@ Owns the names of the mesh axes and the placement of whole trees. It does not ow
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import jax
@@ -33,6 +34,17 @@ def batch_sharded(mesh: Mesh | AbstractMesh, *, leading: int = 0) -> NamedShardi
 def replicas_of(mesh: Mesh | AbstractMesh) -> int:
     """Return the number of shares that a batch is split into."""
     return mesh.shape[DATA_AXIS]
+
+
+def known_mesh(sharding: jax.sharding.Sharding | None) -> AbstractContextManager[Any]:
+    """Let code that is traced inside see the mesh of ``sharding``, if it has one.
+
+    A kernel that XLA cannot divide by itself, such as a TPU's attention, is used only where the
+    mesh is known: it then divides its work over it.
+    """
+    if isinstance(sharding, NamedSharding):
+        return jax.sharding.use_abstract_mesh(sharding.mesh.abstract_mesh)
+    return nullcontext()
 
 
 def place(tree: Any, sharding: jax.sharding.Sharding) -> Any:

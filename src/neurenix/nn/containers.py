@@ -44,8 +44,10 @@ class Sequential(Module):
 
     def __call__(self, x: Any) -> Any:
         """Return the last layer's output."""
-        for layer in self.layers:
-            x = layer(x)
+        for number, layer in enumerate(self.layers):
+            # The name by which compiled programs, profiles and findings tell the layer.
+            with jax.named_scope(f"{getattr(layer, '__name__', type(layer).__name__)}_{number}"):
+                x = layer(x)
         return x
 
     def __len__(self) -> int:

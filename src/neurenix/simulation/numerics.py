@@ -20,14 +20,16 @@ from jax import lax
 from jax._src.interpreters import mlir
 from jax.extend.mlir.dialects import stablehlo
 
+from neurenix._cpu_convolution import channels_last
+
 _BFLOAT16_EXPONENT_BITS = 8
 _BFLOAT16_MANTISSA_BITS = 7
 
-_PRIMITIVES = (lax.dot_general_p, lax.conv_general_dilated_p)
-_exact = {
-    primitive: mlir._platform_specific_lowerings["cpu"].get(primitive) or mlir._lowerings[primitive]
-    for primitive in _PRIMITIVES
-}
+_dot = (
+    mlir._platform_specific_lowerings["cpu"].get(lax.dot_general_p)
+    or mlir._lowerings[lax.dot_general_p]
+)
+_exact = {lax.dot_general_p: _dot.rule, lax.conv_general_dilated_p: channels_last}
 
 
 def use_tpu_numerics(on: bool) -> None:
@@ -35,9 +37,8 @@ def use_tpu_numerics(on: bool) -> None:
 
     What JAX has compiled already stays as it is.
     """
-    for primitive, entry in _exact.items():
-        rule = _rounding(entry.rule) if on else entry.rule
-        mlir.register_lowering(primitive, rule, platform="cpu")
+    for primitive, exact in _exact.items():
+        mlir.register_lowering(primitive, _rounding(exact) if on else exact, platform="cpu")
 
 
 def _rounding(exact_rule: Callable[..., Any]) -> Callable[..., Any]:

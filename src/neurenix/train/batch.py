@@ -69,6 +69,9 @@ def num_examples(batch: Batch) -> int:
     Raises:
         DataError: inputs and targets have different numbers of examples, or there are none.
     """
+    shapes = [np.shape(leaf) for leaf in jax.tree.leaves(batch)]
+    if shapes and shapes[0] and shapes[0][0] and all(s[:1] == shapes[0][:1] for s in shapes):
+        return shapes[0][0]
     sizes = {}
     for path, leaf in jax.tree_util.tree_flatten_with_path(batch)[0]:
         shape = np.shape(leaf)

@@ -12,7 +12,9 @@ from typing import Any
 import jax
 from jax.sharding import NamedSharding, Sharding
 
+from neurenix._cpu_convolution import use_channels_last
 from neurenix._recompilation import RecompilationWatch
+from neurenix.distribute.mesh import known_mesh
 from neurenix.train.step import StepDefinition
 
 
@@ -37,6 +39,8 @@ class FlatFunction:
         self._treedef: Any = None
         self.compilations = 0
         self._reported = 0
+
+        use_channels_last()
 
         def program(leaves: list[Any], *rest: Any) -> tuple[list[Any], Any]:
             self.compilations += 1  # runs when JAX traces, which it does once for each program
@@ -63,7 +67,8 @@ class FlatFunction:
         return result
 
     def _flat(self, leaves: list[Any], *rest: Any) -> tuple[list[Any], Any]:
-        state, out = self._function(self.unflatten(leaves), *rest)
+        with known_mesh(self._sharding):
+            state, out = self._function(self.unflatten(leaves), *rest)
         after = jax.tree.leaves(state)
         if self._sharding is not None:
             after = [jax.lax.with_sharding_constraint(leaf, self._sharding) for leaf in after]

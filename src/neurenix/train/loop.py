@@ -18,7 +18,6 @@ from neurenix.distribute import Strategy
 from neurenix.train.batch import Batch
 from neurenix.train.compiled import CompiledStep
 from neurenix.train.feed import Chunk
-from neurenix.train.progress import Progress
 
 # Compiled calls that may wait for the device. More hides no more latency, and each holds its batch.
 MAX_IN_FLIGHT = 16
@@ -58,7 +57,6 @@ class EpochRun:
         step: the compiled step.
         strategy: where batches go.
         names: names of the entries of the logs.
-        progress: what shows them.
         on_batch_end: called with (optimizer steps so far in the epoch, leaves, logs), or None.
         check: called with every batch on the host.
     """
@@ -66,12 +64,15 @@ class EpochRun:
     step: CompiledStep
     strategy: Strategy
     names: tuple[str, ...]
-    progress: Progress
     on_batch_end: Callable[[int, list[Any], Mapping[str, float]], bool] | None
     check: Callable[[Batch, int], None]
 
     def run(
-        self, leaves: list[Any], chunks: Iterator[Chunk], keep: Callable[[list[Any]], None]
+        self,
+        leaves: list[Any],
+        chunks: Iterator[Chunk],
+        keep: Callable[[list[Any]], None],
+        show: Callable[[int, jax.Array, tuple[str, ...]], None],
     ) -> tuple[dict[str, float], int]:
         """Train on ``chunks``.
 
@@ -80,6 +81,7 @@ class EpochRun:
             chunks: the batches.
             keep: called with the state's leaves after every dispatch, so that they are not lost
                 when the epoch ends early.
+            show: called with the steps of every dispatch, the logs to come, and their names.
 
         Returns:
             the numbers of the epoch, and its optimizer steps.
@@ -100,7 +102,7 @@ class EpochRun:
             in_flight.append((logs, chunk))
             if len(in_flight) > MAX_IN_FLIGHT:
                 _look(*in_flight.popleft())
-            self.progress.advance(chunk.count, logs, self.names)
+            show(chunk.count, logs, self.names)
             if self.on_batch_end is not None:
                 if self.on_batch_end(done, leaves, LazyLogs(self.names, logs)):
                     break

@@ -13,7 +13,7 @@ from typing import Any
 import jax
 from jax.sharding import AbstractMesh, Mesh
 
-from neurenix.distribute.mesh import batch_sharded, replicated
+from neurenix.distribute.mesh import batch_sharded, known_mesh, replicated
 from neurenix.train.batch import Batch
 from neurenix.train.state import TrainState, leaf_roles
 from neurenix.train.step import StepDefinition
@@ -56,7 +56,8 @@ def describe_step(
             ),
             state, keys, implementations,
         )  # fmt: skip
-        after, logs = definition.train(wrapped, batch)
+        with known_mesh(replicated(mesh)):
+            after, logs = definition.train(wrapped, batch)
         return _unwrapped(after, keys), logs
 
     roles = leaf_roles(state) + ("batch",) * len(jax.tree.leaves(batch))

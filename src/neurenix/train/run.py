@@ -21,8 +21,9 @@ from neurenix.train.diagnosis import explain
 from neurenix.train.feed import Feed
 from neurenix.train.history import History
 from neurenix.train.loop import Diverged, EpochRun
-from neurenix.train.progress import Progress
+from neurenix.train.progress import Progress, make_progress
 from neurenix.train.state import TrainState
+from neurenix.train.step import StepDefinition
 
 if TYPE_CHECKING:
     from neurenix.train.trainer import Trainer
@@ -34,36 +35,40 @@ class Run:
     def __init__(
         self,
         trainer: Trainer,
+        definition: StepDefinition,
         step: CompiledStep,
         feed: Feed,
         callbacks: list[Callback],
-        progress: Progress,
     ) -> None:
-        self._trainer, self._step, self._feed = trainer, step, feed
-        self._callbacks, self._progress = callbacks, progress
-        self._definition = trainer.defined()
+        self._trainer, self._definition = trainer, definition
+        self._step, self._feed, self._callbacks = step, feed, callbacks
+        self._progress = Progress()
         self._leaves = step.train.flatten(trainer.initial_state(self._definition))
         looks = [c for c in callbacks if _overrides(c, "on_train_batch_end")]
         self._epoch_run = EpochRun(
             step,
             trainer.strategy,
             self._definition.log_names,
-            progress,
             self._batch_end if looks else None,
             trainer.check_labels,
         )
         self._looks = looks
 
     def epochs(
-        self, first: int, last: int, steps: int | None, validate: Callable[..., Any] | None
+        self,
+        epochs: range,
+        steps: int | None,
+        validate: Callable[..., dict[str, float]] | None,
+        verbose: bool | str,
     ) -> History:
         """Run the epochs and return their numbers."""
         trainer, history = self._trainer, History()
         trainer.stop_training = False
+        self._progress = make_progress(verbose)
         try:
             self._call("on_train_begin")
-            for epoch in range(first, last):
-                logs = self._epoch(epoch, last, steps, validate)
+            for epoch in epochs:
+                logs = self._epoch(epoch, epochs.stop, steps, validate)
                 if logs is None:
                     break
                 history.append(epoch, logs)
@@ -88,7 +93,9 @@ class Run:
         began = time.perf_counter()
         try:
             chunks = feed.chunks(steps, self._step.steps)
-            logs, made = self._epoch_run.run(self._leaves, chunks, self._hold)
+            logs, made = self._epoch_run.run(
+                self._leaves, chunks, self._hold, self._progress.advance
+            )
         except Diverged as diverged:
             self._diverged(diverged, epoch)
             return None
@@ -101,12 +108,13 @@ class Run:
 
     def _diverged(self, diverged: Diverged, epoch: int) -> None:
         state = self._state()
+        began, self._trainer.steps_made = self._trainer.steps_made, int(state.step)
         if any(isinstance(callback, TerminateOnNaN) for callback in self._callbacks):
             self._trainer.stop_training = True
             return
         step, batch = int(state.diverged_at), diverged.chunk.batch
         if self._step.steps > 1:
-            inside = (step - self._trainer.steps_made) % self._step.steps
+            inside = (step - began) % self._step.steps
             batch = jax.tree.map(lambda leaf: leaf[inside], batch)
         where = explain(self._definition, jax.tree.map(np.asarray, state), batch)
         raise TrainingDivergedError(

@@ -38,7 +38,6 @@ from neurenix.train.options import (
     TrainOptions,
 )
 from neurenix.train.program import StepProgram, describe_step
-from neurenix.train.progress import make_progress
 from neurenix.train.run import Run
 from neurenix.train.split import ModuleSplit
 from neurenix.train.state import TrainState, counters
@@ -93,6 +92,8 @@ class Trainer:
         self._evaluation: CompiledEvaluation | None = None
         self._step: CompiledStep | None = None
         self._optimizer_state: Any = None
+        self._output_specs: dict[Any, Any] = {}
+        self._output_shape: tuple[int, ...] | None = None
         self.steps_made = 0
         self._learning_rate_scale = 1.0
 
@@ -149,23 +150,23 @@ class Trainer:
             NotCompiledError: the trainer has no loss.
         """
         _check_counts(epochs=epochs, steps_per_epoch=steps_per_epoch, batch_size=batch_size)
-        self.defined()
+        definition = self.defined()
         strategy = self.strategy
         dataset = make_dataset(x, y, options.sample_weight, batch_size, shuffle=options.shuffle)
         feed = Feed(
             dataset, replicas=strategy.num_replicas_in_sync, class_weight=options.class_weight
         )
         steps = self._steps_of(feed, steps_per_epoch)
-        definition = self._prepare(feed.first)
+        self._prepare(definition, feed.first)
         callbacks = list(callbacks)
         for callback in callbacks:
             callback.trainer = self
         step = self._compiled_step(definition, steps or feed.steps, strategy)
-        run = Run(self, step, feed, callbacks, make_progress(options.verbose))
+        run = Run(self, definition, step, feed, callbacks)
         spec = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), feed.first)
         intercept.first_step(self, spec.x, spec.y)
         validate = self._validator(validation_data, batch_size or feed.batch_size, options)
-        return run.epochs(options.initial_epoch, epochs, steps, validate)
+        return run.epochs(range(options.initial_epoch, epochs), steps, validate, options.verbose)
 
     def evaluate(
         self,
@@ -193,7 +194,7 @@ class Trainer:
         feed = Feed(dataset, replicas=self.strategy.num_replicas_in_sync, weighted=True)
         if steps is None and feed.steps is None and getattr(dataset, "batch_size", None):
             raise ArgumentError("evaluate: the data never ends; say how many steps.")
-        definition = self._prepare(feed.first)
+        definition = self._prepare(self.defined(), feed.first)
         model = self.on_devices(definition.model.read())
         return self._evaluate(definition, model, feed, steps)
 
@@ -284,10 +285,9 @@ class Trainer:
             self._step = self._evaluation = self._optimizer_state = None
         return self._definition
 
-    def _prepare(self, first: Batch) -> StepDefinition:
+    def _prepare(self, definition: StepDefinition, first: Batch) -> StepDefinition:
         """Check one batch against model and loss, before anything is compiled."""
         loss = self._loss_needed()
-        definition = self.defined()
         if first.y is None:
             raise ArgumentError(
                 "There are no targets: give y, or batches of (x, y), or dicts with a 'label'."
@@ -300,7 +300,15 @@ class Trainer:
         return definition
 
     def _output_spec(self, definition: StepDefinition, x: Any) -> Any:
-        return jax.eval_shape(definition.predict, definition.model.read(), x)
+        leaves, treedef = jax.tree.flatten(x)
+        key = (treedef, *((leaf.shape, leaf.dtype) for leaf in leaves))
+        known = self._output_specs
+        if known.get("of") is not definition:
+            known.clear()
+            known["of"] = definition
+        if key not in known:
+            known[key] = jax.eval_shape(definition.predict, definition.model.read(), x)
+        return known[key]
 
     def check_labels(self, batch: Batch, steps: int) -> None:
         """Check the targets of a host batch, of ``steps`` batches stacked, against the loss."""

@@ -16,12 +16,13 @@ from jax.sharding import NamedSharding
 
 from neurenix._binding import Binding, Bindings, is_module, mesh_of
 from neurenix._core.errors import ArgumentError, ArgumentTypeError, RecompilationError
+from neurenix._cpu_convolution import use_channels_last
 from neurenix._nnx import nnx
 from neurenix._recompilation import RecompilationWatch
 from neurenix.compiler import intercept
 from neurenix.distribute import get_strategy
 from neurenix.distribute.input import stacked
-from neurenix.distribute.mesh import replicated
+from neurenix.distribute.mesh import known_mesh, replicated
 
 grad = nnx.grad
 value_and_grad = nnx.value_and_grad
@@ -46,6 +47,8 @@ class CompiledFunction:
         self.compilations = 0
         once = self._once if steps is None else self._scanned
 
+        use_channels_last()
+
         def program(static: Any, *arguments: Any) -> tuple[Any, list[Any]]:
             self.compilations += 1  # runs when JAX traces, which it does once for each program
             return once(static, *arguments)
@@ -65,7 +68,7 @@ class CompiledFunction:
             self._prepare(binding, rest, kwargs)
         if not self._seen_call:
             self._seen_call = True
-            intercept.first_call(self, args)
+            self._announce(args)
         before = self.compilations
         out, leaves = self._compiled(
             (binding.structure, positions, binding.sharding),
@@ -78,6 +81,14 @@ class CompiledFunction:
         if self.compilations != before:
             self._watch.compiled((rest, kwargs))
         return out
+
+    def _announce(self, args: tuple[Any, ...]) -> None:
+        """Tell tools of the first call; of many steps in one, they see a single step."""
+        if self._steps is None:
+            intercept.first_call(self, args)
+            return
+        single = CompiledFunction(self._function, donate=self._donate, steps=None)
+        intercept.first_call(single, (*args[:-1], jax.tree.map(lambda x: x[0], args[-1])))
 
     def _with_batches(self, args: tuple[Any, ...]) -> tuple[Any, ...]:
         if not args or not isinstance(args[-1], Iterator):
@@ -125,7 +136,8 @@ class CompiledFunction:
         args = list(rest)
         for position, module in zip(positions, modules, strict=True):
             args[position] = module
-        out = self._function(*args, **kwargs)
+        with known_mesh(sharding):
+            out = self._function(*args, **kwargs)
         after = structure.leaves_of(modules)
         if after is None:
             raise RecompilationError(
