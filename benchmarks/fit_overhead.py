@@ -62,13 +62,20 @@ def hand_written(name: str, x: np.ndarray, y: np.ndarray, steps: int) -> Callabl
     return epoch
 
 
-def ours(name: str, x: np.ndarray, y: np.ndarray, steps: int, per_call: int = 1) -> Any:
+def ours(
+    name: str,
+    x: np.ndarray,
+    y: np.ndarray,
+    steps: int,
+    per_call: int = 1,
+    check_gradients: bool = True,
+) -> Any:
     """Return an epoch of ``fit``."""
     trainer = Trainer(
         build(name),
         optimizer=nx.optim.Adam(1e-3),
         loss=nx.losses.SparseCategoricalCrossentropy(from_logits=True),
-        options=TrainOptions(steps_per_execution=per_call),
+        options=TrainOptions(steps_per_execution=per_call, check_gradients=check_gradients),
     )
     dataset = nx.data.Dataset.from_arrays(x, y).shuffle(seed=0).repeat().batch(BATCH[name])
     return lambda: trainer.fit(dataset, steps_per_epoch=steps)

@@ -218,6 +218,6 @@ def test_generators_dicts_and_endless_data() -> None:
     with pytest.raises(nx.ArgumentError, match="steps_per_epoch"):
         trainer.fit(data)
     trainer.fit(data, steps_per_epoch=10, epochs=2)
-    with pytest.raises(nx.ArgumentError, match="how many steps"):
+    with pytest.raises(nx.ArgumentError, match="how many, with steps"):
         trainer.evaluate(data)
     assert set(trainer.evaluate(data, steps=3)) == {"loss"}

@@ -25,6 +25,9 @@ class TrainOptions:
         steps_per_execution: optimizer steps in one compiled call, a ``lax.scan`` on the device.
         precision: ``"float32"``, or ``"bfloat16"``: parameters stay float32, the model computes
             in bfloat16, the loss is taken in float32.
+        check_gradients: hold every gradient against infinity and NaN before it changes the
+            weights. Without it only the loss is looked at, so that weights can be lost to a
+            gradient that is not finite while the loss still is; it costs a look at each gradient.
         accumulate_steps: parts that every batch is computed in, one after the other, before the
             optimizer's update; it divides the activations' memory.
         strategy: the devices; by default those of the surrounding ``strategy.scope()``, else the
@@ -33,6 +36,7 @@ class TrainOptions:
 
     steps_per_execution: int = 1
     precision: str = "float32"
+    check_gradients: bool = True
     accumulate_steps: int = 1
     strategy: Strategy | None = None
 

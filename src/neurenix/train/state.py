@@ -63,6 +63,20 @@ class TrainState(NamedTuple):
     diverged_at: Any
 
 
+class Arrays(NamedTuple):
+    """The fields of a ``TrainState`` that hold arrays of any size."""
+
+    parameters: Any
+    model_state: list[Any]
+    optimizer: Any
+    metrics: list[Any]
+
+    @classmethod
+    def of(cls, state: TrainState) -> Arrays:
+        """Return these fields of ``state``."""
+        return cls(state.parameters, state.model_state, state.optimizer, state.metrics)
+
+
 ROLES = TrainState(
     parameters="parameters",
     model_state="model_state",

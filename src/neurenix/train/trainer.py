@@ -7,6 +7,7 @@ data (``feed.py``).
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -22,6 +23,7 @@ from neurenix._core.errors import (
 )
 from neurenix._nnx import nnx
 from neurenix.compiler import intercept
+from neurenix.data import Dataset
 from neurenix.distribute import Strategy, get_strategy
 from neurenix.distribute.strategy import strategy_for
 from neurenix.metrics import get as get_metric
@@ -30,7 +32,7 @@ from neurenix.train.callbacks import Callback
 from neurenix.train.compiled import CompiledEvaluation, CompiledStep
 from neurenix.train.feed import Feed, make_dataset
 from neurenix.train.history import History
-from neurenix.train.loop import to_devices
+from neurenix.train.loop import MAX_IN_FLIGHT, to_devices
 from neurenix.train.options import (
     DEFAULT_FIT_OPTIONS,
     DEFAULT_TRAIN_OPTIONS,
@@ -93,6 +95,7 @@ class Trainer:
         self._step: CompiledStep | None = None
         self._optimizer_state: Any = None
         self._output_specs: dict[Any, Any] = {}
+        self._state_sharding: Any = None
         self._output_shape: tuple[int, ...] | None = None
         self.steps_made = 0
         self._learning_rate_scale = 1.0
@@ -150,8 +153,7 @@ class Trainer:
             NotCompiledError: the trainer has no loss.
         """
         _check_counts(epochs=epochs, steps_per_epoch=steps_per_epoch, batch_size=batch_size)
-        definition = self.defined()
-        strategy = self.strategy
+        definition, strategy = self.defined(), self._resolve()
         dataset = make_dataset(x, y, options.sample_weight, batch_size, shuffle=options.shuffle)
         feed = Feed(
             dataset, replicas=strategy.num_replicas_in_sync, class_weight=options.class_weight
@@ -191,12 +193,12 @@ class Trainer:
             NotCompiledError: the trainer has no loss.
         """
         dataset = make_dataset(x, y, sample_weight, batch_size, shuffle=False)
-        feed = Feed(dataset, replicas=self.strategy.num_replicas_in_sync, weighted=True)
-        if steps is None and feed.steps is None and getattr(dataset, "batch_size", None):
-            raise ArgumentError("evaluate: the data never ends; say how many steps.")
+        strategy = self._resolve()
+        feed = Feed(dataset, replicas=strategy.num_replicas_in_sync, weighted=True)
+        _check_end(feed, dataset, steps, "steps")
         definition = self._prepare(self.defined(), feed.first)
         model = self.on_devices(definition.model.read())
-        return self._evaluate(definition, model, feed, steps)
+        return self._evaluate(definition, model, feed, strategy, steps)
 
     def predict(self, x: Any, *, batch_size: int | None = None, steps: int | None = None) -> Any:
         """Return the module's outputs for data, in evaluation mode, as NumPy arrays (N, …).
@@ -207,15 +209,15 @@ class Trainer:
             steps: batches; None for all.
         """
         dataset = make_dataset(x, None, None, batch_size, shuffle=False)
-        feed = Feed(dataset, replicas=self.strategy.num_replicas_in_sync, weighted=True)
-        if steps is None and feed.steps is None and getattr(dataset, "batch_size", None):
-            raise ArgumentError("predict: the data never ends; say how many steps.")
+        strategy = self._resolve()
+        feed = Feed(dataset, replicas=strategy.num_replicas_in_sync, weighted=True)
+        _check_end(feed, dataset, steps, "steps")
         definition = self.defined()
         model = self.on_devices(definition.model.read())
         compiled = self._compiled_evaluation(definition)
         outputs = []
         for chunk in feed.chunks(steps, 1):
-            placed = to_devices(chunk.batch.x, self.strategy, stacked=False)
+            placed = to_devices(chunk.batch.x, strategy, stacked=False)
             output = compiled.predict(model, placed)
             outputs.append(jax.tree.map(lambda leaf, n=chunk.examples: leaf[:n], output))
         return jax.tree.map(lambda *leaves: np.concatenate(leaves), *outputs)
@@ -251,6 +253,12 @@ class Trainer:
             "strategy.scope(), or give TrainOptions(strategy=…)."
         )
 
+    def _resolve(self) -> Strategy:
+        """Return the strategy of the call that begins, and remember where it keeps state."""
+        strategy = self.strategy
+        self._state_sharding = strategy.state_sharding
+        return strategy
+
     def _base_rate(self) -> float:
         base = self._base_learning_rate
         if base is None:
@@ -281,6 +289,7 @@ class Trainer:
                 metric_names=tuple(metric.name for metric in self._metrics),
                 accumulate_steps=self.options.accumulate_steps,
                 compute_dtype=self.options.compute_dtype,
+                check_gradients=self.options.check_gradients,
             )
             self._step = self._evaluation = self._optimizer_state = None
         return self._definition
@@ -341,14 +350,14 @@ class Trainer:
         return self._step
 
     def _compiled_evaluation(self, definition: StepDefinition) -> CompiledEvaluation:
-        sharding = self.strategy.state_sharding
+        sharding = self._state_sharding
         if self._evaluation is None or self._evaluation.sharding != sharding:
             self._evaluation = CompiledEvaluation(definition, sharding)
         return self._evaluation
 
     def on_devices(self, tree: Any) -> Any:
         """Put a tree of arrays where the strategy keeps state."""
-        return jax.device_put(tree, self.strategy.state_sharding)
+        return jax.device_put(tree, self._state_sharding)
 
     def initial_state(self, definition: StepDefinition) -> TrainState:
         """Return the state to train on, in buffers that nobody else holds."""
@@ -393,31 +402,47 @@ class Trainer:
             dataset = make_dataset(x, y, weight, size, shuffle=False)
         else:
             dataset = make_dataset(data, None, None, None, shuffle=False)
-        feed = Feed(dataset, replicas=self.strategy.num_replicas_in_sync, weighted=True)
+        strategy = self.strategy
+        feed = Feed(dataset, replicas=strategy.num_replicas_in_sync, weighted=True)
+        _check_end(feed, dataset, options.validation_steps, "validation_steps")
 
         def validate(definition: StepDefinition, state: TrainState) -> dict[str, float]:
             model = (state.parameters, state.model_state)
-            logs = self._evaluate(definition, model, feed, options.validation_steps)
+            logs = self._evaluate(definition, model, feed, strategy, options.validation_steps)
             return {f"val_{name}": value for name, value in logs.items()}
 
         return validate
 
     def _evaluate(
-        self, definition: StepDefinition, model: Any, feed: Feed, steps: int | None
+        self,
+        definition: StepDefinition,
+        model: Any,
+        feed: Feed,
+        strategy: Strategy,
+        steps: int | None,
     ) -> dict[str, float]:
         compiled = self._compiled_evaluation(definition).evaluate
         start = self.epoch_start(definition)
         leaves, logs = compiled.flatten((start["totals"], start["metrics"])), None
+        in_flight: deque[Any] = deque()
         for chunk in feed.chunks(steps, 1):
             self.check_labels(chunk.batch, 1)
-            batch = to_devices(chunk.batch, self.strategy, stacked=False)
+            batch = to_devices(chunk.batch, strategy, stacked=False)
             leaves, logs = compiled(leaves, model, batch)
+            in_flight.append(logs)
+            if len(in_flight) > MAX_IN_FLIGHT:
+                in_flight.popleft().block_until_ready()
         feed.rewind()
         return dict(zip(definition.log_names, map(float, np.asarray(logs)[1:]), strict=True))
 
 
 def _listed(value: Any) -> list[Any]:
     return [value] if isinstance(value, str) or not isinstance(value, Sequence) else list(value)
+
+
+def _check_end(feed: Feed, dataset: Any, steps: int | None, name: str) -> None:
+    if steps is None and feed.steps is None and isinstance(dataset, Dataset):
+        raise ArgumentError(f"The data never ends (it is repeated): say how many, with {name}.")
 
 
 def _check_counts(**counts: int | None) -> None:

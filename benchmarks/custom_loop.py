@@ -1,0 +1,118 @@
+"""Host time per call of ``nx.jit(train_step)``, against ``fit`` and ``nnx.jit``.
+
+    python benchmarks/custom_loop.py [--layers 2 6 24] [--calls 40]
+
+The widths are tiny, so that the host's work is what is timed: the processor time of the calling
+thread, per call, as the difference between long and short runs (set-up falls out).
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
+
+import jax
+import optax
+from common import report
+from flax import nnx
+from models import Transformer, data_for
+
+import neurenix as nx
+from neurenix.train import Trainer
+from neurenix.train.loop import MAX_IN_FLIGHT
+
+BATCH = 4
+
+
+def step(model: Any, optimizer: Any, batch: Any) -> Any:
+    """Make one step; the same function for both compilers."""
+
+    def loss_fn(model: Any) -> Any:
+        logits = model(batch[0])
+        return optax.softmax_cross_entropy_with_integer_labels(logits, batch[1]).mean()
+
+    loss, gradients = nnx.value_and_grad(loss_fn)(model)
+    optimizer.update(model, gradients)
+    return loss
+
+
+def loop(compile_with: Callable[..., Any], layers: int, optimizer: Any) -> Callable[[int], None]:
+    """Return a loop of a number of calls."""
+    model = Transformer(layers, 8, heads=2)
+    optimizer = optimizer(model)
+    compiled = compile_with(step)
+    x, y = data_for("transformer", BATCH)
+
+    def run(calls: int) -> None:
+        in_flight: deque[Any] = deque()
+        for _ in range(calls):
+            in_flight.append(compiled(model, optimizer, (x, y)))
+            if len(in_flight) > MAX_IN_FLIGHT:  # as fit: else JAX computes in this very thread
+                in_flight.popleft().block_until_ready()
+        jax.block_until_ready(in_flight.pop())
+
+    return run
+
+
+def fit_loop(layers: int) -> Callable[[int], None]:
+    """Return ``fit`` of a number of steps."""
+    trainer = Trainer(
+        Transformer(layers, 8, heads=2),
+        optimizer=nx.optim.Adam(1e-3),
+        loss=nx.losses.SparseCategoricalCrossentropy(from_logits=True),
+    )
+    x, y = data_for("transformer", BATCH * 8)
+    dataset = nx.data.Dataset.from_arrays(x, y).shuffle(seed=0).repeat().batch(BATCH)
+
+    def run(calls: int) -> None:
+        trainer.fit(dataset, steps_per_epoch=calls)
+
+    return run
+
+
+def host_us(run: Callable[[int], None], calls: int) -> float:
+    """Return microseconds of the calling thread per call, the best of three differences."""
+    best = []
+    for _ in range(3):
+        times = []
+        for count in (calls, 3 * calls):
+            began = time.thread_time()
+            run(count)
+            times.append(time.thread_time() - began)
+        best.append((times[1] - times[0]) / (2 * calls) * 1e6)
+    return min(best)
+
+
+def main() -> None:
+    """Print one line for each depth."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--layers", type=int, nargs="*", default=[2, 6, 24])
+    parser.add_argument("--calls", type=int, default=40)
+    options = parser.parse_args()
+    for layers in options.layers:
+        loops = {
+            "fit": fit_loop(layers),
+            "nx_jit": loop(nx.jit, layers, lambda m: nx.Optimizer(m, optax.adam(1e-3))),
+            "nnx_jit": loop(
+                nnx.jit, layers, lambda m: nnx.Optimizer(m, optax.adam(1e-3), wrt=nnx.Param)
+            ),
+        }
+        for run in loops.values():
+            run(2)
+        host = {name: host_us(run, options.calls) for name, run in loops.items()}
+        report(
+            f"custom_loop/{layers}_layers",
+            nx_jit_over_fit=round(host["nx_jit"] / host["fit"], 2),
+            nnx_jit_over_nx_jit=round(host["nnx_jit"] / host["nx_jit"], 2),
+            host_us_per_call={name: round(value) for name, value in host.items()},
+        )
+
+
+if __name__ == "__main__":
+    main()
