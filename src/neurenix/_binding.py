@@ -19,8 +19,9 @@ import jax
 
 from neurenix._nnx import nnx
 
-_get = nnx.Variable._raw_value.__get__
-_set = nnx.Variable._raw_value.__set__
+# The slot behind a variable, used directly: no Python frame for each of a thousand variables.
+_slot: Any = vars(nnx.Variable)["_raw_value"]
+_get, _set = _slot.__get__, _slot.__set__
 _END = object()
 
 
@@ -94,8 +95,9 @@ def mesh_of(tree: Any) -> jax.sharding.Mesh | None:
     """Return the mesh of several devices that some array of ``tree`` is laid out on, if any."""
     for leaf in jax.tree.leaves(tree):
         sharding = getattr(leaf, "sharding", None)
-        if isinstance(sharding, jax.sharding.NamedSharding) and sharding.mesh.size > 1:
-            return sharding.mesh
+        mesh = getattr(sharding, "mesh", None)
+        if isinstance(mesh, jax.sharding.Mesh) and mesh.size > 1:
+            return mesh
     return None
 
 

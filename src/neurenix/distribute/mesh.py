@@ -16,7 +16,7 @@ from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionS
 DATA_AXIS = "data"
 
 
-def data_mesh(devices: Sequence[jax.Device]) -> Mesh:
+def data_mesh(devices: Sequence[Any]) -> Mesh:
     """Return a one-axis mesh over ``devices``: every device takes a share of the batch."""
     return Mesh(np.array(devices), (DATA_AXIS,), axis_types=(AxisType.Auto,))
 

@@ -71,8 +71,12 @@ class ReplicatedFunction:
                 kind, leaf = "entry", leaf.stacked
             else:
                 sharding = getattr(leaf, "sharding", None)
-                split = isinstance(sharding, NamedSharding) and sharding.spec[:1] == (DATA_AXIS,)
-                kind = "share" if split and sharding.mesh == self._mesh else "whole"
+                split = (
+                    isinstance(sharding, NamedSharding)
+                    and sharding.mesh == self._mesh
+                    and sharding.spec[:1] == (DATA_AXIS,)
+                )
+                kind = "share" if split else "whole"
             spec = WHOLE if kind == "whole" else SPLIT
             placed.append(place(leaf, NamedSharding(self._mesh, spec)))
             kinds.append(kind)

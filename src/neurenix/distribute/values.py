@@ -10,7 +10,7 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax.sharding import NamedSharding
+from jax.sharding import Sharding
 
 from neurenix._core.errors import ArgumentError, ShapeError
 
@@ -25,7 +25,7 @@ class PerReplica:
         >>> import jax.numpy as jnp
         >>> values = PerReplica(jnp.arange(2.0))
         >>> values
-        PerReplica{0: 0.0, 1: 1.0}
+        PerReplica{0: 0., 1: 1.}
         >>> float(values[1])
         1.0
     """
@@ -64,7 +64,7 @@ class PerReplica:
         return "PerReplica{" + ", ".join(f"{i}: {_text(row)}" for i, row in enumerate(rows)) + "}"
 
 
-def stack_replicas(values: Sequence[Any], sharding: NamedSharding) -> PerReplica:
+def stack_replicas(values: Sequence[Any], sharding: Sharding) -> PerReplica:
     """Return ``PerReplica`` of one host value per replica, each on its replica's device.
 
     Raises:

@@ -10,6 +10,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import optax
+from jax.core import Tracer
 
 from neurenix import optim
 from neurenix._core.errors import ArgumentTypeError
@@ -49,7 +50,7 @@ class Optimizer(nnx.Pytree):
     def step(self) -> Any:
         """Updates made: an int, or a traced scalar inside a compiled function."""
         count = self._count.get_value()
-        return count if isinstance(count, jax.core.Tracer) else int(count)
+        return count if isinstance(count, Tracer) else int(count)
 
     def update(self, model: nnx.Module, gradients: Any) -> None:
         """Change the model's parameters by one step along ``gradients``.

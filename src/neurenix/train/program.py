@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jax.sharding import AbstractMesh, Mesh
 
 from neurenix.distribute.mesh import batch_sharded, known_mesh, replicated
@@ -45,7 +46,7 @@ def describe_step(
 ) -> StepProgram:  # fmt: skip
     """Return the step of ``definition`` for ``batch`` (of shapes) on ``mesh``."""
     state: TrainState = jax.eval_shape(definition.initial, *model, metrics)
-    keys = jax.tree.map(lambda leaf: jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key), state)
+    keys = jax.tree.map(lambda leaf: jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key), state)
     raw = jax.eval_shape(lambda tree: _unwrapped(tree, keys), state)
     implementations = jax.tree.map(_implementation, state, keys)
 

@@ -77,22 +77,22 @@ class Arrays(NamedTuple):
         return cls(state.parameters, state.model_state, state.optimizer, state.metrics)
 
 
-ROLES = TrainState(
-    parameters="parameters",
-    model_state="model_state",
-    optimizer="optimizer",
-    metrics="metrics",
-    totals="metrics",  # type: ignore[arg-type]  # a name of a role in place of each field
-    step="other",
-    learning_rate_scale="other",
-    diverged_at="other",
-)
+ROLES = {
+    "parameters": "parameters",
+    "model_state": "model_state",
+    "optimizer": "optimizer",
+    "metrics": "metrics",
+    "totals": "metrics",
+    "step": "other",
+    "learning_rate_scale": "other",
+    "diverged_at": "other",
+}
 
 
 def leaf_roles(state: TrainState) -> tuple[str, ...]:
     """Return the role of each leaf of ``state``, in flatten order."""
     return tuple(
-        role for role, part in zip(ROLES, state, strict=True) for _ in jax.tree.leaves(part)
+        ROLES[field] for field, part in state._asdict().items() for _ in jax.tree.leaves(part)
     )
 
 

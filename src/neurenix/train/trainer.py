@@ -266,7 +266,7 @@ class Trainer:
                 "The learning rate of an optax transformation cannot be read or set. Use an "
                 "optimizer of nx.optim, or put a schedule into the transformation."
             )
-        return float(base(self.steps_made)) if callable(base) else float(base)
+        return float(np.asarray(base(self.steps_made) if callable(base) else base))
 
     def _loss_needed(self) -> losses.Loss:
         if self._loss is None:

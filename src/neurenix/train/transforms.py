@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
+from jax.core import Tracer
 from jax.sharding import NamedSharding
 
 from neurenix._binding import Binding, Bindings, is_module, mesh_of
@@ -111,7 +112,7 @@ class CompiledFunction:
             binding.sharding = _committed_to((rest, kwargs))
         leaves, seen = binding.read(), set()
         for index, leaf in enumerate(leaves):
-            if not isinstance(leaf, jax.Array) or isinstance(leaf, jax.core.Tracer):
+            if not isinstance(leaf, jax.Array) or isinstance(leaf, Tracer):
                 continue
             if getattr(leaf, "weak_type", False):  # a step returns it strong: one compile more
                 leaf = jax.lax.convert_element_type(leaf, leaf.dtype)
@@ -219,7 +220,7 @@ def multi_step(step: Callable[..., Any], *, steps: int) -> CompiledFunction:
 
 def _committed_to(tree: Any) -> jax.sharding.Sharding | None:
     for leaf in jax.tree.leaves(tree):
-        if isinstance(leaf, jax.Array) and not isinstance(leaf, jax.core.Tracer):
+        if isinstance(leaf, jax.Array) and not isinstance(leaf, Tracer):
             if leaf.committed:
                 return leaf.sharding
     return None

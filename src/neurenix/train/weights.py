@@ -131,5 +131,5 @@ def _checksum(tensors: dict[str, Any]) -> int:
     for name in sorted(tensors):
         total = zlib.crc32(name.encode(), total)
         values = np.ascontiguousarray(np.asarray(tensors[name]))
-        total = zlib.crc32(values.reshape(-1).view(np.uint8), total)
+        total = zlib.crc32(values.tobytes(), total)
     return total
