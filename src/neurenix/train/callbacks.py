@@ -133,7 +133,7 @@ class EarlyStopping(Monitor):
                 self._weights = jax.tree.map(jnp.copy, nnx.state(self.model))
             return
         self._waited += 1
-        if self._waited > self.patience or self._waited == self.patience > 0:
+        if self._waited >= max(self.patience, 1):
             self.stopped_epoch = epoch
             self.trainer.stop_training = True
 

@@ -1,0 +1,205 @@
+"""Callbacks: what each does to a run, and to the files that it writes."""
+
+from __future__ import annotations
+
+import csv
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import optax
+import pytest
+
+import neurenix as nx
+from neurenix.train import FitOptions, Trainer, TrainOptions, load_weights
+from train_helpers import MLP, assert_same_weights, classification, weights_of
+
+pytestmark = pytest.mark.cpu8
+
+X, Y = classification(48)
+LOSS = nx.losses.SparseCategoricalCrossentropy(from_logits=True)
+
+
+class Recorder(nx.callbacks.Callback):
+    """Writes down every moment."""
+
+    def __init__(self) -> None:
+        self.moments: list[Any] = []
+
+    def on_train_begin(self) -> None:
+        self.moments.append("begin")
+
+    def on_epoch_begin(self, epoch: int) -> None:
+        self.moments.append(("epoch", epoch))
+
+    def on_train_batch_end(self, step: int, logs: Mapping[str, float]) -> None:
+        self.moments.append(("step", step, math.isfinite(logs["loss"])))
+
+    def on_epoch_end(self, epoch: int, logs: Mapping[str, float]) -> None:
+        self.moments.append(("end", epoch, sorted(logs)))
+
+    def on_train_end(self) -> None:
+        self.moments.append("done")
+
+
+class Scripted(nx.callbacks.Callback):
+    """Puts numbers of the test's choice into the logs."""
+
+    def __init__(self, name: str, values: list[float]) -> None:
+        self.name, self.values = name, values
+
+    def on_epoch_end(self, epoch: int, logs: Mapping[str, float]) -> None:
+        logs[self.name] = self.values[epoch]  # type: ignore[index]
+
+
+def fit(
+    module: Any, *callbacks: Any, epochs: int = 2, optimizer: Any = "sgd", **kwargs: Any
+) -> Any:
+    trainer = Trainer(module, optimizer=optimizer, loss=LOSS, metrics=["accuracy"])
+    return trainer.fit(X, Y, epochs=epochs, batch_size=16, callbacks=callbacks, **kwargs)
+
+
+def test_moments_come_in_order() -> None:
+    recorder = Recorder()
+    fit(MLP(), recorder, validation_data=(X, Y))
+    names = ["accuracy", "loss", "val_accuracy", "val_loss"]
+    epoch = [("step", step, True) for step in (1, 2, 3)]
+    assert recorder.moments == [
+        "begin", ("epoch", 0), *epoch, ("end", 0, names),
+        ("epoch", 1), *epoch, ("end", 1, names), "done",
+    ]  # fmt: skip
+
+
+def test_batch_ends_count_optimizer_steps_of_a_call() -> None:
+    recorder = Recorder()
+    trainer = Trainer(MLP(), loss=LOSS, options=TrainOptions(steps_per_execution=2))
+    trainer.fit(X, Y, batch_size=16, callbacks=[recorder])
+    assert [moment[1] for moment in recorder.moments if moment[0] == "step"] == [2, 3]
+
+
+@pytest.mark.parametrize(
+    ("patience", "values", "stopped"),
+    [(1, [3.0, 2.0, 2.5, 1.0], 2), (2, [3.0, 2.0, 2.5, 2.2, 1.0], 3), (2, [3.0, 2.0, 1.0], None)],
+)
+def test_early_stopping(patience: int, values: list[float], stopped: int | None) -> None:
+    early = nx.callbacks.EarlyStopping("val_loss", patience=patience)
+    history = fit(MLP(), Scripted("val_loss", values), early, epochs=len(values))
+    assert early.stopped_epoch == stopped
+    assert history.epochs[-1] == (len(values) - 1 if stopped is None else stopped)
+
+
+def test_early_stopping_restores_the_best_weights() -> None:
+    kept: list[Any] = []
+
+    class Keep(nx.callbacks.Callback):
+        def on_epoch_end(self, epoch: int, logs: Mapping[str, float]) -> None:
+            kept.append(weights_of(self.model))
+
+    module = MLP()
+    early = nx.callbacks.EarlyStopping("score", patience=2, mode="max", restore_best_weights=True)
+    fit(module, Keep(), Scripted("score", [1.0, 3.0, 2.0, 2.0, 9.0]), early, epochs=5)
+    assert len(kept) == 4
+    for name, value in weights_of(module).items():
+        np.testing.assert_array_equal(value, kept[1][name])
+
+
+def test_an_unknown_number_is_named() -> None:
+    with pytest.raises(nx.UnknownNameError, match="val_lossy.*loss"):
+        fit(MLP(), nx.callbacks.EarlyStopping("val_lossy"))
+
+
+def test_a_scheduler_sets_the_rate_of_every_epoch_without_a_compile() -> None:
+    rates = [0.1, 0.0, 0.05]
+    module, expected = MLP(), MLP()
+    trainer = Trainer(module, optimizer=nx.optim.SGD(0.5), loss=LOSS)
+    schedule = nx.callbacks.LearningRateScheduler(lambda epoch, rate: rates[epoch])
+    trainer.fit(
+        X, Y, epochs=3, batch_size=48, callbacks=[schedule], options=FitOptions(shuffle=False)
+    )
+    assert trainer._step is not None and trainer._step.train.compilations == 1
+    assert trainer.learning_rate == pytest.approx(0.05)
+    by_hand = optax.piecewise_constant_schedule(0.1, {1: 0.0})
+    Trainer(expected, optimizer=optax.sgd(by_hand), loss=LOSS).fit(X, Y, epochs=2, batch_size=48)
+    Trainer(expected, optimizer=optax.sgd(0.05), loss=LOSS).fit(X, Y, batch_size=48)
+    assert_same_weights(module, expected, rtol=1e-5, atol=1e-6)
+
+
+def test_reduce_on_plateau() -> None:
+    trainer = Trainer(MLP(), optimizer=nx.optim.SGD(1.0), loss=LOSS)
+    reduce = nx.callbacks.ReduceLROnPlateau("score_loss", factor=0.5, patience=2, min_lr=0.3)
+    values = Scripted("score_loss", [1.0, 1.0, 1.0, 1.0, 1.0, 0.5])
+    trainer.fit(X, Y, epochs=3, callbacks=[values, reduce])
+    assert trainer.learning_rate == pytest.approx(0.5)
+    trainer.fit(X, Y, epochs=6, callbacks=[values, reduce], options=FitOptions(initial_epoch=3))
+    assert trainer.learning_rate == pytest.approx(0.3)
+
+
+def test_the_rate_of_a_bare_optax_transformation_is_not_guessed() -> None:
+    with pytest.raises(nx.ArgumentError, match="optax"):
+        Trainer(MLP(), optimizer=optax.sgd(0.1), loss=LOSS).learning_rate  # noqa: B018
+
+
+def test_checkpoints_hold_the_weights_of_their_epoch(tmp_path: Path) -> None:
+    kept: list[Any] = []
+
+    class Keep(nx.callbacks.Callback):
+        def on_epoch_end(self, epoch: int, logs: Mapping[str, float]) -> None:
+            kept.append(weights_of(self.model))
+
+    every = nx.callbacks.ModelCheckpoint(tmp_path / "w-{epoch:02d}-{loss:.1f}.safetensors")
+    best = nx.callbacks.ModelCheckpoint(
+        tmp_path / "best.safetensors", monitor="score", save_best_only=True
+    )
+    fit(MLP(), Scripted("score", [1.0, 3.0, 2.0]), Keep(), every, best, epochs=3)
+    assert [path.name[:4] for path in every.saved] == ["w-00", "w-01", "w-02"]
+    assert len(best.saved) == 2
+    for path, epoch in [*zip(every.saved, range(3), strict=True), (best.saved[-1], 1)]:
+        module = MLP(seed=7)
+        load_weights(module, path)
+        for name, value in weights_of(module).items():
+            np.testing.assert_array_equal(value, kept[epoch][name])
+    assert not [path for path in tmp_path.iterdir() if path.suffix != ".safetensors"]
+
+
+def test_a_checkpoint_name_that_cannot_be_filled_in(tmp_path: Path) -> None:
+    with pytest.raises(nx.ArgumentError, match="val_loss.*accuracy"):
+        fit(MLP(), nx.callbacks.ModelCheckpoint(tmp_path / "{val_loss}.safetensors"))
+
+
+def test_csv_rows_can_be_read_and_continued(tmp_path: Path) -> None:
+    path = tmp_path / "log.csv"
+    history = fit(MLP(), nx.callbacks.CSVLogger(path))
+    fit(MLP(), nx.callbacks.CSVLogger(path, append=True), epochs=1)
+    with path.open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [row["epoch"] for row in rows] == ["0", "1", "0"]
+    assert [float(row["loss"]) for row in rows[:2]] == pytest.approx(history["loss"])
+
+
+def test_tensorboard_events_can_be_read(tmp_path: Path) -> None:
+    pytest.importorskip("tensorboardX")
+    from tensorboardX.proto.event_pb2 import Event
+    from tensorboardX.record_writer import RecordWriter  # noqa: F401  the format they are in
+
+    history = fit(MLP(), nx.callbacks.TensorBoard(tmp_path), validation_data=(X, Y))
+    points: dict[str, list[float]] = {}
+    for path in (tmp_path / "train").iterdir():
+        data = path.read_bytes()
+        while data:
+            length = int.from_bytes(data[:8], "little")
+            event = Event.FromString(data[12 : 12 + length])
+            data = data[16 + length :]
+            for value in event.summary.value:
+                points.setdefault(value.tag, []).append(value.simple_value)
+    assert points["epoch_loss"] == pytest.approx(history["loss"], rel=1e-6)
+    assert any((tmp_path / "validation").iterdir())
+
+
+def test_a_lambda_callback_knows_its_moments() -> None:
+    seen: list[int] = []
+    fit(MLP(), nx.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: seen.append(epoch)))
+    assert seen == [0, 1]
+    with pytest.raises(nx.UnknownNameError, match="on_epoch_end"):
+        nx.callbacks.LambdaCallback(on_epoch_ends=print)
