@@ -140,7 +140,8 @@ def _memory(report: Report) -> str:
         parts_bar = _bar(parts, scale)
     return (
         f"<h2>Memory of one device</h2><p>{bytes_text(memory.peak_bytes)} of "
-        f"{bytes_text(memory.limit_bytes)}; {bytes_text(max(0, memory.headroom_bytes))} left.</p>"
+        f"{bytes_text(memory.limit_bytes)}; {bytes_text(max(0, memory.headroom_bytes))} left. "
+        f"{bytes_text(memory.aliased_bytes)} of state are donated: updated in place.</p>"
         f"{parts_bar}{zoomed}<details><summary>Largest arguments</summary><table>"
         "<thead><tr><th>argument</th><th>role</th><th>on one device</th><th class=n>bytes</th>"
         f"<th class=n>padded</th></tr></thead><tbody>{rows}</tbody></table></details>"

@@ -262,6 +262,8 @@ class Report:
         parts.append(f"code {bytes_text(memory.code_bytes)}")
         if memory.padding_bytes:
             parts.append(f"of it padding {bytes_text(memory.padding_bytes)}")
+        if memory.aliased_bytes:
+            parts.append(f"donated, so updated in place, {bytes_text(memory.aliased_bytes)}")
         return ", ".join(parts)
 
     def _cost(self) -> str:
