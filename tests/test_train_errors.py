@@ -111,19 +111,29 @@ def test_values_that_are_not_finite_in_the_data_are_named() -> None:
         Trainer(MLP(), loss=LOSS).fit(x, Y)
 
 
+class Root(nnx.Module):
+    """Has a finite loss with a gradient that is not, at weights of 0."""
+
+    def __init__(self) -> None:
+        self.weight = nnx.Param(jnp.zeros(6))
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        return jnp.sqrt(jnp.abs(x * self.weight)).sum(1)
+
+
 def test_a_gradient_that_is_not_finite_is_found_too() -> None:
-    class Root(nnx.Module):
-        def __init__(self) -> None:
-            self.weight = nnx.Param(jnp.zeros(6))
-
-        def __call__(self, x: jax.Array) -> jax.Array:
-            return jnp.sqrt(jnp.abs(x * self.weight)).sum(1)
-
     module = Root()
     trainer = Trainer(module, optimizer="sgd", loss="mse")
-    with pytest.raises(nx.TrainingDivergedError, match="gradient of parameter weight"):
-        trainer.fit(X, X[:, 0])
+    with pytest.raises(nx.TrainingDivergedError, match="step 0.*gradient of parameter weight"):
+        trainer.fit(X, X[:, 0], batch_size=16)
     assert not np.asarray(module.weight[...]).any()
+
+
+def test_without_the_check_it_is_found_one_step_later() -> None:
+    options = TrainOptions(check_gradients=False)
+    trainer = Trainer(Root(), optimizer="sgd", loss="mse", options=options)
+    with pytest.raises(nx.TrainingDivergedError, match="step 1.*Parameter weight was not finite"):
+        trainer.fit(X, X[:, 0], batch_size=16)
 
 
 def test_terminate_on_nan_ends_quietly() -> None:
