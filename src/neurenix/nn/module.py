@@ -67,6 +67,7 @@ class Module(_TrainerSlot, nnx.Module):
         steps_per_execution: int = 1,
         precision: str = "float32",
         accumulate_steps: int = 1,
+        check_gradients: bool = True,
     ) -> Self:
         """Say how to train. Nothing is compiled until data is seen.
 
@@ -77,6 +78,8 @@ class Module(_TrainerSlot, nnx.Module):
             steps_per_execution: optimiser steps in one compiled call.
             precision: ``"float32"``, or ``"bfloat16"``: parameters float32, compute bfloat16.
             accumulate_steps: parts that every batch is computed in, one after the other.
+            check_gradients: let no gradient that is not finite change the weights; see
+                ``neurenix.train.TrainOptions``.
 
         Returns:
             The module itself.
@@ -88,6 +91,7 @@ class Module(_TrainerSlot, nnx.Module):
             steps_per_execution=steps_per_execution,
             precision=precision,
             accumulate_steps=accumulate_steps,
+            check_gradients=check_gradients,
         )
         trainer = Trainer(self, optimizer=optimizer, loss=loss, metrics=metrics, options=options)
         object.__setattr__(self, "_trainer", trainer)
