@@ -1,0 +1,202 @@
+"""Training as its users write it: callbacks together, moves between calls, models of all kinds."""
+
+from __future__ import annotations
+
+import copy
+import csv
+import pickle
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import optax
+import pytest
+from flax import nnx
+
+import neurenix as nx
+from neurenix import nn
+from train_helpers import assert_same_weights, classification, weights_of
+
+pytestmark = pytest.mark.cpu8
+
+LOSS = nx.losses.SparseCategoricalCrossentropy(from_logits=True)
+X, Y = classification(50)
+
+
+def compiled(**options: Any) -> Any:
+    model = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3))
+    return model.compile(**({"optimizer": nx.optim.Adam(1e-2), "loss": LOSS} | options))
+
+
+class KerasStyle(nx.callbacks.Callback):
+    """Written for Keras: every method takes ``logs=None``."""
+
+    def __init__(self) -> None:
+        self.seen: list[str] = []
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        self.seen.append("begin")
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        self.seen.append(f"epoch {epoch}")
+
+    def on_train_batch_end(self, step: int, logs: Any = None) -> None:
+        assert np.isfinite(logs["loss"])
+        self.seen.append(f"step {step}")
+
+    def on_train_end(self, logs: Any = None) -> None:
+        self.seen.append("end")
+
+
+def test_callbacks_that_write_files_work_together(tmp_path: Path) -> None:
+    model = compiled(metrics=["accuracy"])
+    style = KerasStyle()
+    history = model.fit(
+        X,
+        Y,
+        epochs=3,
+        batch_size=32,
+        validation_data=(X, Y),
+        callbacks=[
+            style,
+            nx.callbacks.CSVLogger(tmp_path / "log.csv"),
+            nx.callbacks.ModelCheckpoint(tmp_path / "{epoch:02d}.safetensors"),
+            nx.callbacks.TensorBoard(tmp_path / "board"),
+            nx.callbacks.ReduceLROnPlateau(patience=1),
+            nx.callbacks.TerminateOnNaN(),
+        ],
+    )
+    with (tmp_path / "log.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [float(row["val_accuracy"]) for row in rows] == history["val_accuracy"]
+    assert [path.name for path in sorted(tmp_path.glob("*.safetensors"))] == [
+        f"0{epoch}.safetensors" for epoch in range(3)
+    ]
+    assert_same_weights(compiled().load(tmp_path / "02.safetensors"), model)
+    for part in ("train", "validation"):
+        assert any((tmp_path / "board" / part).iterdir())
+    assert style.seen[:4] == ["begin", "epoch 0", "step 1", "step 2"]
+    assert style.seen[-1] == "end"
+
+
+def test_a_model_can_be_used_inside_of_a_callback() -> None:
+    """Validation, prediction and even ``fit`` of the same model, between its steps."""
+    model, sizes = compiled(), []
+
+    def use(step: int, logs: Any) -> None:
+        sizes.append(model.predict(X).shape)
+
+    def validate(epoch: int, logs: Any) -> None:
+        sizes.append(model.evaluate(X, Y)["loss"])
+        model.fit(X, Y, epochs=1)
+
+    callback = nx.callbacks.LambdaCallback(on_train_batch_end=use, on_epoch_end=validate)
+    history = model.fit(X, Y, epochs=2, callbacks=[callback])
+    assert len(history["loss"]) == 2
+    assert len(sizes) == 2 * 3
+    assert np.isfinite(model.predict(X)).all()
+
+
+def test_stopping_inside_of_an_epoch_counts_the_steps_made() -> None:
+    model = compiled()
+
+    class Stop(nx.callbacks.Callback):
+        def on_train_batch_end(self, step: int, logs: Any) -> None:
+            self.trainer.stop_training = step >= 2
+
+    model.fit(X, Y, epochs=3, batch_size=8, callbacks=[Stop()])
+    assert model.trainer.steps_made == 2
+    history = model.fit(X, Y, epochs=4, initial_epoch=2, batch_size=10)
+    assert history.epochs == [2, 3]
+    assert model.trainer.steps_made == 2 + 2 * 5
+
+
+@pytest.mark.parametrize(("target", "replicated"), [("cpu", False), ("tpu:1", True)])
+def test_a_model_moves_between_two_calls_of_fit(target: str, replicated: bool) -> None:
+    strategy = nx.distribute.TPUStrategy() if replicated else None
+    if strategy is None:
+        model = compiled()
+    else:
+        with strategy.scope():
+            model = compiled()
+    first = model.fit(X, Y)["loss"][-1]
+    model.to(target)
+    assert model.fit(X, Y, epochs=3)["loss"][-1] < first
+    assert np.isfinite(model.evaluate(X, Y)["loss"])
+    if not replicated:
+        assert nx.device_of(model.layers[0].kernel[...]) == nx.Device(target)
+
+
+def test_a_model_that_is_moved_before_compile_trains_there() -> None:
+    model = nn.Sequential(nn.Linear(6, 3)).to("tpu:1").compile("sgd", LOSS)
+    model.fit(X, Y)
+    assert nx.device_of(model.layers[0].kernel[...]) == nx.Device("tpu:1")
+
+
+def test_a_model_changes_between_two_calls_of_fit() -> None:
+    model = compiled()
+    model.fit(X, Y)
+    model.layers.append(nn.Linear(3, 3))
+    before = weights_of(model)
+    model.fit(X, Y)
+    changed = {name for name, value in weights_of(model).items() if (value != before[name]).any()}
+    assert changed == before.keys()
+
+
+def test_a_trained_model_can_be_copied_and_pickled() -> None:
+    model = compiled()
+    model.fit(X, Y)
+    for twin in (copy.deepcopy(model), pickle.loads(pickle.dumps(model)), nnx.clone(model)):
+        assert_same_weights(twin, model)
+        with pytest.raises(nx.NotCompiledError, match="compile"):
+            twin.fit(X, Y)
+
+
+class TwoInputs(nnx.Module):
+    def __init__(self) -> None:
+        self.layer = nnx.Linear(6, 3, rngs=nnx.Rngs(0))
+
+    def __call__(self, a: jax.Array, b: jax.Array) -> jax.Array:
+        return self.layer(a - 0.5 * b)
+
+
+def test_several_inputs_by_name_and_by_position() -> None:
+    by_name, by_position = TwoInputs(), TwoInputs()
+    nx.Trainer(by_name, loss=LOSS).fit({"a": X, "b": X}, Y)
+    nx.Trainer(by_position, loss=LOSS).fit((X, X), Y)
+    assert_same_weights(by_name, by_position)
+    assert nx.Trainer(by_name).predict({"a": X, "b": X}).shape == (50, 3)
+
+
+TRANSFORMATIONS = {
+    "chain": optax.chain(
+        optax.clip_by_global_norm(1.0), optax.adamw(optax.cosine_decay_schedule(1e-2, 20))
+    ),
+    "every_second": optax.MultiSteps(optax.adam(1e-2), 2).gradient_transformation(),
+}
+
+
+@pytest.mark.parametrize("name", TRANSFORMATIONS)
+def test_optax_transformations_of_all_kinds(name: str) -> None:
+    with nx.distribute.TPUStrategy().scope():
+        model = compiled(optimizer=TRANSFORMATIONS[name], steps_per_execution=2)
+    history = model.fit(X, Y, epochs=4, batch_size=16)
+    assert history["loss"][-1] < history["loss"][0]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"precision": "bfloat16"},
+        {"precision": "bfloat16", "accumulate_steps": 2, "steps_per_execution": 2},
+    ],
+)
+def test_batch_norm_and_dropout_with_every_option_on_eight_devices(options: Any) -> None:
+    with nx.distribute.TPUStrategy().scope():
+        model = nn.Sequential(
+            nn.Linear(6, 8), nn.BatchNorm(8), nn.ReLU(), nn.Dropout(0.2), nn.Linear(8, 3)
+        ).compile(nx.optim.Adam(1e-2), LOSS, **options)
+    history = model.fit(X, Y, epochs=2, batch_size=16, validation_data=(X, Y))
+    assert np.isfinite(history["val_loss"]).all()
+    assert {value.dtype.name for value in weights_of(model).values()} == {"float32"}
