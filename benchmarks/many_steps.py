@@ -34,8 +34,8 @@ STEPS = {
 }
 
 
-def hand_written(x: np.ndarray, y: np.ndarray) -> Callable[[], None]:
-    """Return an epoch of the scan that one writes with JAX and optax."""
+def hand_written(x: np.ndarray, y: np.ndarray) -> Callable[[int], None]:
+    """Return the scan that one writes with JAX and optax, of a number of steps."""
     graphdef, params, rest = nnx.split(build("tiny"), nnx.Param, ...)
     transformation = optax.adam(1e-3)
     state = {"carry": (params, transformation.init(params))}
@@ -55,15 +55,15 @@ def hand_written(x: np.ndarray, y: np.ndarray) -> Callable[[], None]:
     many = jax.jit(lambda carry, batches: jax.lax.scan(step, carry, batches), donate_argnums=0)
     generator = np.random.default_rng(0)
 
-    def epoch() -> None:
+    def run(steps: int) -> None:
         carry, loss = state["carry"], None
-        for _ in range(STEPS["hand_50"] // PER_CALL):
+        for _ in range(steps // PER_CALL):
             rows = generator.permutation(len(x))[: PER_CALL * size].reshape(PER_CALL, size)
             carry, loss = many(carry, (x[rows], y[rows]))
         state["carry"] = carry
         jax.block_until_ready(loss)
 
-    return epoch
+    return run
 
 
 def main() -> None:
@@ -73,12 +73,13 @@ def main() -> None:
     parser.add_argument("--alone", action="store_true")
     options = parser.parse_args()
     x, y = data_for("tiny", PER_CALL * BATCH["tiny"])
-    contenders = {
-        "fit_50": ours("tiny", x, y, STEPS["fit_50"], PER_CALL),
-        "unchecked_50": ours("tiny", x, y, STEPS["fit_50"], PER_CALL, check_gradients=False),
+    loops = {
+        "fit_50": ours("tiny", x, y, PER_CALL),
+        "unchecked_50": ours("tiny", x, y, PER_CALL, check_gradients=False),
         "hand_50": hand_written(x, y),
-        "fit_1": ours("tiny", x, y, STEPS["fit_1"], 1),
+        "fit_1": ours("tiny", x, y),
     }
+    contenders = {name: lambda run=run, n=name: run(STEPS[n]) for name, run in loops.items()}
     if not options.alone:
         more = data_for("tiny", STEPS["keras_50"] * BATCH["tiny"])
         contenders["keras_50"] = keras_fit("tiny", *more, STEPS["keras_50"], PER_CALL)
