@@ -104,6 +104,34 @@ def test_a_loss_that_is_not_finite_stops_and_keeps_the_last_good_weights(per_cal
     assert_same_weights(module, good, rtol=1e-6, atol=1e-7)
 
 
+def test_a_layer_that_inherits_its_call_is_named() -> None:
+    model = nx.nn.Sequential(nx.nn.Conv2d(1, 2, 1), nx.nn.MaxPool2d(2), nx.nn.Flatten())
+    model.compile("sgd", "mse")
+    x = np.full((16, 2, 2, 1), 3e38, np.float32)
+    model[0].kernel.set_value(jnp.full((1, 1, 1, 2), 100.0))
+    with pytest.raises(nx.TrainingDivergedError, match=r"of layer layers\.0 \(Conv2d\)"):
+        model.fit(x, np.zeros((16, 2), np.float32))
+
+
+class Sowing(nnx.Module):
+    """Leaves an intermediate behind at every call, as many NNX modules do."""
+
+    def __init__(self) -> None:
+        self.layer = nnx.Linear(6, 3, rngs=nnx.Rngs(0))
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        x = self.layer(x)
+        self.sow(nnx.Intermediate, "features", x)
+        return x
+
+
+@pytest.mark.filterwarnings("ignore:Using 'Module.sow:DeprecationWarning")
+def test_a_module_that_sows_trains() -> None:
+    trainer = Trainer(Sowing(), loss=LOSS)
+    assert len(trainer.fit(X, Y, epochs=2)["loss"]) == 2
+    assert trainer.predict(X).shape == (32, 3)
+
+
 def test_values_that_are_not_finite_in_the_data_are_named() -> None:
     x = X.copy()
     x[3, 2] = np.nan

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import warnings
 from typing import Any
 
@@ -207,3 +208,87 @@ def test_a_batch_that_does_not_divide_is_an_error_in_a_custom_loop() -> None:
 def test_optimizer_refuses_what_is_no_module() -> None:
     with pytest.raises(nx.ArgumentTypeError, match="order"):
         nx.Optimizer(optax.adam(1e-3), MLP())  # type: ignore[arg-type]
+
+
+def test_variables_that_share_an_array_are_given_away_once() -> None:
+    online, target = MLP(), MLP()
+    optimizer = nx.Optimizer(online, optax.sgd(0.1))
+
+    def follow(online: Any, target: Any, optimizer: Any, x: Any) -> None:
+        def distance(online: Any) -> Any:
+            return ((online(x) - target(x) - 1.0) ** 2).mean()
+
+        optimizer.update(online, nx.grad(distance)(online))
+
+    for run in (
+        nx.jit(follow),
+        lambda *args: nx.distribute.TPUStrategy().run(follow, args=args),
+    ):
+        for _ in range(2):
+            run(online, target, optimizer, X)
+            nnx.update(target, nnx.state(online))
+            assert_same_weights(online, target)
+    assert optimizer.step == 4
+
+
+def test_modules_may_be_named_and_may_not_hide() -> None:
+    model, optimizer, metric = parts()
+    compiled = nx.jit(step)
+    compiled(model, optimizer=optimizer, loss_metric=metric, batch=batches()[0])
+    assert optimizer.step == 1
+    with pytest.raises(nx.ArgumentTypeError, match="argument of its own"):
+        nx.jit(lambda pair, x: pair[0](x))((model, optimizer), X)
+    with pytest.raises(nx.ArgumentTypeError, match="argument of its own"):
+        nx.jit(lambda x, parts: parts["model"](x))(X, {"model": model})
+
+
+def test_the_number_of_modules_may_change() -> None:
+    a, b = MLP(seed=0), MLP(seed=1)
+    total = nx.jit(lambda *args: sum(module(args[-1]) for module in args[:-1]))
+    one = total(a, X)
+    np.testing.assert_allclose(total(a, b, X), one + total(b, X), rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(total(a, X), one, rtol=1e-6)
+
+
+@pytest.mark.parametrize("kind", ["jit", "run", "fit"])
+def test_ctrl_c_at_any_moment_loses_no_weights(kind: str) -> None:
+    strategy = nx.distribute.TPUStrategy()
+    model, optimizer, metric = parts()
+    trainer = nx.Trainer(model, loss="sparse_categorical_crossentropy")
+    compiled = nx.jit(step)
+    loops: dict[str, Any] = {
+        "jit": lambda: compiled(model, optimizer, metric, batches()[0]),
+        "run": lambda: strategy.run(step, args=(model, optimizer, metric, batches()[0])),
+        "fit": lambda: trainer.fit(X, Y, epochs=10),
+    }
+    loops[kind]()
+    before = signal.signal(signal.SIGALRM, signal.default_int_handler)
+    try:
+        for attempt in range(12):
+            signal.setitimer(signal.ITIMER_REAL, 0.02 + 0.003 * attempt)
+            with pytest.raises(KeyboardInterrupt):
+                for _ in range(10000):
+                    loops[kind]()
+            assert np.isfinite(np.asarray(model(X))).all()
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def test_a_warning_made_an_error_loses_no_weights() -> None:
+    model = MLP()
+    forward = nx.jit(lambda model, x: model(x))
+    strategy = nx.distribute.TPUStrategy()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", RecompilationWarning)
+        with pytest.raises(RecompilationWarning):
+            for count in range(1, 9):
+                forward(model, X[:count])
+        with pytest.raises(RecompilationWarning):
+            for count in range(1, 9):
+                strategy.run(forward_of, args=(model, X[:count]))
+    assert np.isfinite(np.asarray(model(X))).all()
+
+
+def forward_of(model: Any, x: Any) -> Any:
+    return model(x)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import weakref
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from itertools import chain
 from operator import is_
@@ -81,9 +81,47 @@ class Binding:
         """Return the array of every variable."""
         return list(map(_get, self.variables))
 
+    def read_apart(self) -> list[Any]:
+        """Return the array of every variable, each in a buffer of its own.
+
+        Two variables may hold one array (a target network that was just updated, say); it can be
+        given away once only, so the others get a copy.
+        """
+        leaves = self.read()
+        if len(set(map(id, leaves))) != len(leaves):
+            seen: set[int] = set()
+            for index, leaf in enumerate(leaves):
+                if id(leaf) in seen:
+                    leaves[index] = leaf.copy()
+                seen.add(id(leaf))
+        return leaves
+
     def write(self, leaves: Sequence[Any]) -> None:
         """Set the array of every variable."""
         deque(map(_set, self.variables, leaves), 0)
+
+    def update(self, function: Callable[..., tuple[Any, Any]], *arguments: Any) -> Any:
+        """Call ``function -> (out, leaves)``, write the leaves, and return ``out``.
+
+        The leaves are written even when Ctrl-C arrives during the call, which has given the old
+        ones away.
+        """
+        results: list[tuple[Any, Any]] = []
+        try:
+            uninterrupted(results, function, arguments)
+        finally:
+            if results:
+                self.write(results[0][1])
+        return results[0][0]
+
+
+def uninterrupted(results: list[Any], function: Callable[..., Any], arguments: Any) -> None:
+    """Append the result of a call to ``results``, with no moment in between for a Ctrl-C.
+
+    Python looks for signals between its own instructions only, and there is none here between the
+    end of the call and the list's growth.
+    """
+    results.extend(map(function, *((argument,) for argument in arguments)))
 
 
 def is_module(value: Any) -> bool:
@@ -115,7 +153,9 @@ class Bindings:
             return self._empty, False
         known = self._by_first.setdefault(modules[0], [])
         for position, (others, binding) in enumerate(known):
-            if all(ref() is module for ref, module in zip(others, modules[1:], strict=True)):
+            if len(others) == len(modules) - 1 and all(
+                ref() is module for ref, module in zip(others, modules[1:], strict=True)
+            ):
                 if binding.is_current():
                     return binding, False
                 del known[position]

@@ -53,15 +53,16 @@ class ReplicatedFunction:
         rest = [None if i in positions else value for i, value in enumerate(everything)]
         binding, fresh = self._bindings.of(modules)
         if fresh:
-            binding.write(place(binding.read(), replicated(self._mesh)))
+            # Apart before they are placed: a placed array may share a buffer with the one it was
+            binding.write(place(binding.read_apart(), replicated(self._mesh)))
         leaves, treedef = jax.tree.flatten(rest, is_leaf=lambda v: isinstance(v, PerReplica))
         leaves, kinds = self._placed(leaves)
         static = (binding.structure, positions, len(args), names, treedef, kinds)
         before = self.compilations
-        out, state = self._compiled(static, binding.read(), binding.constants, leaves)
+        state = binding.read_apart()
+        out = binding.update(self._compiled, static, state, binding.constants, leaves)
         if self.compilations > before:
             self._watch.compiled(rest)
-        binding.write(state)
         return jax.tree.map(PerReplica, out)
 
     def _placed(self, leaves: list[Any]) -> tuple[list[Any], tuple[str, ...]]:

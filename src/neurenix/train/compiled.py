@@ -12,6 +12,7 @@ from typing import Any
 import jax
 from jax.sharding import NamedSharding, Sharding
 
+from neurenix._binding import uninterrupted
 from neurenix._cpu_convolution import use_channels_last
 from neurenix._recompilation import RecompilationWatch
 from neurenix.distribute.mesh import known_mesh
@@ -37,6 +38,7 @@ class FlatFunction:
         self._sharding = sharding if isinstance(sharding, NamedSharding) else None
         self._watch = RecompilationWatch(name)
         self._treedef: Any = None
+        self._results: list[tuple[list[Any], Any]] = []
         self.compilations = 0
         self._reported = 0
 
@@ -52,6 +54,7 @@ class FlatFunction:
     def flatten(self, state: Any) -> list[Any]:
         """Return the leaves of ``state`` and remember its structure."""
         leaves, self._treedef = jax.tree.flatten(state)
+        self._results = []
         return leaves
 
     def unflatten(self, leaves: list[Any]) -> Any:
@@ -60,11 +63,17 @@ class FlatFunction:
 
     def __call__(self, leaves: list[Any], *rest: Any) -> tuple[list[Any], Any]:
         """Return the state's leaves after the call, and what else the function returns."""
-        result = self._jitted(leaves, *rest)
+        self._results = results = []
+        uninterrupted(results, self._jitted, (leaves, *rest))
         if self.compilations != self._reported:
             self._reported = self.compilations
             self._watch.compiled(rest)
-        return result
+        return results[0]
+
+    @property
+    def newest(self) -> list[Any] | None:
+        """The leaves that the latest call returned, also when Ctrl-C came in the middle of it."""
+        return self._results[0][0] if self._results else None
 
     def _flat(self, leaves: list[Any], *rest: Any) -> tuple[list[Any], Any]:
         with known_mesh(self._sharding):

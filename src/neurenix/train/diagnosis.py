@@ -69,11 +69,13 @@ def _recording(module: nnx.Module) -> Iterator[list[tuple[str, Any]]]:
     }
     outputs: list[tuple[str, Any]] = []
     kinds = {type(node) for _, node in nnx.iter_graph(module) if isinstance(node, nnx.Module)}
-    originals = {kind: kind.__dict__["__call__"] for kind in kinds if "__call__" in kind.__dict__}
+    bases = {base for kind in kinds for base in kind.__mro__ if issubclass(base, nnx.Module)}
+    originals = {base: vars(base)["__call__"] for base in bases if "__call__" in vars(base)}
 
     def recorded(original: Callable[..., Any]) -> Callable[..., Any]:
         def __call__(self: Any, *args: Any, **kwargs: Any) -> Any:
             output = original(self, *args, **kwargs)
+            # A layer that calls its base's __call__ is recorded twice, with the same verdict.
             name = f"{paths.get(id(self), '')} ({type(self).__name__})"
             outputs.append((name, output))
             return output

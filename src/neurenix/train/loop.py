@@ -79,8 +79,8 @@ class EpochRun:
         Args:
             leaves: the state before the epoch.
             chunks: the batches.
-            keep: called with the state's leaves after every dispatch, so that they are not lost
-                when the epoch ends early.
+            keep: called with the newest leaves of the state when the epoch ends, also by an error
+                or Ctrl-C, so that they are not lost.
             show: called with the steps of every dispatch, the logs to come, and their names.
 
         Returns:
@@ -89,6 +89,16 @@ class EpochRun:
         Raises:
             Diverged: a loss or a gradient is not finite.
         """
+        try:
+            return self._run(leaves, chunks, show)
+        finally:
+            newest = self.step.train.newest
+            if newest is not None:
+                keep(newest)
+
+    def _run(
+        self, leaves: list[Any], chunks: Iterator[Chunk], show: Callable[..., None]
+    ) -> tuple[dict[str, float], int]:
         in_flight: deque[tuple[Any, Chunk]] = deque()
         done, logs = 0, None
         train, takes_count = self.step.train, self.step.takes_count
@@ -97,7 +107,6 @@ class EpochRun:
             batch = to_devices(chunk.batch, self.strategy, stacked=self.step.steps > 1)
             extra = (np.int32(chunk.count),) if takes_count else ()
             leaves, logs = train(leaves, batch, *extra)
-            keep(leaves)
             done += chunk.count
             in_flight.append((logs, chunk))
             if len(in_flight) > MAX_IN_FLIGHT:

@@ -79,6 +79,7 @@ class Run:
         finally:
             self._progress.close()
             self._sync()
+            trainer.steps_made = int(self._state().step)
             self._call("on_train_end")
         return history
 

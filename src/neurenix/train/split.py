@@ -96,10 +96,13 @@ class ModuleSplit:
             RecompilationError: computing changed the module's structure.
         """
         leaves = self._training.leaves_of((module,))
+        if leaves is None:  # what ``sow`` has left is of use to nobody here
+            nnx.pop(module, nnx.Intermediate)
+            leaves = self._training.leaves_of((module,))
         if leaves is None:
             raise RecompilationError(
                 f"Calling {type(module).__name__} changed its structure: it adds or removes a "
-                "variable or an attribute (nnx.Intermediate by sow, a lazily built layer). Make "
+                "variable or an attribute (a counter, a lazily built layer). Make "
                 "all variables in __init__."
             )
         _, other = self.divide(leaves, old[len(leaves) - sum(self._is_parameter) :])

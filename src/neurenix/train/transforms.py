@@ -50,9 +50,10 @@ class CompiledFunction:
 
         use_channels_last()
 
-        def program(static: Any, *arguments: Any) -> tuple[Any, list[Any]]:
+        def program(static: Any, leaves: Any, constants: Any, rest: Any) -> Any:
             self.compilations += 1  # runs when JAX traces, which it does once for each program
-            return once(static, *arguments)
+            _refuse_hidden_modules(self._name, rest)
+            return once(static, leaves, constants, rest)
 
         program.__name__ = self._name  # what profiles and compile logs show
         self._compiled = jax.jit(program, static_argnums=0, donate_argnums=1 if donate else ())
@@ -61,26 +62,22 @@ class CompiledFunction:
         """Call the function; modules among ``args`` are updated in place."""
         if self._steps is not None:
             args = self._with_batches(args)
-        positions = tuple([i for i, value in enumerate(args) if is_module(value)])
-        modules = tuple([args[i] for i in positions])
-        rest = [None if i in positions else value for i, value in enumerate(args)]
+        everything = [*args, *kwargs.values()]
+        positions = tuple([i for i, value in enumerate(everything) if is_module(value)])
+        modules = tuple([everything[i] for i in positions])
+        rest = [None if i in positions else value for i, value in enumerate(everything)]
         binding, fresh = self._bindings.of(modules)
         if fresh:
-            self._prepare(binding, rest, kwargs)
+            self._prepare(binding, rest)
         if not self._seen_call:
             self._seen_call = True
             self._announce(args)
         before = self.compilations
-        out, leaves = self._compiled(
-            (binding.structure, positions, binding.sharding),
-            binding.read(),
-            binding.constants,
-            rest,
-            kwargs,
-        )
-        binding.write(leaves)
+        static = (binding.structure, positions, len(args), tuple(kwargs), binding.sharding)
+        leaves = binding.read_apart() if self._donate else binding.read()
+        out = binding.update(self._compiled, static, leaves, binding.constants, rest)
         if self.compilations != before:
-            self._watch.compiled((rest, kwargs))
+            self._watch.compiled(rest)
         return out
 
     def _announce(self, args: tuple[Any, ...]) -> None:
@@ -100,25 +97,22 @@ class CompiledFunction:
         assert self._steps is not None  # noqa: S101  for the type checker
         return (*args[:-1], stacked(args[-1], self._steps))
 
-    def _prepare(self, binding: Binding, rest: list[Any], kwargs: dict[str, Any]) -> None:
-        """Put a module's arrays where the other arguments are, each in a buffer of its own."""
+    def _prepare(self, binding: Binding, rest: list[Any]) -> None:
+        """Put a module's arrays where the other arguments are."""
         strategy = get_strategy()
-        mesh = mesh_of((rest, kwargs)) or mesh_of(binding.read())
+        mesh = mesh_of(rest) or mesh_of(binding.read())
         if mesh is not None:
             binding.sharding = replicated(mesh)
         elif strategy is not None and strategy.num_replicas_in_sync > 1:
             binding.sharding = replicated(strategy.mesh)
         else:
-            binding.sharding = _committed_to((rest, kwargs))
-        leaves, seen = binding.read(), set()
+            binding.sharding = _committed_to(rest)
+        leaves = binding.read_apart()
         for index, leaf in enumerate(leaves):
             if not isinstance(leaf, jax.Array) or isinstance(leaf, Tracer):
                 continue
             if getattr(leaf, "weak_type", False):  # a step returns it strong: one compile more
                 leaf = jax.lax.convert_element_type(leaf, leaf.dtype)
-            if id(leaf) in seen and self._donate:
-                leaf = leaf.copy()
-            seen.add(id(leaf))
             if binding.sharding is not None and leaf.sharding != binding.sharding:
                 leaf = jax.device_put(leaf, binding.sharding)
             leaves[index] = leaf
@@ -130,15 +124,15 @@ class CompiledFunction:
         leaves: list[Any],
         constants: list[Any],
         rest: list[Any],
-        kwargs: dict[str, Any],
     ) -> tuple[Any, list[Any]]:
-        structure, positions, sharding = static
+        structure, positions, num_args, names, sharding = static
         modules = structure.rebuild(leaves, constants)
-        args = list(rest)
+        everything = list(rest)
         for position, module in zip(positions, modules, strict=True):
-            args[position] = module
+            everything[position] = module
+        named = dict(zip(names, everything[num_args:], strict=True))
         with known_mesh(sharding):
-            out = self._function(*args, **kwargs)
+            out = self._function(*everything[:num_args], **named)
         after = structure.leaves_of(modules)
         if after is None:
             raise RecompilationError(
@@ -156,13 +150,15 @@ class CompiledFunction:
         leaves: list[Any],
         constants: list[Any],
         rest: list[Any],
-        kwargs: dict[str, Any],
     ) -> tuple[Any, list[Any]]:
+        last = static[2] - 1  # the batch is the last argument by position
+
         def body(leaves: list[Any], batch: Any) -> tuple[list[Any], Any]:
-            out, after = self._once(static, leaves, constants, [*rest[:-1], batch], kwargs)
+            single = [*rest[:last], batch, *rest[last + 1 :]]
+            out, after = self._once(static, leaves, constants, single)
             return [_as_before(new, old) for new, old in zip(after, leaves, strict=True)], out
 
-        after, out = jax.lax.scan(body, leaves, rest[-1], length=self._steps)
+        after, out = jax.lax.scan(body, leaves, rest[last], length=self._steps)
         return out, after
 
 
@@ -170,8 +166,8 @@ def jit(function: Callable[..., Any] | None = None, *, donate: bool = True) -> A
     """Compile a function that takes modules, optimizers, metrics and arrays.
 
     Modules are updated in place, as ``nnx.jit`` does, at a fraction of its cost per call: the
-    module graph is walked at the first call only, and again when an attribute was set. Arguments
-    that are modules must be passed by position.
+    module graph is walked at the first call only, and again when an attribute was set. Modules are
+    arguments of their own, not entries of a tuple or a dict.
 
     Args:
         function: a function; or leave it out to use ``@nx.jit(donate=False)``.
@@ -180,6 +176,7 @@ def jit(function: Callable[..., Any] | None = None, *, donate: bool = True) -> A
 
     Raises:
         RecompilationError: at the call, when the function changes a module's structure.
+        ArgumentTypeError: at the call, when a module is inside a tuple or a dict.
 
     Example:
         >>> from neurenix import nn
@@ -216,6 +213,14 @@ def multi_step(step: Callable[..., Any], *, steps: int) -> CompiledFunction:
     if isinstance(step, CompiledFunction):
         return CompiledFunction(step._function, donate=step._donate, steps=steps)
     return CompiledFunction(step, donate=True, steps=steps)
+
+
+def _refuse_hidden_modules(name: str, rest: Any) -> None:
+    if any(map(is_module, jax.tree.leaves(rest, is_leaf=is_module))):
+        raise ArgumentTypeError(
+            f"{name}: a module is inside a tuple, a list or a dict, where its updates would be "
+            f"lost. Pass every module as an argument of its own: {name}(model, optimizer, batch)."
+        )
 
 
 def _committed_to(tree: Any) -> jax.sharding.Sharding | None:
