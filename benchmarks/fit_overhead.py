@@ -12,6 +12,7 @@ import argparse
 import os
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 os.environ["KERAS_BACKEND"] = "jax"
@@ -141,7 +142,7 @@ def main() -> None:
         steps = STEPS[name]
         x, y = data_for(name, steps * BATCH[name])
         loops = {"fit": ours(name, x, y), "hand": hand_written(name, x, y)}
-        contenders = {key: lambda run=run: run(steps) for key, run in loops.items()}
+        contenders = {key: partial(run, steps) for key, run in loops.items()}
         if not options.alone:
             contenders |= {
                 "keras": keras_fit(name, x, y, steps),
