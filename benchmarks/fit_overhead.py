@@ -28,7 +28,7 @@ from models import build, build_keras, build_torch, data_for
 import neurenix as nx
 from neurenix.train import Trainer, TrainOptions
 
-BATCH = {"mlp": 256, "cnn": 200, "transformer": 32, "tiny": 32}
+BATCH = {"mlp": 256, "cnn": 200, "transformer": 32, "tiny": 32, "wide": 64}
 STEPS = {"mlp": 40, "cnn": 100, "transformer": 40, "tiny": 2000}
 
 

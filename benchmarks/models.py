@@ -76,7 +76,7 @@ def data_for(name: str, count: int) -> tuple[np.ndarray, np.ndarray]:
     """Return inputs and labels for a model of ``build``."""
     generator = np.random.default_rng(0)
     y = generator.integers(0, 10, count).astype(np.int32)
-    if name == "mlp":
+    if name in ("mlp", "wide"):
         return generator.normal(size=(count, 1024)).astype(np.float32), y
     if name == "cnn":
         return generator.normal(size=(count, 8, 8, 1)).astype(np.float32), y
@@ -89,6 +89,8 @@ def build(name: str) -> nnx.Module:
     """Return a model by the name that the benchmarks print."""
     if name == "mlp":
         return MLP((1024, 1024, 1024, 10))
+    if name == "wide":
+        return MLP((1024, 4096, 4096, 4096, 10))
     if name == "cnn":
         return DigitsCNN()
     if name == "tiny":

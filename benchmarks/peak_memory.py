@@ -1,6 +1,6 @@
 """Peak resident memory of ``fit`` against a hand-written loop, each in a process of its own.
 
-python benchmarks/peak_memory.py [--models mlp cnn transformer] [--rounds 3]
+python benchmarks/peak_memory.py [--models mlp cnn transformer wide] [--rounds 3]
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def child(which: str, name: str) -> None:
 def main() -> None:
     """Print one line for each model."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("--models", nargs="*", default=["mlp", "cnn", "transformer"])
+    parser.add_argument("--models", nargs="*", default=["mlp", "cnn", "transformer", "wide"])
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--child", nargs=2)
     options = parser.parse_args()
