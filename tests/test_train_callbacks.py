@@ -129,7 +129,7 @@ def test_a_scheduler_sets_the_rate_of_every_epoch_without_a_compile() -> None:
 def test_reduce_on_plateau() -> None:
     trainer = Trainer(MLP(), optimizer=nx.optim.SGD(1.0), loss=LOSS)
     reduce = nx.callbacks.ReduceLROnPlateau("score_loss", factor=0.5, patience=2, min_lr=0.3)
-    values = Scripted("score_loss", [1.0, 1.0, 1.0, 1.0, 1.0, 0.5])
+    values = Scripted("score_loss", [1.0, 1.0, 1.0, 1.0, 1.0, 1.0])
     trainer.fit(X, Y, epochs=3, callbacks=[values, reduce])
     assert trainer.learning_rate == pytest.approx(0.5)
     trainer.fit(X, Y, epochs=6, callbacks=[values, reduce], options=FitOptions(initial_epoch=3))

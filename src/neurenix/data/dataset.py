@@ -238,6 +238,11 @@ class Dataset:
         """Batches (or rows, when not batched) of one epoch; ``None`` when endless."""
         return None if self._plan.outer.infinite else self._plan.outer.size
 
+    @property
+    def endless(self) -> bool:
+        """Whether an epoch never ends, as after ``repeat()``."""
+        return self._plan.outer.infinite
+
     def __len__(self) -> int:
         """Return ``cardinality``; endless datasets raise ``DataError``."""
         if self._plan.outer.infinite:

@@ -63,9 +63,12 @@ class StreamDataset:
     @property
     def cardinality(self) -> int | None:
         """Batches of one epoch; ``None`` when the source does not know, or is endless."""
-        if self._length is None or self._length >= 2**62:
-            return None
-        return self._length
+        return None if self.endless else self._length
+
+    @property
+    def endless(self) -> bool:
+        """Whether the source says that it never ends, as a repeated grain dataset does."""
+        return self._length is not None and self._length >= 2**62
 
     @property
     def element_spec(self) -> Any:

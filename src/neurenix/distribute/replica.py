@@ -13,8 +13,9 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
-from neurenix._core.errors import ShapeError, unknown_name
+from neurenix._core.errors import ArgumentError, ShapeError, unknown_name
 from neurenix.distribute.mesh import DATA_AXIS
 
 _ACROSS: dict[str, Callable[..., Any]] = {
@@ -101,6 +102,10 @@ def compute_average_loss(
         sample_weight: weights that broadcast with the losses.
         global_batch_size: examples of all replicas together; by default N times the replicas.
 
+    Raises:
+        ShapeError: the losses are a scalar.
+        ArgumentError: ``global_batch_size`` is below 1.
+
     Example:
         >>> float(compute_average_loss(jnp.array([1.0, 3.0]), global_batch_size=4))
         1.0
@@ -115,5 +120,10 @@ def compute_average_loss(
     if global_batch_size is None:
         replicas = get_replica_context().num_replicas_in_sync
         global_batch_size = per_example_loss.shape[0] * replicas
+    elif isinstance(global_batch_size, (int, np.integer)) and global_batch_size < 1:
+        raise ArgumentError(
+            f"compute_average_loss: global_batch_size is {global_batch_size}, expected the number "
+            "of examples of all replicas together, from 1."
+        )
     rest = per_example_loss[0].size
     return jnp.sum(per_example_loss) / (global_batch_size * rest)

@@ -18,8 +18,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from neurenix._core.errors import ArgumentTypeError, DeviceNotFoundError, unknown_name
-from neurenix.device import Device, DeviceType, device_of, devices
+from neurenix._core.errors import (
+    ArgumentError,
+    ArgumentTypeError,
+    DeviceNotFoundError,
+    unknown_name,
+)
+from neurenix.device import Device, DeviceType, device_of, devices, from_jax
 from neurenix.distribute.cluster import TPUClusterResolver
 from neurenix.distribute.input import (
     DistributedDataset,
@@ -104,7 +109,8 @@ class Strategy:
         """Run ``function`` on every replica, compiled at its first call.
 
         Arguments that are split over the replicas (``PerReplica``, batches of ``distribute``)
-        arrive as the replica's share, others whole; modules and optimizers are updated in place.
+        arrive as the replica's share, others whole: a plain NumPy batch goes whole to *every*
+        replica, which then all compute the same. Modules and optimizers are updated in place.
 
         Returns:
             ``PerReplica`` for each array that the function returns.
@@ -240,8 +246,24 @@ def get_strategy() -> Strategy | None:
 
 
 def strategy_for(array: jax.Array) -> Strategy:
-    """Return the strategy for a model outside of any scope: one device, where ``array`` lies."""
-    return OneDeviceStrategy(device_of(array))
+    """Return the strategy for a model outside of any scope: the devices that ``array`` lies on.
+
+    Raises:
+        ArgumentError: it is divided over several devices.
+    """
+    sharding = array.sharding
+    if len(sharding.device_set) == 1:
+        return OneDeviceStrategy(device_of(array))
+    if not sharding.is_fully_replicated:
+        raise ArgumentError(
+            f"The parameters are divided over {len(sharding.device_set)} devices and no strategy "
+            "says how: train inside of strategy.scope(), or give TrainOptions(strategy=…)."
+        )
+    held = sorted(sharding.device_set, key=lambda device: device.id)
+    mesh = getattr(sharding, "mesh", None)
+    if isinstance(mesh, jax.sharding.Mesh):
+        held = list(mesh.devices.flat)  # in the order of the strategy that put it there
+    return Strategy([from_jax(device) for device in held])
 
 
 def _gpus() -> list[Device]:

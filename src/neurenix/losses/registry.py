@@ -5,6 +5,7 @@ Owns the table of names; the losses themselves are beside it.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
@@ -47,7 +48,8 @@ class FunctionLoss(Loss):
 
     The function returns one loss per example (N, ...), or a scalar, which is taken to be the mean
     over the batch. With sample weights a scalar function is called once per example (vectorised),
-    so a scalar that couples examples cannot be weighted.
+    so a scalar that couples examples cannot be weighted. Where a model returns a dict or a tuple
+    of arrays, that is ``y_pred``.
 
     Args:
         function: the function; traced, so it must be built of JAX operations.
@@ -64,12 +66,14 @@ class FunctionLoss(Loss):
         """Return what the function says, per example."""
         losses = jnp.asarray(self.function(y_true, y_pred))
         if losses.ndim == 0:
-            alone = jax.vmap(lambda t, p: self.function(t[None], p[None]))
-            losses = alone(jnp.asarray(y_true), jnp.asarray(y_pred))
-        if losses.shape[:1] != jnp.shape(y_pred)[:1]:
+            one = functools.partial(jax.tree.map, lambda leaf: leaf[None])
+            alone = jax.vmap(lambda t, p: self.function(one(t), one(p)))
+            losses = alone(*jax.tree.map(jnp.asarray, (y_true, y_pred)))
+        batch = jnp.shape(jax.tree.leaves(y_pred)[0])[:1]
+        if losses.shape[:1] != batch:
             raise ShapeError(
                 f"The loss function {self.name!r} returned shape {losses.shape} for a batch of "
-                f"{jnp.shape(y_pred)[0]}; it must return a scalar or one loss per example."
+                f"{batch[0]}; it must return a scalar or one loss per example."
             )
         return losses
 

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import ClassVar
+from typing import ClassVar, cast
 
 import jax
 import jax.numpy as jnp
 
-from neurenix._core.errors import ArgumentError, unknown_name
+from neurenix._core.errors import ArgumentError, ShapeError, unknown_name
 from neurenix._nnx import nnx
 from neurenix.nn._checks import expect_channels, per_axis, positive
 from neurenix.nn._parameters import fan_in_uniform, promote_to_input, rngs_or_default
@@ -70,7 +70,24 @@ class _Conv(Module, nnx.Conv):
         """Return the convolution of ``x``; raises ShapeError for another rank or channel count."""
         name = type(self).__name__
         expect_channels(name, x, spatial=self._spatial, channels=self.in_features)
+        self._expect_room(name, x)
         return super().__call__(x)
+
+    def _expect_room(self, name: str, x: jax.Array) -> None:
+        if isinstance(self.padding, str) and self.padding != "VALID":
+            return  # these pad as much as the kernel needs
+        padded, padding = x.shape[1:-1], self.padding
+        if not isinstance(padding, str):
+            pairs = cast("Sequence[tuple[int, int]]", padding)
+            padded = tuple(n + sum(pair) for n, pair in zip(padded, pairs, strict=True))
+        dilation = cast("Sequence[int]", self.kernel_dilation)
+        kernel = cast("Sequence[int]", self.kernel_size)
+        reach = tuple(d * (k - 1) + 1 for k, d in zip(kernel, dilation, strict=True))
+        if any(n < r for n, r in zip(padded, reach, strict=True)):
+            raise ShapeError(
+                f"{name} has a kernel that reaches over {reach}, larger than its input: shape "
+                f'{x.shape}, {padded} with padding. Use a smaller kernel, or padding="same".'
+            )
 
 
 class Conv1d(_Conv):
@@ -113,7 +130,8 @@ class Conv2d(_Conv):
         bias: (out_channels,) or None.
 
     Raises:
-        ShapeError: when called with another rank or channel count; NCHW is recognised.
+        ShapeError: when called with another rank or channel count (NCHW is recognised), or with
+            less than the kernel reaches over.
 
     Example:
         >>> Conv2d(1, 32, 3)(jnp.ones((4, 8, 8, 1))).shape

@@ -14,7 +14,7 @@ from typing import Any, Self
 import jax
 import jax.numpy as jnp
 
-from neurenix._core.errors import ArgumentTypeError, NotCompiledError, did_you_mean
+from neurenix._core.errors import NotCompiledError
 from neurenix._nnx import nnx
 from neurenix.device import Device
 from neurenix.device import to as move
@@ -27,6 +27,7 @@ from neurenix.train import (
     load_weights,
     save_weights,
 )
+from neurenix.train.arguments import check_options, options_of
 
 _FIT_OPTIONS = tuple(field.name for field in dataclasses.fields(FitOptions))
 
@@ -63,7 +64,7 @@ class Module(_TrainerSlot, nnx.Module):
         optimizer: Any = "adam",
         loss: Any = None,
         *,
-        metrics: Sequence[Any] = (),
+        metrics: Sequence[Any] | None = (),
         steps_per_execution: int = 1,
         precision: str = "float32",
         accumulate_steps: int = 1,
@@ -106,7 +107,7 @@ class Module(_TrainerSlot, nnx.Module):
         batch_size: int | None = None,
         steps_per_epoch: int | None = None,
         validation_data: Any = None,
-        callbacks: Sequence[Any] = (),
+        callbacks: Any = (),
         **options: Any,
     ) -> History:
         """Train; see ``neurenix.Trainer.fit``.
@@ -117,8 +118,9 @@ class Module(_TrainerSlot, nnx.Module):
             epochs: how often to go through the data.
             batch_size: examples per optimiser step, over all devices; 32 by default for arrays.
             steps_per_epoch: steps in an epoch; needed for data without end.
-            validation_data: a dataset or ``(x, y)``, evaluated after each epoch.
-            callbacks: objects of ``neurenix.train.callbacks``.
+            validation_data: a dataset, ``(x, y)`` or ``(x, y, sample_weight)``, evaluated after
+                each epoch.
+            callbacks: one callback of ``neurenix.callbacks``, or several.
             options: the fields of ``neurenix.train.FitOptions``: ``sample_weight``,
                 ``class_weight``, ``shuffle``, ``verbose``, …
 
@@ -129,6 +131,7 @@ class Module(_TrainerSlot, nnx.Module):
             NotCompiledError: ``compile`` was not called.
             ArgumentTypeError: an option does not exist.
         """
+        check_options("fit", options, _FIT_OPTIONS)
         return self._compiled("fit").fit(
             x,
             y,
@@ -137,7 +140,7 @@ class Module(_TrainerSlot, nnx.Module):
             steps_per_epoch=steps_per_epoch,
             validation_data=validation_data,
             callbacks=callbacks,
-            options=_fit_options(options),
+            options=FitOptions(**options),
         )
 
     def evaluate(self, x: Any, y: Any = None, **options: Any) -> Mapping[str, float]:
@@ -145,14 +148,20 @@ class Module(_TrainerSlot, nnx.Module):
 
         Raises:
             NotCompiledError: ``compile`` was not called.
+            ArgumentTypeError: an option does not exist.
         """
+        check_options("evaluate", options, options_of(Trainer.evaluate))
         return self._compiled("evaluate").evaluate(x, y, **options)
 
     def predict(self, x: Any, **options: Any) -> Any:
         """Return the outputs for a dataset or an array, on the host.
 
         Works without ``compile`` too. See ``neurenix.Trainer.predict``.
+
+        Raises:
+            ArgumentTypeError: an option does not exist.
         """
+        check_options("predict", options, options_of(Trainer.predict))
         trainer = self.trainer or Trainer(self)
         return trainer.predict(x, **options)
 
@@ -260,13 +269,3 @@ class Module(_TrainerSlot, nnx.Module):
                 '    model.compile(optimizer="adam", loss="mse")'
             )
         return self.trainer
-
-
-def _fit_options(options: dict[str, Any]) -> FitOptions:
-    for name in options:
-        if name not in _FIT_OPTIONS:
-            raise ArgumentTypeError(
-                f"fit() has no option {name!r}.{did_you_mean(name, _FIT_OPTIONS)} "
-                f"Options: {', '.join(_FIT_OPTIONS)}."
-            )
-    return FitOptions(**options)

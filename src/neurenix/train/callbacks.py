@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import jax
 import jax.numpy as jnp
 
-from neurenix._core.errors import ArgumentError, unknown_name
+from neurenix._core.errors import ArgumentError, ArgumentTypeError, unknown_name
 from neurenix._nnx import nnx
 
 if TYPE_CHECKING:
@@ -37,6 +37,10 @@ class Callback:
     def model(self) -> Any:
         """The module that is trained."""
         return self.trainer.module
+
+    def watched(self) -> tuple[str, ...]:
+        """Return the names that it needs in the logs of every epoch."""
+        return ()
 
     def on_train_begin(self) -> None:
         """Before the first epoch."""
@@ -75,6 +79,10 @@ class Monitor(Callback):
         self.monitor, self.min_delta = monitor, abs(min_delta)
         self._sign = -1.0 if smaller else 1.0
         self.best = math.nan
+
+    def watched(self) -> tuple[str, ...]:
+        """Return the name of the number."""
+        return (self.monitor,)
 
     def value(self, logs: Mapping[str, float]) -> float:
         """Return the number watched.
@@ -149,14 +157,31 @@ class LearningRateScheduler(Callback):
 
     Args:
         schedule: ``(epoch, learning_rate) -> learning_rate``.
+
+    Raises:
+        ArgumentTypeError: ``schedule`` is no function.
     """
 
     def __init__(self, schedule: Callable[[int, float], float]) -> None:
+        if not callable(schedule):
+            raise ArgumentTypeError(
+                f"LearningRateScheduler: schedule is {schedule!r}, not a function."
+            )
         self.schedule = schedule
 
     def on_epoch_begin(self, epoch: int) -> None:
-        """Ask the schedule."""
-        self.trainer.learning_rate = float(self.schedule(epoch, self.trainer.learning_rate))
+        """Ask the schedule.
+
+        Raises:
+            ArgumentError: it returned no rate, or the optimizer's own is 0.
+        """
+        rate = self.schedule(epoch, self.trainer.learning_rate)
+        try:
+            self.trainer.learning_rate = rate
+        except ArgumentError as error:
+            raise ArgumentError(
+                f"LearningRateScheduler: schedule returned {rate!r} for epoch {epoch}. {error}"
+            ) from error
 
 
 class ReduceLROnPlateau(Monitor):
@@ -187,6 +212,10 @@ class ReduceLROnPlateau(Monitor):
         self.factor, self.patience, self.min_lr = factor, patience, min_lr
         self._waited = 0
 
+    def on_train_begin(self) -> None:
+        """Forget an earlier run; the rate stays as it has become."""
+        self.best, self._waited = math.nan, 0
+
     def on_epoch_end(self, epoch: int, logs: Mapping[str, float]) -> None:
         """Compare, and reduce when patience is over."""
         if self.improved(logs):
@@ -196,7 +225,8 @@ class ReduceLROnPlateau(Monitor):
         if self._waited >= self.patience:
             self._waited = 0
             rate = self.trainer.learning_rate
-            self.trainer.learning_rate = max(rate * self.factor, self.min_lr)
+            if rate > self.min_lr:
+                self.trainer.learning_rate = max(rate * self.factor, self.min_lr)
 
 
 class TerminateOnNaN(Callback):

@@ -15,7 +15,9 @@ import numpy as np
 
 from neurenix._core.errors import ArgumentError, DataError, ShapeError
 from neurenix.data import Dataset, StreamDataset
+from neurenix.data.columns import as_array
 from neurenix.train.batch import Batch, as_batch, num_examples, pad
+from neurenix.train.weighing import checked_weights, class_table, weighed
 
 DEFAULT_BATCH_SIZE = 32
 
@@ -43,6 +45,10 @@ class Feed:
         replicas: every batch is filled up to a multiple of it.
         class_weight: class index → weight.
         weighted: give every batch weights, so that batches that need none run the same program.
+        passes: passes over the data made before: shuffled data goes on with the order of the next.
+
+    Attributes:
+        passes: the same, with those begun here.
 
     Raises:
         DataError: the dataset is empty.
@@ -55,12 +61,13 @@ class Feed:
         replicas: int = 1,
         class_weight: Mapping[int, float] | None = None,
         weighted: bool = False,
+        passes: int = 0,
     ) -> None:
         self._dataset = dataset
-        self._class_weight = _class_weights(class_weight)
+        self._class_weight = class_table(class_weight)
         self._iterator: Iterator[Any] | None = None
         self._held: list[Batch] = []
-        self._passes = 0
+        self.passes = passes
         first = self._peek()
         size = num_examples(first)
         if isinstance(dataset, Dataset) and dataset.batch_size:
@@ -74,6 +81,11 @@ class Feed:
     def steps(self) -> int | None:
         """Batches of one pass, or None when unknown or endless."""
         return self._dataset.cardinality
+
+    @property
+    def endless(self) -> bool:
+        """Whether the data is known never to end."""
+        return self._dataset.endless
 
     def chunks(self, steps: int | None, per_chunk: int) -> Iterator[Chunk]:
         """Yield the batches of one epoch.
@@ -128,7 +140,7 @@ class Feed:
         except StopIteration:
             self._iterator = None
             return None
-        batch = self._weigh(as_batch(element))
+        batch = weighed(as_batch(element), self._class_weight, axes=2)
         found = len(jax.tree.leaves(batch)[0])
         if found < count:  # the end of the data: single batches go on from here
             self._held = [jax.tree.map(lambda leaf, i=i: leaf[i], batch) for i in range(found)]
@@ -146,7 +158,7 @@ class Feed:
         if element is None:
             self._iterator = None
             return None if may_end else self._take_from_start()
-        return self._weigh(as_batch(element))
+        return weighed(as_batch(element), self._class_weight)
 
     def _take_from_start(self) -> Batch:
         self._start()
@@ -156,11 +168,11 @@ class Feed:
                 f"The data is empty: iterating {self._dataset!r} yields no batch. A generator can "
                 "be read once; for several epochs give a dataset or a list."
             )
-        return self._weigh(as_batch(element))
+        return weighed(as_batch(element), self._class_weight)
 
     def _start(self) -> None:
-        self._iterator = self._dataset.iterator(epoch=self._passes)
-        self._passes += 1
+        self._iterator = self._dataset.iterator(epoch=self.passes)
+        self.passes += 1
 
     def _peek(self) -> Batch:
         batch = self._take_from_start()
@@ -178,14 +190,6 @@ class Feed:
             return batch
         return pad(batch, self.batch_size)
 
-    def _weigh(self, batch: Batch) -> Batch:
-        if self._class_weight is None or batch.y is None:
-            return batch
-        labels, known = np.asarray(batch.y), self._class_weight
-        inside = (labels >= 0) & (labels < len(known))
-        weight = np.where(inside, known[np.where(inside, labels, 0)], np.float32(1))
-        return batch._replace(weight=weight if batch.weight is None else weight * batch.weight)
-
 
 def make_dataset(
     x: Any, y: Any, sample_weight: Any, batch_size: int | None, *, shuffle: bool
@@ -196,7 +200,7 @@ def make_dataset(
         DataError: ``x`` and ``y`` do not match, or are ragged, or empty.
         ArgumentError: a batch size for data that is batched already.
     """
-    if y is None and not _is_array_like(x):
+    if y is None and not _is_array_like(x) and not _is_several(x):
         dataset = x if isinstance(x, (Dataset, StreamDataset)) else StreamDataset(x)
         if isinstance(dataset, Dataset) and dataset.batch_size is None:
             dataset = dataset.batch(batch_size or DEFAULT_BATCH_SIZE)
@@ -208,10 +212,36 @@ def make_dataset(
         if sample_weight is not None:
             raise ArgumentError("sample_weight goes with arrays; a dataset yields (x, y, weight).")
         return dataset
-    dataset = Dataset.from_arrays(x, y, w=sample_weight)
+    if y is None and isinstance(x, tuple):
+        x = (x,)  # not (x, y): the inputs of a model that takes several
+    dataset = Dataset.from_arrays(x, y, w=_host_weights(sample_weight))
     if shuffle:
         dataset = dataset.shuffle(seed=0)
     return dataset.batch(batch_size or DEFAULT_BATCH_SIZE)
+
+
+def make_validation_dataset(data: Any, batch_size: int) -> Dataset | StreamDataset:
+    """Return batches from ``validation_data``: (x, y), (x, y, sample_weight), or a dataset.
+
+    Raises:
+        ArgumentError: a tuple of another length.
+        DataError: as ``make_dataset``.
+    """
+    if isinstance(data, tuple) or _is_pair_in_list(data):
+        if not 2 <= len(data) <= 3:
+            raise ArgumentError(
+                "It is (x, y), (x, y, sample_weight) or a dataset, got a tuple of "
+                f"{len(data)}. There are no targets without y."
+            )
+        x, y, weight = (*data, None)[:3]
+        return make_dataset(x, y, weight, batch_size, shuffle=False)
+    unbatched = isinstance(data, Dataset) and data.batch_size is None
+    size = batch_size if unbatched or _is_array_like(data) else None
+    return make_dataset(data, None, None, size, shuffle=False)
+
+
+def _is_pair_in_list(data: Any) -> bool:
+    return isinstance(data, list) and 2 <= len(data) <= 3 and _is_array_like(data[0])
 
 
 def _is_array_like(x: Any) -> bool:
@@ -220,6 +250,17 @@ def _is_array_like(x: Any) -> bool:
     if isinstance(x, dict):
         return all(map(_is_array_like, x.values()))
     return isinstance(x, list) and bool(x) and isinstance(x[0], (int, float, list))
+
+
+def _is_several(x: Any) -> bool:
+    return isinstance(x, tuple) and bool(x) and all(map(_is_array_like, x))
+
+
+def _host_weights(weights: Any) -> Any:
+    if weights is None:
+        return None
+    weights = as_array(weights, "sample_weight")
+    return checked_weights(weights[:, 0] if weights.shape[1:] == (1,) else weights)
 
 
 def _is_uniform(dataset: Dataset | StreamDataset) -> bool:
@@ -234,14 +275,3 @@ def _stack(batches: list[Batch]) -> Batch:
             f"{sorted(shapes)[:3]}. Pad to one length, or use steps_per_execution=1."
         )
     return jax.tree.map(lambda *leaves: np.stack(leaves), *batches)
-
-
-def _class_weights(weights: Mapping[int, float] | None) -> np.ndarray | None:
-    if weights is None:
-        return None
-    if not weights or min(weights) < 0:
-        raise ArgumentError(f"class_weight maps class numbers from 0 to weights, got {weights!r}.")
-    table = np.ones(max(weights) + 1, np.float32)
-    for index, weight in weights.items():
-        table[index] = weight
-    return table

@@ -13,8 +13,10 @@ import jax.numpy as jnp
 
 from neurenix._core.errors import ArgumentError, unknown_name
 from neurenix.distribute import Strategy
+from neurenix.train.arguments import optional_number, whole_number
 
 _COMPUTE_DTYPES = {"float32": None, "bfloat16": jnp.bfloat16}
+_VERBOSE = ("auto", False, True, 2)  # 0, 1, 2 are Keras's numbers
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,9 +44,7 @@ class TrainOptions:
 
     def __post_init__(self) -> None:
         for name in ("steps_per_execution", "accumulate_steps"):
-            value = getattr(self, name)
-            if not isinstance(value, int) or value < 1:
-                raise ArgumentError(f"{name} must be a whole number from 1, got {value!r}.")
+            object.__setattr__(self, name, whole_number(name, getattr(self, name)))
         if self.precision not in _COMPUTE_DTYPES:
             raise unknown_name("precision", str(self.precision), _COMPUTE_DTYPES)
 
@@ -75,6 +75,14 @@ class FitOptions:
     initial_epoch: int = 0
     validation_steps: int | None = None
     validation_batch_size: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.verbose not in _VERBOSE:
+            raise ArgumentError(f'verbose is "auto", True or False, got {self.verbose!r}.')
+        first = whole_number("initial_epoch", self.initial_epoch, least=0)
+        object.__setattr__(self, "initial_epoch", first)
+        for name in ("validation_steps", "validation_batch_size"):
+            object.__setattr__(self, name, optional_number(name, getattr(self, name)))
 
 
 DEFAULT_TRAIN_OPTIONS = TrainOptions()

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import csv
 import os
-from collections.abc import Mapping
+import string
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +28,9 @@ class ModelCheckpoint(Monitor):
         monitor: the number that ``save_best_only`` compares.
         mode: see ``Monitor``.
         save_best_only: write only when the number is the best so far.
+
+    Raises:
+        ArgumentError: ``path`` cannot be filled in.
     """
 
     def __init__(
@@ -39,20 +44,40 @@ class ModelCheckpoint(Monitor):
         super().__init__(monitor, mode=mode)
         self.path, self.save_best_only = os.fspath(path), save_best_only
         self.saved: list[Path] = []
+        self._filled(0, dict.fromkeys(self._names(), 0.0))
+
+    def watched(self) -> tuple[str, ...]:
+        """Return the names in the path, and the number that decides."""
+        return (*self._names(), *((self.monitor,) if self.save_best_only else ()))
 
     def on_epoch_end(self, epoch: int, logs: Mapping[str, float]) -> None:
         """Write the file, completely or not at all."""
         if self.save_best_only and not self.improved(logs):
             return
+        target = self._filled(epoch, logs)
+        save_weights(self.model, target)
+        self.saved.append(target)
+
+    def _names(self) -> list[str]:
         try:
-            target = Path(self.path.format(epoch=epoch, **logs))
+            fields = [field for _, field, _, _ in string.Formatter().parse(self.path)]
+        except ValueError as error:
+            raise ArgumentError(f"ModelCheckpoint: {self.path!r} is malformed: {error}.") from error
+        return [name for name in fields if name and name != "epoch"]
+
+    def _filled(self, epoch: int, logs: Mapping[str, float]) -> Path:
+        try:
+            return Path(self.path.format(**{**logs, "epoch": epoch}))
         except (KeyError, IndexError) as error:
             raise ArgumentError(
                 f"ModelCheckpoint: {self.path!r} asks for {error}, which the logs do not have: "
                 f"epoch, {', '.join(logs)}."
             ) from error
-        save_weights(self.model, target)
-        self.saved.append(target)
+        except (ValueError, TypeError, AttributeError) as error:
+            raise ArgumentError(
+                f"ModelCheckpoint: {self.path!r} cannot be filled in: {error}. Write numbers as "
+                "{epoch:02d} and {loss:.3f}."
+            ) from error
 
 
 class CSVLogger(Callback):
@@ -60,32 +85,75 @@ class CSVLogger(Callback):
 
     Args:
         path: the file.
-        append: go on in a file that is there, instead of replacing it.
+        append: go on in a file that is there, instead of replacing it. It must be one of
+            CSVLogger's, with a column for every number.
     """
 
     def __init__(self, path: str | os.PathLike[str], *, append: bool = False) -> None:
         self.path, self.append = Path(path), append
         self._names: list[str] | None = None
+        self._found = False  # the columns are those of a file that was there
 
     def on_train_begin(self) -> None:
-        """Begin the file, or find the columns of the one that is there."""
+        """Begin the file, or find the columns of the one that is there.
+
+        Raises:
+            ArgumentError: the file cannot be written, or is no table of CSVLogger's.
+        """
         self._names = None
-        if self.append and self.path.exists() and self.path.stat().st_size:
-            with self.path.open(newline="") as file:
-                self._names = next(csv.reader(file))
-        else:
+        with self._explained():
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            self.path.write_text("")
+            self._found = self.append and self.path.exists() and self.path.stat().st_size > 0
+            if self._found:
+                self._names = self._header()
+            with self.path.open("a" if self.append else "w"):
+                pass  # what cannot be written is an error now, not after the first epoch
 
     def on_epoch_end(self, epoch: int, logs: Mapping[str, float]) -> None:
-        """Add a row."""
+        """Add a row.
+
+        Raises:
+            ArgumentError: the file that was there lacks a column, or cannot be written any more.
+        """
         row = {"epoch": epoch, **logs}
-        with self.path.open("a", newline="") as file:
+        missing = [name for name in row if self._names is not None and name not in self._names]
+        if self._found and missing:
+            raise ArgumentError(
+                f"CSVLogger: {self.path} has the columns {', '.join(self._names or ())}, and none "
+                f"for {', '.join(missing)}. Take another file, or append=False."
+            )
+        with self._explained(), self.path.open("a", newline="") as file:
             if self._names is None:
                 self._names = list(row)
                 csv.writer(file).writerow(self._names)
             writer = csv.DictWriter(file, self._names, restval="", extrasaction="ignore")
             writer.writerow(row)
+
+    def _header(self) -> list[str]:
+        """Return the columns of the file that is there, and end its last line."""
+        data = self.path.read_bytes()
+        first = data.splitlines()[0]
+        try:
+            names = next(csv.reader([first.decode()]))
+        except (UnicodeDecodeError, csv.Error, StopIteration):
+            names = []
+        if names[:1] != ["epoch"] or len(set(names)) < len(names):
+            raise ArgumentError(
+                f"CSVLogger: {self.path} is damaged, or none of CSVLogger's: its first line is "
+                f"{first[:80]!r}, expected 'epoch' and names of numbers. Take another file, or "
+                "append=False, which replaces it."
+            )
+        if not data.endswith(b"\n"):
+            with self.path.open("ab") as file:
+                file.write(b"\r\n")
+        return names
+
+    @contextmanager
+    def _explained(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise ArgumentError(f"CSVLogger: {self.path} cannot be written: {error}.") from error
 
 
 class TensorBoard(Callback):

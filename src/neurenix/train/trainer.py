@@ -7,6 +7,7 @@ data (``feed.py``).
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -23,14 +24,15 @@ from neurenix._core.errors import (
 )
 from neurenix._nnx import nnx
 from neurenix.compiler import intercept
-from neurenix.data import Dataset
 from neurenix.distribute import Strategy, get_strategy
 from neurenix.distribute.strategy import strategy_for
 from neurenix.metrics import get as get_metric
+from neurenix.train.arguments import as_callbacks, check_watched, optional_number, whole_number
 from neurenix.train.batch import Batch
+from neurenix.train.batch_check import BatchCheck
 from neurenix.train.callbacks import Callback
 from neurenix.train.compiled import CompiledEvaluation, CompiledStep
-from neurenix.train.feed import Feed, make_dataset
+from neurenix.train.feed import Feed, make_dataset, make_validation_dataset
 from neurenix.train.history import History
 from neurenix.train.loop import MAX_IN_FLIGHT, to_devices
 from neurenix.train.options import (
@@ -75,7 +77,7 @@ class Trainer:
         *,
         optimizer: Any = "adam",
         loss: Any = None,
-        metrics: Sequence[Any] = (),
+        metrics: Sequence[Any] | None = (),
         options: TrainOptions = DEFAULT_TRAIN_OPTIONS,
     ) -> None:
         if not isinstance(module, nnx.Module):
@@ -94,10 +96,10 @@ class Trainer:
         self._evaluation: CompiledEvaluation | None = None
         self._step: CompiledStep | None = None
         self._optimizer_state: Any = None
-        self._output_specs: dict[Any, Any] = {}
+        self._check = BatchCheck()
         self._state_sharding: Any = None
-        self._output_shape: tuple[int, ...] | None = None
         self.steps_made = 0
+        self._passes = 0
         self._learning_rate_scale = 1.0
 
     @property
@@ -107,14 +109,29 @@ class Trainer:
         With a schedule it is the schedule's value times the factor that setting has put on it.
 
         Raises:
-            ArgumentError: the optimizer is an optax transformation, which hides its rate.
+            ArgumentError: the optimizer is an optax transformation, which hides its rate; the
+                value set is no rate; or the optimizer's own rate is 0, which no factor changes.
         """
         base = self._base_rate()
         return base * self._learning_rate_scale
 
     @learning_rate.setter
     def learning_rate(self, value: float) -> None:
-        self._learning_rate_scale = value / self._base_rate()
+        try:
+            rate = float(value)
+        except (TypeError, ValueError):
+            rate = math.nan
+        if not (math.isfinite(rate) and rate >= 0):
+            raise ArgumentError(f"A learning rate is a finite number from 0, got {value!r}.")
+        base = self._base_rate()
+        if base > 0:
+            self._learning_rate_scale = rate / base
+        elif rate > 0:
+            raise ArgumentError(
+                f"The learning rate cannot be set to {rate}: the optimizer's own is {base} at "
+                f"step {self.steps_made}, and what is set becomes a factor on it. Build the "
+                "optimizer with a rate above 0, or with a schedule that says it all."
+            )
 
     def fit(
         self,
@@ -125,21 +142,23 @@ class Trainer:
         batch_size: int | None = None,
         steps_per_epoch: int | None = None,
         validation_data: Any = None,
-        callbacks: Iterable[Callback] = (),
+        callbacks: Callback | Iterable[Callback] | None = (),
         options: FitOptions = DEFAULT_FIT_OPTIONS,
     ) -> History:
         """Train the module.
 
         Args:
-            x: inputs (N, …) with ``y``; or a dataset, or any iterable of batches.
+            x: inputs (N, …) with ``y``, in a tuple for a model of several; or a dataset, or any
+                iterable of batches.
             y: targets (N, …).
             epochs: number of the last epoch; the first is ``options.initial_epoch``.
             batch_size: examples of one step over all replicas, for arrays; 32 by default. The last
                 batch is filled up and masked, so that no example is lost and the step compiles
                 once.
             steps_per_epoch: optimizer steps of an epoch; needed when the data never ends.
-            validation_data: evaluated after every epoch, as ``x`` or ``(x, y)``.
-            callbacks: called in order.
+            validation_data: evaluated after every epoch: a dataset, ``(x, y)`` or
+                ``(x, y, sample_weight)``.
+            callbacks: called in order; one alone will do.
             options: sample and class weights, shuffling, progress.
 
         Returns:
@@ -150,25 +169,43 @@ class Trainer:
             ShapeError: the model does not take inputs of this shape, or the loss these targets.
             TrainingDivergedError: the loss or a gradient is not finite. The module then has the
                 weights of before that step.
+            UnknownNameError: a callback watches a number that the logs will not have.
             NotCompiledError: the trainer has no loss.
         """
-        _check_counts(epochs=epochs, steps_per_epoch=steps_per_epoch, batch_size=batch_size)
+        epochs, batch_size = (
+            whole_number("epochs", epochs),
+            optional_number("batch_size", batch_size),
+        )
+        steps_per_epoch = optional_number("steps_per_epoch", steps_per_epoch)
+        if options.initial_epoch >= epochs:
+            raise ArgumentError(
+                f"initial_epoch={options.initial_epoch} leaves nothing to do: epochs={epochs} is "
+                "the number of the last epoch, not how many to add."
+            )
+        called = as_callbacks(callbacks)
         definition, strategy = self.defined(), self._resolve()
         dataset = make_dataset(x, y, options.sample_weight, batch_size, shuffle=options.shuffle)
         feed = Feed(
-            dataset, replicas=strategy.num_replicas_in_sync, class_weight=options.class_weight
+            dataset,
+            replicas=strategy.num_replicas_in_sync,
+            class_weight=options.class_weight,
+            passes=max(self._passes, options.initial_epoch),
         )
-        steps = self._steps_of(feed, steps_per_epoch)
-        self._prepare(definition, feed.first)
-        callbacks = list(callbacks)
-        for callback in callbacks:
+        _check_end(feed, steps_per_epoch, "steps_per_epoch")
+        self._check.first(definition, self._loss_needed(), feed.first)
+        validate = self._validator(validation_data, batch_size or feed.batch_size, options)
+        check_watched(called, definition.log_names, validated=validate is not None)
+        for callback in called:
             callback.trainer = self
-        step = self._compiled_step(definition, steps or feed.steps, strategy)
-        run = Run(self, definition, step, feed, callbacks)
+        step = self._compiled_step(definition, steps_per_epoch or feed.steps, strategy)
+        run = Run(self, definition, step, feed, called)
         spec = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), feed.first)
         intercept.first_step(self, spec.x, spec.y)
-        validate = self._validator(validation_data, batch_size or feed.batch_size, options)
-        return run.epochs(range(options.initial_epoch, epochs), steps, validate, options.verbose)
+        try:
+            to_do = range(options.initial_epoch, epochs)
+            return run.epochs(to_do, steps_per_epoch, validate, options.verbose)
+        finally:
+            self._passes = feed.passes
 
     def evaluate(
         self,
@@ -192,11 +229,13 @@ class Trainer:
             DataError: as ``fit``.
             NotCompiledError: the trainer has no loss.
         """
+        steps, batch_size = _evaluation_counts(steps, batch_size)
         dataset = make_dataset(x, y, sample_weight, batch_size, shuffle=False)
         strategy = self._resolve()
         feed = Feed(dataset, replicas=strategy.num_replicas_in_sync, weighted=True)
-        _check_end(feed, dataset, steps, "steps")
-        definition = self._prepare(self.defined(), feed.first)
+        _check_end(feed, steps, "steps")
+        definition = self.defined()
+        self._check.first(definition, self._loss_needed(), feed.first)
         model = self.on_devices(definition.model.read())
         return self._evaluate(definition, model, feed, strategy, steps)
 
@@ -204,14 +243,19 @@ class Trainer:
         """Return the module's outputs for data, in evaluation mode, as NumPy arrays (N, …).
 
         Args:
-            x: inputs, or a dataset, whose targets are ignored.
+            x: inputs, in a tuple for a model of several; or a dataset, whose targets are ignored.
             batch_size: for arrays; 32 by default.
             steps: batches; None for all.
+
+        Raises:
+            DataError: the data is empty or ragged.
+            ShapeError: the model does not take inputs of this shape.
         """
+        steps, batch_size = _evaluation_counts(steps, batch_size)
         dataset = make_dataset(x, None, None, batch_size, shuffle=False)
         strategy = self._resolve()
         feed = Feed(dataset, replicas=strategy.num_replicas_in_sync, weighted=True)
-        _check_end(feed, dataset, steps, "steps")
+        _check_end(feed, steps, "steps")
         definition = self.defined()
         model = self.on_devices(definition.model.read())
         compiled = self._compiled_evaluation(definition)
@@ -232,7 +276,7 @@ class Trainer:
         """
         definition = self.defined()
         if y is None:
-            y = self._loss_needed().target_spec(self._output_spec(definition, x))
+            y = self._loss_needed().target_spec(self._check.output_spec(definition, x))
         values, first = bind_metrics([get_metric(metric) for metric in self._metrics])
         del values
         return describe_step(definition, definition.model.read(), first, Batch(x, y), mesh)
@@ -246,12 +290,9 @@ class Trainer:
         if scoped is not None:
             return scoped
         leaves = jax.tree.leaves(nnx.state(self.module, nnx.Param))
-        if leaves and len(leaves[0].sharding.device_set) == 1:
-            return strategy_for(leaves[0])
-        raise ArgumentError(
-            "The parameters lie on several devices and no strategy says how: train inside of "
-            "strategy.scope(), or give TrainOptions(strategy=…)."
-        )
+        if not leaves:
+            raise ArgumentError(f"{type(self.module).__name__} has no parameters (nnx.Param).")
+        return strategy_for(leaves[0])
 
     def _resolve(self) -> Strategy:
         """Return the strategy of the call that begins, and remember where it keeps state."""
@@ -294,47 +335,10 @@ class Trainer:
             self._step = self._evaluation = self._optimizer_state = None
         return self._definition
 
-    def _prepare(self, definition: StepDefinition, first: Batch) -> StepDefinition:
-        """Check one batch against model and loss, before anything is compiled."""
-        loss = self._loss_needed()
-        if first.y is None:
-            raise ArgumentError(
-                "There are no targets: give y, or batches of (x, y), or dicts with a 'label'."
-            )
-        x, y = first.x, first.y
-        output = self._output_spec(definition, x)
-        self._output_shape = getattr(output, "shape", None)
-        if isinstance(y, (np.ndarray, jax.Array)) and self._output_shape is not None:
-            loss.validate(np.asarray(y), self._output_shape)
-        return definition
-
-    def _output_spec(self, definition: StepDefinition, x: Any) -> Any:
-        leaves, treedef = jax.tree.flatten(x)
-        key = (treedef, *((leaf.shape, leaf.dtype) for leaf in leaves))
-        known = self._output_specs
-        if known.get("of") is not definition:
-            known.clear()
-            known["of"] = definition
-        if key not in known:
-            known[key] = jax.eval_shape(definition.predict, definition.model.read(), x)
-        return known[key]
-
     def check_labels(self, batch: Batch, steps: int) -> None:
         """Check the targets of a host batch, of ``steps`` batches stacked, against the loss."""
-        y = batch.y
-        if self._output_shape is None or not isinstance(y, np.ndarray):
-            return
-        if steps > 1:
-            y = y.reshape(-1, *y.shape[2:])
-        self._loss_needed().validate(y, (len(y), *self._output_shape[1:]))
-
-    def _steps_of(self, feed: Feed, steps_per_epoch: int | None) -> int | None:
-        if steps_per_epoch is None and feed.steps is None and feed.uniform:
-            raise ArgumentError(
-                "The data never ends (it is repeated), so an epoch needs a length: give "
-                "steps_per_epoch."
-            )
-        return steps_per_epoch
+        if self._definition is not None:
+            self._check.labels(self._definition, self._loss_needed(), batch, steps)
 
     def _compiled_step(
         self, definition: StepDefinition, steps: int | None, strategy: Strategy
@@ -396,15 +400,14 @@ class Trainer:
     ) -> Callable[[StepDefinition, TrainState], dict[str, float]] | None:
         if data is None:
             return None
-        size = options.validation_batch_size or batch_size
-        if isinstance(data, tuple):
-            x, y, weight = (*data, None, None)[:3]
-            dataset = make_dataset(x, y, weight, size, shuffle=False)
-        else:
-            dataset = make_dataset(data, None, None, None, shuffle=False)
-        strategy = self.strategy
-        feed = Feed(dataset, replicas=strategy.num_replicas_in_sync, weighted=True)
-        _check_end(feed, dataset, options.validation_steps, "validation_steps")
+        size, strategy = options.validation_batch_size or batch_size, self.strategy
+        try:
+            dataset = make_validation_dataset(data, size)
+            feed = Feed(dataset, replicas=strategy.num_replicas_in_sync, weighted=True)
+            self._check.check(self.defined(), self._loss_needed(), feed.first)
+        except (ArgumentError, ArgumentTypeError) as error:
+            raise type(error)(f"validation_data: {error}") from error
+        _check_end(feed, options.validation_steps, "validation_steps")
 
         def validate(definition: StepDefinition, state: TrainState) -> dict[str, float]:
             model = (state.parameters, state.model_state)
@@ -437,15 +440,15 @@ class Trainer:
 
 
 def _listed(value: Any) -> list[Any]:
+    if value is None:
+        return []
     return [value] if isinstance(value, str) or not isinstance(value, Sequence) else list(value)
 
 
-def _check_end(feed: Feed, dataset: Any, steps: int | None, name: str) -> None:
-    if steps is None and feed.steps is None and isinstance(dataset, Dataset):
+def _check_end(feed: Feed, steps: int | None, name: str) -> None:
+    if steps is None and feed.endless:
         raise ArgumentError(f"The data never ends (it is repeated): say how many, with {name}.")
 
 
-def _check_counts(**counts: int | None) -> None:
-    for name, value in counts.items():
-        if value is not None and (not isinstance(value, int) or value < 1):
-            raise ArgumentError(f"{name} must be a whole number from 1, got {value!r}.")
+def _evaluation_counts(steps: int | None, batch_size: int | None) -> tuple[int | None, int | None]:
+    return optional_number("steps", steps), optional_number("batch_size", batch_size)

@@ -1,0 +1,99 @@
+"""Checks of a batch against the model and the loss, before anything is compiled.
+
+Owns what the model returns for inputs of a shape, and whether loss and targets go with it. It does
+not own reading batches (``batch.py``) nor the losses' own checks (``neurenix.losses``).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from neurenix._core.errors import ArgumentError, ArgumentTypeError, DataError, ShapeError
+from neurenix.losses import Loss
+from neurenix.losses.registry import FunctionLoss
+from neurenix.train.batch import Batch
+from neurenix.train.step import StepDefinition
+
+
+class BatchCheck:
+    """What is known of a model's output, and the checks that it allows."""
+
+    def __init__(self) -> None:
+        self._specs: dict[Any, Any] = {}
+        self._of: StepDefinition | None = None
+        self._output_shape: tuple[int, ...] | None = None
+
+    def output_spec(self, definition: StepDefinition, x: Any) -> Any:
+        """Return shapes and dtypes of the model's output for inputs like ``x``."""
+        leaves, treedef = jax.tree.flatten(x)
+        key = (treedef, *((leaf.shape, leaf.dtype) for leaf in leaves))
+        if self._of is not definition:
+            self._specs.clear()
+            self._of = definition
+        if key not in self._specs:
+            self._specs[key] = jax.eval_shape(definition.predict, definition.model.read(), x)
+        return self._specs[key]
+
+    def first(self, definition: StepDefinition, loss: Loss, batch: Batch) -> None:
+        """Check the first batch, and remember the shape of its output for ``labels``.
+
+        Raises:
+            ArgumentError: there are no targets.
+            ArgumentTypeError: the loss takes one array, and the model returns several.
+            DataError: the output is complex, or a target out of range.
+            ShapeError: inputs, model, loss and targets do not go together.
+        """
+        self._output_shape = self.check(definition, loss, batch)
+
+    def check(self, definition: StepDefinition, loss: Loss, batch: Batch) -> tuple[int, ...] | None:
+        """Check as ``first`` and remember nothing.
+
+        Returns:
+            the shape of the output; None when it is not one array.
+        """
+        x, y = batch.x, batch.y
+        if y is None:
+            raise ArgumentError(
+                "There are no targets: give y, or batches of (x, y), or dicts with a 'label'."
+            )
+        output = self.output_spec(definition, x)
+        shape: tuple[int, ...] | None = getattr(output, "shape", None)
+        if shape is None and not _takes_trees(loss):
+            raise ArgumentTypeError(
+                f"The model returns a {type(output).__name__} of arrays, and the loss "
+                f"{loss.name} takes one array. Give a loss function that picks, such as "
+                "lambda y_true, y_pred: nx.losses.mean_squared_error(y_true, y_pred[…])."
+            )
+        if any(jnp.iscomplexobj(leaf) for leaf in jax.tree.leaves(output)):
+            given = " for inputs that are" if any(map(np.iscomplexobj, jax.tree.leaves(x))) else ""
+            raise DataError(
+                f"The model returns complex numbers{given}, and a loss needs real ones. Give real "
+                "and imaginary parts as features, or take jnp.abs in the model."
+            )
+        if isinstance(y, (np.ndarray, jax.Array)) and shape is not None:
+            loss.validate(np.asarray(y), shape)
+        return shape
+
+    def labels(self, definition: StepDefinition, loss: Loss, batch: Batch, steps: int) -> None:
+        """Check the targets of a host batch, of ``steps`` batches stacked, against the loss."""
+        y = batch.y
+        if self._output_shape is None or not isinstance(y, np.ndarray):
+            return
+        if steps > 1:
+            y = y.reshape(-1, *y.shape[2:])
+        try:
+            loss.validate(y, (len(y), *self._output_shape[1:]))
+        except ShapeError:  # inputs of another shape may have outputs of another shape
+            x = batch.x
+            if steps > 1:
+                x = jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), x)
+            loss.validate(y, self.output_spec(definition, x).shape)
+
+
+def _takes_trees(loss: Loss) -> bool:
+    own = type(loss).__module__.startswith("neurenix.losses.")
+    return isinstance(loss, FunctionLoss) or not own
