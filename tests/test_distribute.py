@@ -154,6 +154,9 @@ def test_average_loss() -> None:
     assert float(compute_average_loss(losses, jnp.array([1.0, 0.0, 1.0]))) == pytest.approx(4 / 3)
     with pytest.raises(nx.ShapeError, match="scalar"):
         compute_average_loss(jnp.float32(1))
+    for size in (0, -8, np.int64(0)):
+        with pytest.raises(nx.ArgumentError, match=f"global_batch_size is {size}"):
+            compute_average_loss(losses, global_batch_size=size)
 
 
 def test_errors_say_what_to_do(strategy: TPUStrategy) -> None:

@@ -38,6 +38,9 @@ CALLS = {
     "attention features": (lambda: nn.MultiHeadAttention(8, 2), (2, 3, 6), "as query"),
     "lstm rank": (lambda: nn.LSTM(3, 4), (2, 3), r"\(N, T, 3\)"),
     "gru features": (lambda: nn.GRU(3, 4), (2, 5, 4), r"\(\.\.\., 3\)"),
+    "conv kernel": (lambda: nn.Conv2d(3, 4, 5), (2, 4, 8, 3), r"reaches over \(5, 5\).*same"),
+    "conv padding": (lambda: nn.Conv1d(3, 4, 7, padding=1), (2, 4, 3), "6,.* with padding"),
+    "conv dilation": (lambda: nn.Conv1d(3, 4, 3, dilation=3), (2, 6, 3), r"reaches over \(7,\)"),
     "residual": (lambda: nn.Residual(nn.Linear(4, 3)), (2, 4), "shortcut"),
     "flatten": (lambda: nn.Flatten(3), (2, 4), "start_dim=3"),
 }
