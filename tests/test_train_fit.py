@@ -148,7 +148,7 @@ def test_state_is_donated_and_a_users_copy_is_not() -> None:
         def on_train_batch_end(self, step: int, logs: Any) -> None:
             if not seen:
                 seen.extend(jax.tree.leaves(nnx.state(self.model, nnx.Param)))
-                seen.extend(jax.tree.leaves(self.trainer._optimizer_state))
+                seen.extend(jax.tree.leaves(self.trainer.optimizer_state))
 
     Trainer(module, loss=LOSS).fit(x, y, batch_size=16, callbacks=[Look()])
     assert len(seen) > 8

@@ -87,14 +87,7 @@ class Binding:
         Two variables may hold one array (a target network that was just updated, say); it can be
         given away once only, so the others get a copy.
         """
-        leaves = self.read()
-        if len(set(map(id, leaves))) != len(leaves):
-            seen: set[int] = set()
-            for index, leaf in enumerate(leaves):
-                if id(leaf) in seen:
-                    leaves[index] = leaf.copy()
-                seen.add(id(leaf))
-        return leaves
+        return apart(self.read())
 
     def write(self, leaves: Sequence[Any]) -> None:
         """Set the array of every variable."""
@@ -113,6 +106,17 @@ class Binding:
             if results:
                 self.write(results[0][1])
         return results[0][0]
+
+
+def apart(leaves: list[Any]) -> list[Any]:
+    """Return ``leaves`` with a copy in place of every array that stands in it a second time."""
+    if len(set(map(id, leaves))) != len(leaves):
+        seen: set[int] = set()
+        for index, leaf in enumerate(leaves):
+            if id(leaf) in seen:
+                leaves[index] = leaf.copy()
+            seen.add(id(leaf))
+    return leaves
 
 
 def uninterrupted(results: list[Any], function: Callable[..., Any], arguments: Any) -> None:

@@ -63,17 +63,18 @@ class FlatFunction:
 
     def __call__(self, leaves: list[Any], *rest: Any) -> tuple[list[Any], Any]:
         """Return the state's leaves after the call, and what else the function returns."""
-        self._results = results = []
+        results = self._results  # keeps the last result when this call fails
         uninterrupted(results, self._jitted, (leaves, *rest))
+        del results[:-1]
         if self.compilations != self._reported:
             self._reported = self.compilations
             self._watch.compiled(rest)
-        return results[0]
+        return results[-1]
 
     @property
     def newest(self) -> list[Any] | None:
-        """The leaves that the latest call returned, also when Ctrl-C came in the middle of it."""
-        return self._results[0][0] if self._results else None
+        """The leaves that the latest call to succeed has returned, even if Ctrl-C cut it short."""
+        return self._results[-1][0] if self._results else None
 
     def _flat(self, leaves: list[Any], *rest: Any) -> tuple[list[Any], Any]:
         with known_mesh(self._sharding):

@@ -134,7 +134,7 @@ class Run:
         self._trainer.keep(self._definition, self._state())
 
     def _take_over(self) -> None:
-        """Take over the arrays that a callback has set in the module, as copies."""
+        """Take over what a callback has set: arrays of the module, as copies, or all by a fit."""
         state, model = self._state(), self._definition.model
 
         def own(now: jax.Array, held: jax.Array) -> jax.Array:
@@ -142,7 +142,11 @@ class Run:
 
         held = state.parameters, state.model_state
         parameters, model_state = jax.tree.map(own, model.read(constants=held[1]), held)
-        state = state._replace(parameters=parameters, model_state=model_state)
+        state = state._replace(
+            parameters=parameters,
+            model_state=model_state,
+            optimizer=self._trainer.optimizer_state,
+        )
         self._leaves = self._step.train.flatten(state)
 
     def _batch_end(self, step: int, leaves: list[Any], logs: Mapping[str, float]) -> bool:

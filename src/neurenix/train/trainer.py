@@ -17,6 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from neurenix import losses, optim
+from neurenix._binding import apart
 from neurenix._core.errors import (
     ArgumentError,
     ArgumentTypeError,
@@ -95,7 +96,7 @@ class Trainer:
         self._definition: StepDefinition | None = None
         self._evaluation: CompiledEvaluation | None = None
         self._step: CompiledStep | None = None
-        self._optimizer_state: Any = None
+        self.optimizer_state: Any = None
         self._check = BatchCheck()
         self._state_sharding: Any = None
         self.steps_made = 0
@@ -332,7 +333,7 @@ class Trainer:
                 compute_dtype=self.options.compute_dtype,
                 check_gradients=self.options.check_gradients,
             )
-            self._step = self._evaluation = self._optimizer_state = None
+            self._step = self._evaluation = self.optimizer_state = None
         return self._definition
 
     def check_labels(self, batch: Batch, steps: int) -> None:
@@ -365,15 +366,18 @@ class Trainer:
 
     def initial_state(self, definition: StepDefinition) -> TrainState:
         """Return the state to train on, in buffers that nobody else holds."""
-        own = self.on_devices(jax.tree.map(jnp.copy, definition.model.read()))
-        definition.model.write(*own)
-        parameters, model_state = own
-        if self._optimizer_state is None:
-            self._optimizer_state = definition.optimizer.init(parameters)
+        own = self.on_devices(_copied(definition.model.read()))
+        definition.model.write(*own)  # the old arrays can go before the optimizer's are made
+        optimizer = self.optimizer_state
+        if optimizer is None:
+            optimizer = jax.jit(definition.optimizer.init)(own[0])
+        # An optimizer may keep the parameters themselves, which then would be given away twice.
+        leaves, treedef = jax.tree.flatten((own, self.on_devices(optimizer)))
+        (parameters, model_state), optimizer = jax.tree.unflatten(treedef, apart(leaves))
         return TrainState(
             parameters=parameters,
             model_state=model_state,
-            optimizer=self.on_devices(jax.tree.map(jnp.copy, self._optimizer_state)),
+            optimizer=optimizer,
             **self.epoch_start(definition),
             step=self.on_devices(jnp.int32(self.steps_made)),
             diverged_at=self.on_devices(counters()["diverged_at"]),
@@ -384,7 +388,7 @@ class Trainer:
         _, first = bind_metrics([get_metric(metric) for metric in self._metrics])
         return self.on_devices(
             {
-                "metrics": jax.tree.map(jnp.copy, first),
+                "metrics": _copied(first),
                 "totals": counters()["totals"],
                 "learning_rate_scale": jnp.float32(self._learning_rate_scale),
             }
@@ -393,7 +397,7 @@ class Trainer:
     def keep(self, definition: StepDefinition, state: TrainState) -> None:
         """Make the module and the trainer hold the state's arrays."""
         definition.model.write(state.parameters, state.model_state)
-        self._optimizer_state = state.optimizer
+        self.optimizer_state = state.optimizer
 
     def _validator(
         self, data: Any, batch_size: int, options: FitOptions
@@ -437,6 +441,12 @@ class Trainer:
                 in_flight.popleft().block_until_ready()
         feed.rewind()
         return dict(zip(definition.log_names, map(float, np.asarray(logs)[1:]), strict=True))
+
+
+@jax.jit
+def _copied(tree: Any) -> Any:
+    """Copy every array in one compiled call; one by one, each shape is compiled by itself."""
+    return jax.tree.map(jnp.copy, tree)
 
 
 def _listed(value: Any) -> list[Any]:
