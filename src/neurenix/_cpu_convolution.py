@@ -2,9 +2,10 @@
 
 XLA's CPU compiler turns a convolution into the form that its fast kernel takes (channels last), but
 in the entry computation only. The gradient of a convolution has another form, so a training step
-inside ``lax.scan`` falls back to plain loops: the digits CNN took 150 ms a step in place of 13 with jax
-0.10.2, and 198 in place of 14 with 0.12.0.1 (two cores). Here the form is changed when JAX lowers the operation, for
-the CPU only. Owns that lowering; results differ by float32 rounding at most.
+inside ``lax.scan`` falls back to plain loops. The digits CNN took 150 ms a step in place of 13 with
+jax 0.10.2, and 198 in place of 14 with 0.12.0.1 (two cores). Here the form is changed when JAX
+lowers the operation, for the CPU only. Owns that lowering; results differ by float32 rounding at
+most.
 """
 
 from __future__ import annotations
