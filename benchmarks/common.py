@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import json
+import math
 import os
 import platform
 import statistics
@@ -40,6 +41,27 @@ def ratio(seconds: dict[str, list[float]], a: str, b: str) -> float:
 def median_microseconds(seconds: list[float], per: int) -> float:
     """Return the median in microseconds per one of ``per`` things done in a round."""
     return round(statistics.median(seconds) / per * 1e6, 1)
+
+
+def host_microseconds(
+    loops: dict[str, Callable[[int], Any]], steps: int, rounds: int
+) -> dict[str, float]:
+    """Return processor microseconds of the calling thread per step of each loop.
+
+    The least of a long run less the least of a short one, the loops in turns: what a call costs
+    once falls out. (The least of the differences would pick rounds whose short run was disturbed.)
+    """
+    least = {name: {steps: math.inf, 5 * steps: math.inf} for name in loops}
+    for _ in range(rounds):
+        for name, run in loops.items():
+            for count in least[name]:
+                began = time.thread_time()
+                run(count)
+                least[name][count] = min(least[name][count], time.thread_time() - began)
+    return {
+        name: (times[5 * steps] - times[steps]) / (4 * steps) * 1e6
+        for name, times in least.items()
+    }
 
 
 def report(name: str, **figures: Any) -> None:

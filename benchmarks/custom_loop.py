@@ -1,6 +1,6 @@
 """Host time per call of ``nx.jit(train_step)``, against ``fit`` and ``nnx.jit``.
 
-    python benchmarks/custom_loop.py [--layers 2 6 24] [--calls 40]
+    python benchmarks/custom_loop.py [--layers 2 6 24] [--calls 40] [--rounds 7]
 
 The widths are tiny, so that the host's work is what is timed: the processor time of the calling
 thread, per call, as the difference between long and short runs (set-up falls out).
@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import time
 from collections import deque
 from collections.abc import Callable
 from typing import Any
@@ -19,7 +18,7 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
 import jax
 import optax
-from common import report
+from common import host_microseconds, report
 from flax import nnx
 from models import Transformer, data_for
 
@@ -76,24 +75,12 @@ def fit_loop(layers: int) -> Callable[[int], None]:
     return run
 
 
-def host_us(run: Callable[[int], None], calls: int) -> float:
-    """Return microseconds of the calling thread per call, the best of three differences."""
-    best = []
-    for _ in range(3):
-        times = []
-        for count in (calls, 3 * calls):
-            began = time.thread_time()
-            run(count)
-            times.append(time.thread_time() - began)
-        best.append((times[1] - times[0]) / (2 * calls) * 1e6)
-    return min(best)
-
-
 def main() -> None:
     """Print one line for each depth."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--layers", type=int, nargs="*", default=[2, 6, 24])
     parser.add_argument("--calls", type=int, default=40)
+    parser.add_argument("--rounds", type=int, default=7)
     options = parser.parse_args()
     for layers in options.layers:
         loops = {
@@ -105,7 +92,7 @@ def main() -> None:
         }
         for run in loops.values():
             run(2)
-        host = {name: host_us(run, options.calls) for name, run in loops.items()}
+        host = host_microseconds(loops, options.calls, options.rounds)
         report(
             f"custom_loop/{layers}_layers",
             nx_jit_over_fit=round(host["nx_jit"] / host["fit"], 2),

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import time
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -21,7 +20,7 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 import jax
 import numpy as np
 import optax
-from common import median_microseconds, ratio, report, rounds
+from common import host_microseconds, median_microseconds, ratio, report, rounds
 from flax import nnx
 from models import build, build_keras, build_torch, data_for
 
@@ -29,7 +28,7 @@ import neurenix as nx
 from neurenix.train import Trainer, TrainOptions
 
 BATCH = {"mlp": 256, "cnn": 200, "transformer": 32, "tiny": 32, "wide": 64}
-STEPS = {"mlp": 40, "cnn": 100, "transformer": 40, "tiny": 2000}
+STEPS = {"mlp": 120, "cnn": 300, "transformer": 80, "tiny": 2000}
 
 
 def hand_written(name: str, x: np.ndarray, y: np.ndarray) -> Callable[[int], None]:
@@ -121,16 +120,6 @@ def torch_loop(name: str, x: np.ndarray, y: np.ndarray, steps: int) -> Callable[
     return epoch
 
 
-def host_seconds(run: Callable[[int], Any], steps: int) -> float:
-    """Return the calling thread's processor seconds per step; what a call costs once falls out."""
-    spent = []
-    for count in (steps, 3 * steps):
-        began = time.thread_time()
-        run(count)
-        spent.append(time.thread_time() - began)
-    return (spent[1] - spent[0]) / (2 * steps)
-
-
 def main() -> None:
     """Print one line for each model."""
     parser = argparse.ArgumentParser()
@@ -149,14 +138,14 @@ def main() -> None:
                 "torch": torch_loop(name, x, y, steps),
             }
         seconds = rounds(contenders, count=options.rounds)
-        host = {key: min(host_seconds(run, steps) for _ in range(5)) for key, run in loops.items()}
+        host = host_microseconds(loops, steps // 4, options.rounds)
         figures = {f"fit_over_{other}": ratio(seconds, "fit", other) for other in seconds}
         figures.pop("fit_over_fit")
         report(
             f"fit_overhead/{name}",
             **figures,
             step_us={key: median_microseconds(value, steps) for key, value in seconds.items()},
-            host_us_per_step={key: round(value * 1e6, 1) for key, value in host.items()},
+            host_us_per_step={key: round(value, 1) for key, value in host.items()},
         )
 
 

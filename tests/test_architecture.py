@@ -43,6 +43,7 @@ FLOORS = {
     "neurenix.train": 40,
     "neurenix.callbacks": 45,
     "neurenix.nn": 50,
+    "neurenix.models": 55,
     "neurenix.preflight": 60,
     "neurenix.cli": 70,
 }

@@ -265,10 +265,15 @@ def test_ctrl_c_at_any_moment_loses_no_weights(kind: str) -> None:
     before = signal.signal(signal.SIGALRM, signal.default_int_handler)
     try:
         for attempt in range(12):
-            signal.setitimer(signal.ITIMER_REAL, 0.02 + 0.003 * attempt)
-            with pytest.raises(KeyboardInterrupt):
-                for _ in range(10000):
+            # Again and again: Python drops an exception that is raised in a weak reference's
+            # callback, and NumPy reports one inside a dtype's conversion as a SystemError.
+            signal.setitimer(signal.ITIMER_REAL, 0.02 + 0.003 * attempt, 0.1)
+            with pytest.raises((KeyboardInterrupt, SystemError)) as caught:
+                for _ in range(1000):
                     loops[kind]()
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            error = caught.value
+            assert isinstance(error.__cause__ or error, KeyboardInterrupt)
             assert np.isfinite(np.asarray(model(X))).all()
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)

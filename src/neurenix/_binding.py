@@ -71,10 +71,14 @@ class Binding:
         self.constants = [leaf for _, leaf in flat if not isinstance(leaf, nnx.Variable)]
         nodes = [node for _, node in nnx.iter_graph(modules) if isinstance(node, nnx.Pytree)]
         self._views = [vars(node).values() for node in nodes] + [(_END,)]
+        self.accept()
+
+    def accept(self) -> None:
+        """Take the attributes as they are now for those of the binding."""
         self._seen = list(chain.from_iterable(self._views))
 
     def is_current(self) -> bool:
-        """Tell whether no attribute of any module was set, added or removed since binding."""
+        """Tell whether no attribute was set, added or removed since binding (or ``accept``)."""
         return all(map(is_, chain.from_iterable(self._views), self._seen))
 
     def read(self) -> list[Any]:

@@ -38,6 +38,7 @@ class ModuleSplit:
             for name, value in attributes.items():
                 if vars(node)[name] is not value:
                     object.__setattr__(node, name, value)
+        self._binding.accept()  # what is bound is the training mode, found in whichever mode
         self._paths = [path[1:] for path in self._binding.paths]
         self._is_parameter = [isinstance(v, nnx.Param) for v in self._binding.variables]
         if not any(self._is_parameter):
@@ -45,6 +46,18 @@ class ModuleSplit:
                 f"{type(module).__name__} has no parameters (nnx.Param), so there is nothing to "
                 "train. Build its layers in __init__ and keep them as attributes."
             )
+
+    def is_current(self) -> bool:
+        """Tell whether no attribute of the module was set since; cheaper than a new split."""
+        return self._binding.is_current()
+
+    def renew(self, other: ModuleSplit) -> None:
+        """Take the module's attributes as ``other``, of the same structure, has found them."""
+        self._binding = other._binding
+
+    def first_parameter(self) -> Any:
+        """Return the array of one parameter."""
+        return self._binding.variables[self._is_parameter.index(True)].get_raw_value()
 
     def same_structure(self, other: ModuleSplit) -> bool:
         """Tell whether both are of the same module, unchanged in structure."""

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 
 class Totals(NamedTuple):
@@ -26,7 +27,7 @@ class Totals(NamedTuple):
     @classmethod
     def zero(cls) -> Totals:
         """Return the totals of no example."""
-        return cls(jnp.zeros((), jnp.float32), jnp.zeros((), jnp.float32))
+        return cls(np.float32(0), np.float32(0))
 
     def add(self, mean_loss: jax.Array, weight: jax.Array) -> Totals:
         """Return the totals with a batch more."""
@@ -97,10 +98,10 @@ def leaf_roles(state: TrainState) -> tuple[str, ...]:
 
 
 def counters() -> dict[str, Any]:
-    """Return the scalar fields of a fresh state."""
+    """Return the scalar fields of a fresh state, on the host: a device array each would cost more."""
     return {
         "totals": Totals.zero(),
-        "step": jnp.zeros((), jnp.int32),
-        "learning_rate_scale": jnp.ones((), jnp.float32),
-        "diverged_at": jnp.full((), -1, jnp.int32),
+        "step": np.int32(0),
+        "learning_rate_scale": np.float32(1),
+        "diverged_at": np.int32(-1),
     }

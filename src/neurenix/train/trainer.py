@@ -290,10 +290,7 @@ class Trainer:
         scoped = get_strategy()
         if scoped is not None:
             return scoped
-        leaves = jax.tree.leaves(nnx.state(self.module, nnx.Param))
-        if not leaves:
-            raise ArgumentError(f"{type(self.module).__name__} has no parameters (nnx.Param).")
-        return strategy_for(leaves[0])
+        return strategy_for(self.defined().model.first_parameter())
 
     def _resolve(self) -> Strategy:
         """Return the strategy of the call that begins, and remember where it keeps state."""
@@ -320,6 +317,8 @@ class Trainer:
 
     def defined(self) -> StepDefinition:
         """Return the step definition, made anew when the module's structure has changed."""
+        if self._definition is not None and self._definition.model.is_current():
+            return self._definition
         split = ModuleSplit(self.module)
         if self._definition is None or not split.same_structure(self._definition.model):
             structure, _ = bind_metrics([get_metric(metric) for metric in self._metrics])
@@ -334,6 +333,8 @@ class Trainer:
                 check_gradients=self.options.check_gradients,
             )
             self._step = self._evaluation = self.optimizer_state = None
+        else:
+            self._definition.model.renew(split)
         return self._definition
 
     def check_labels(self, batch: Batch, steps: int) -> None:
@@ -379,7 +380,7 @@ class Trainer:
             model_state=model_state,
             optimizer=optimizer,
             **self.epoch_start(definition),
-            step=self.on_devices(jnp.int32(self.steps_made)),
+            step=self.on_devices(np.int32(self.steps_made)),
             diverged_at=self.on_devices(counters()["diverged_at"]),
         )
 
@@ -390,7 +391,7 @@ class Trainer:
             {
                 "metrics": _copied(first),
                 "totals": counters()["totals"],
-                "learning_rate_scale": jnp.float32(self._learning_rate_scale),
+                "learning_rate_scale": np.float32(self._learning_rate_scale),
             }
         )
 

@@ -1,0 +1,122 @@
+"""Which axes of an array are divided over which axes of the mesh.
+
+Owns rules ``(path, shape) -> PartitionSpec`` for parameters, and constraints on values inside a
+model. A rule names mesh axes; those that a mesh does not have are left out, so that one set of
+rules serves data parallelism, FSDP and tensor parallelism. It does not own the mesh.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+from jax.sharding import PartitionSpec
+
+from neurenix._core.errors import ArgumentError
+
+Axes = str | tuple[str, ...] | None
+Rule = tuple[str, Sequence[Axes]]
+
+
+@dataclass(frozen=True)
+class ShardingRules:
+    """Ordered rules: the first whose pattern is found in a path decides.
+
+    Attributes:
+        rules: pairs of a regular expression on the dotted path of a parameter
+            (``"layers.attention.query.kernel"``) and, for each axis of the array, the mesh axis or
+            axes that divide it, or None. A pattern may decide for arrays of several ranks: its
+            axes are those of the array's *last* ones.
+
+    Example:
+        >>> rules = ShardingRules((("kernel$", ("fsdp", "tensor")),))
+        >>> rules.partition("layers.0.mlp.kernel", (512, 2048), {"fsdp": 8})
+        PartitionSpec('fsdp', None)
+    """
+
+    rules: tuple[Rule, ...] = ()
+
+    def partition(
+        self, path: str, shape: tuple[int, ...], axes: Mapping[str, int]
+    ) -> PartitionSpec:
+        """Return how an array is divided; whole where no rule speaks of it.
+
+        Args:
+            path: of the parameter, dotted.
+            shape: its sizes.
+            axes: names and sizes of the mesh's axes.
+
+        Raises:
+            ArgumentError: a rule has more axes than the array. (An axis whose size does not
+                divide is left whole.)
+        """
+        for pattern, wanted in self.rules:
+            if re.search(pattern, path) is None:
+                continue
+            if len(wanted) > len(shape):
+                raise ArgumentError(
+                    f"The sharding rule {pattern!r} has {len(wanted)} axes, and {path} has the "
+                    f"shape {shape}."
+                )
+            padded = (None,) * (len(shape) - len(wanted)) + tuple(wanted)
+            return PartitionSpec(
+                *(
+                    _dividing(entry, size, axes)
+                    for entry, size in zip(padded, shape, strict=True)
+                )
+            )
+        return PartitionSpec()
+
+    def __add__(self, other: ShardingRules) -> ShardingRules:
+        return ShardingRules(self.rules + other.rules)
+
+
+def shard_largest(path: str, shape: tuple[int, ...], axes: Mapping[str, int]) -> PartitionSpec:
+    """Divide the largest axis that ``"fsdp"`` divides: what FSDP does without any rule.
+
+    Example:
+        >>> shard_largest("kernel", (3, 512), {"fsdp": 8})
+        PartitionSpec(None, 'fsdp')
+    """
+    del path
+    parts = axes.get("fsdp", 1)
+    fitting = [i for i, size in enumerate(shape) if parts > 1 and size % parts == 0]
+    if not fitting:
+        return PartitionSpec()
+    chosen = max(fitting, key=lambda i: shape[i])
+    return PartitionSpec(*("fsdp" if i == chosen else None for i in range(len(shape))))
+
+
+def constrain(value: jax.Array, *axes: Axes) -> jax.Array:
+    """Divide a value inside a model over the axes of the mesh that the trace knows.
+
+    Args:
+        value: an array.
+        *axes: for each axis of ``value`` the mesh axis or axes, or None. Those that the mesh does
+            not have, or that do not divide, are left out; with no mesh nothing happens.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> constrain(jnp.ones((8, 4)), ("data", "fsdp"), None).shape
+        (8, 4)
+    """
+    mesh = jax.sharding.get_abstract_mesh()
+    if mesh.empty or mesh.manual_axes:
+        return value
+    sizes = dict(mesh.shape)
+    partition = PartitionSpec(
+        *(_dividing(entry, size, sizes) for entry, size in zip(axes, value.shape, strict=True))
+    )
+    return jax.lax.with_sharding_constraint(value, partition)
+
+
+def _dividing(entry: Axes, size: int, axes: Mapping[str, int]) -> Any:
+    names = (entry,) if isinstance(entry, str) else entry or ()
+    kept = tuple(name for name in names if axes.get(name, 1) > 1)
+    if not kept or size % math.prod(axes[name] for name in kept):
+        return None
+    return kept[0] if len(kept) == 1 else kept
