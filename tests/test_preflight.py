@@ -243,7 +243,7 @@ def test_search_orders_candidates_and_says_why_others_lost(options) -> None:
     assert [c.slice.name for c in plan.candidates] == ["v5e-8", "v6e-8", "v5e-16"]
     assert plan.best.slice.name == "v5e-8"
     assert "× the best" in plan.candidates[1].reason
-    assert "cannot be divided over the 16 devices" in plan.candidates[2].reason
+    assert "cannot be divided over the 16 replicas" in plan.candidates[2].reason
     table = plan.table()
     assert all(name in table for name in ("v5e-8", "v6e-8", "v5e-16", "best cost"))
 
@@ -252,7 +252,7 @@ def test_bad_input_is_named_before_anything_is_compiled() -> None:
     model = cnn()
     with pytest.raises(UnknownNameError, match="Did you mean 'v5e-8'"):
         nx.preflight(model, on="v5e-9", input_shape=(BATCH, 8, 8, 1))
-    with pytest.raises(ShapeError, match=r"batch of 100 .* 8 devices of v5e-8; take 96 or 104"):
+    with pytest.raises(ShapeError, match=r"batch of 100 .* 8 replicas of v5e-8; take 96 or 104"):
         nx.preflight(model, on="v5e-8", input_shape=(100, 8, 8, 1))
     with pytest.raises(ArgumentTypeError, match="shape of a batch is needed"):
         nx.preflight(model, on="v5e-8")
@@ -265,7 +265,7 @@ def test_bad_input_is_named_before_anything_is_compiled() -> None:
     with pytest.raises(UnknownNameError, match="objective"):
         nx.preflight.search(model, on=["v5e-8"], input_shape=(BATCH, 8, 8, 1), objective="speed")
     with pytest.raises(ShapeError, match="has 4 devices, and v5e-8 has 8"):
-        nx.preflight(jnp.tanh, nx.spec((8,)), on="v5e-8", options=PreflightOptions(axes={"a": 4}))
+        nx.preflight(jnp.tanh, nx.spec((8,)), on="v5e-8", mesh={"a": 4})
 
 
 SCRIPT = """

@@ -13,6 +13,7 @@ from neurenix.distribute.replica import (
     compute_average_loss,
     get_replica_context,
 )
+from neurenix.distribute.rules import ShardingRules, constrain
 from neurenix.distribute.strategy import (
     MirroredStrategy,
     OneDeviceStrategy,
@@ -33,11 +34,13 @@ __all__ = [
     "PerReplica",
     "PerReplicaDataset",
     "ReplicaContext",
+    "ShardingRules",
     "Strategy",
     "TPUClusterResolver",
     "TPUStrategy",
     "auto",
     "compute_average_loss",
+    "constrain",
     "data_mesh",
     "get_replica_context",
     "get_strategy",

@@ -5,20 +5,40 @@ Owns the names of the mesh axes and the placement of whole trees. It does not ow
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import jax
 import numpy as np
+from jax.experimental import mesh_utils
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
 DATA_AXIS = "data"
+BATCH_AXES = ("data", "fsdp")
+"""Mesh axes that divide a batch: under FSDP a device takes a share of parameters *and* batch."""
+
+
+MESH_AXES = ("data", "fsdp", "tensor")
+"""Names of mesh axes that strategies know."""
 
 
 def data_mesh(devices: Sequence[Any]) -> Mesh:
     """Return a one-axis mesh over ``devices``: every device takes a share of the batch."""
     return Mesh(np.array(devices), (DATA_AXIS,), axis_types=(AxisType.Auto,))
+
+
+def device_mesh(devices: Sequence[Any], axes: Mapping[str, int]) -> Mesh:
+    """Return ``devices`` as a mesh with ``axes``, neighbours on an axis being neighbours on ICI.
+
+    Args:
+        devices: as many as the product of the sizes.
+        axes: names and sizes, the slowest first.
+    """
+    sizes = tuple(axes.values())
+    grid = mesh_utils.create_device_mesh(sizes, devices=list(devices))
+    return Mesh(grid, tuple(axes), axis_types=(AxisType.Auto,) * len(sizes))
 
 
 def replicated(mesh: Mesh | AbstractMesh) -> NamedSharding:
@@ -28,12 +48,14 @@ def replicated(mesh: Mesh | AbstractMesh) -> NamedSharding:
 
 def batch_sharded(mesh: Mesh | AbstractMesh, *, leading: int = 0) -> NamedSharding:
     """Return the sharding of a batch: its axis number ``leading`` is split over the replicas."""
-    return NamedSharding(mesh, PartitionSpec(*([None] * leading), DATA_AXIS))
+    axes = tuple(axis for axis in BATCH_AXES if axis in mesh.shape)
+    entry = axes[0] if len(axes) == 1 else axes or None
+    return NamedSharding(mesh, PartitionSpec(*([None] * leading), entry))
 
 
 def replicas_of(mesh: Mesh | AbstractMesh) -> int:
     """Return the number of shares that a batch is split into."""
-    return mesh.shape[DATA_AXIS]
+    return math.prod(mesh.shape[axis] for axis in BATCH_AXES if axis in mesh.shape)
 
 
 def known_mesh(sharding: jax.sharding.Sharding | None) -> AbstractContextManager[Any]:

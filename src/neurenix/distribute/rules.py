@@ -64,15 +64,24 @@ class ShardingRules:
                 )
             padded = (None,) * (len(shape) - len(wanted)) + tuple(wanted)
             return PartitionSpec(
-                *(
-                    _dividing(entry, size, axes)
-                    for entry, size in zip(padded, shape, strict=True)
-                )
+                *(_dividing(entry, size, axes) for entry, size in zip(padded, shape, strict=True))
             )
         return PartitionSpec()
 
     def __add__(self, other: ShardingRules) -> ShardingRules:
         return ShardingRules(self.rules + other.rules)
+
+
+def as_rules(rules: ShardingRules | Sequence[Rule] | None) -> ShardingRules | None:
+    """Return rules however they were given.
+
+    Example:
+        >>> as_rules([("bias$", (None,))])
+        ShardingRules(rules=(('bias$', (None,)),))
+    """
+    if rules is None or isinstance(rules, ShardingRules):
+        return rules
+    return ShardingRules(tuple((pattern, tuple(axes)) for pattern, axes in rules))
 
 
 def shard_largest(path: str, shape: tuple[int, ...], axes: Mapping[str, int]) -> PartitionSpec:

@@ -1,15 +1,17 @@
 """Strategies: which devices compute, and how a batch is shared among them.
 
-Owns the choice of devices, the scope, and the entrances for custom loops. Every strategy here is
-data parallel: parameters are whole on every replica, the batch is split. It does not own the
-training step, which is the same program for every strategy.
+Owns the choice of devices, the scope, and the entrances for custom loops. By default parameters are
+whole on every replica and the batch is split; a mesh with the axes ``"fsdp"`` or ``"tensor"``
+divides parameters, too. It does not own the training step, which is the same program for every
+strategy, nor the rules of division (``rules``).
 """
 
 from __future__ import annotations
 
+import math
 import sys
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import cached_property
@@ -22,6 +24,7 @@ from neurenix._core.errors import (
     ArgumentError,
     ArgumentTypeError,
     DeviceNotFoundError,
+    ShapeError,
     unknown_name,
 )
 from neurenix.device import Device, DeviceType, device_of, devices, from_jax
@@ -32,7 +35,17 @@ from neurenix.distribute.input import (
     PerReplicaDataset,
     per_replica_batch_size,
 )
-from neurenix.distribute.mesh import batch_sharded, data_mesh, replicated
+from neurenix.distribute.mesh import (
+    BATCH_AXES,
+    DATA_AXIS,
+    MESH_AXES,
+    batch_sharded,
+    data_mesh,
+    device_mesh,
+    replicated,
+)
+from neurenix.distribute.placement import Placement
+from neurenix.distribute.rules import Rule, ShardingRules, as_rules
 from neurenix.distribute.run import ReplicatedFunction
 from neurenix.distribute.values import PerReplica
 
@@ -41,10 +54,20 @@ _REMEMBERED_FUNCTIONS = 64
 
 
 class Strategy:
-    """Data-parallel computation on ``devices``: one replica on each.
+    """Computation on ``devices``: one replica on each, unless a mesh says otherwise.
 
     Args:
         devices: the devices, all of one type.
+        mesh: names and sizes of the mesh's axes, which multiply to the number of devices; one axis
+            ``"data"`` by default. A batch is divided over ``"data"`` and ``"fsdp"``; parameters and
+            optimizer state over ``"fsdp"`` (gathered when they are used) and ``"tensor"``.
+        rules: how parameters are divided; by default as the model's ``sharding_rules()`` say, or
+            along the largest axis that ``"fsdp"`` divides. ``fit`` follows them; ``nx.jit`` and
+            ``run`` keep parameters whole.
+
+    Raises:
+        ShapeError: the sizes do not multiply to the number of devices.
+        ArgumentError: the mesh has an axis of another name.
 
     Example:
         >>> strategy = Strategy(devices(DeviceType.TPU))
@@ -54,28 +77,68 @@ class Strategy:
         Array(6., dtype=float32, weak_type=True)
     """
 
-    def __init__(self, devices: Sequence[Device]) -> None:
+    def __init__(
+        self,
+        devices: Sequence[Device],
+        *,
+        mesh: Mapping[str, int] | None = None,
+        rules: ShardingRules | Sequence[Rule] | None = None,
+    ) -> None:
         if not devices:
             raise DeviceNotFoundError("A strategy needs at least one device, got none.")
         self.devices = tuple(devices)
+        self._axes = _checked_axes(mesh, len(self.devices))
+        self.rules = as_rules(rules)
         self._functions: OrderedDict[Any, ReplicatedFunction] = OrderedDict()
 
     @cached_property
     def mesh(self) -> jax.sharding.Mesh:
-        """The devices as a mesh with the axis ``"data"``."""
-        return data_mesh([device.jax_device for device in self.devices])
+        """The devices as a mesh, by default with the one axis ``"data"``."""
+        devices = [device.jax_device for device in self.devices]
+        return data_mesh(devices) if self._axes is None else device_mesh(devices, self._axes)
 
     @property
     def num_replicas_in_sync(self) -> int:
         """Number of replicas, each of which computes a share of every batch."""
-        return len(self.devices)
+        axes = self._axes
+        if axes is None:
+            return len(self.devices)
+        return math.prod(axes.get(name, 1) for name in BATCH_AXES)
 
     @property
     def state_sharding(self) -> jax.sharding.Sharding:
-        """Where parameters and optimizer state lie: whole, on every device."""
+        """Where state lies that no rule divides: whole, on every device."""
         if len(self.devices) == 1:
             return jax.sharding.SingleDeviceSharding(self.devices[0].jax_device)
         return replicated(self.mesh)
+
+    def mesh_axes(self, num_devices: int) -> dict[str, int]:
+        """Return the mesh's axes, grown or shrunk along the batch to ``num_devices``.
+
+        Raises:
+            ShapeError: the axes do not divide ``num_devices``.
+        """
+        axes = dict(self._axes or {DATA_AXIS: len(self.devices)})
+        grown = next((name for name in BATCH_AXES if name in axes), next(iter(axes)))
+        others = math.prod(size for name, size in axes.items() if name != grown)
+        if num_devices % others:
+            raise ShapeError(
+                f"The strategy's mesh {axes} cannot be laid over {num_devices} devices: {others} "
+                f"does not divide them. Say how with mesh=."
+            )
+        return axes | {grown: num_devices // others}
+
+    def placement(self, parameters: Any, rules: ShardingRules | None = None) -> Placement | None:
+        """Return where each array of a model's state lies; None when all are whole everywhere.
+
+        Args:
+            parameters: the model's, as arrays or shapes.
+            rules: the model's own, for a strategy that was given none.
+        """
+        if self._axes is None or len(self.devices) == 1:
+            return None
+        placement = Placement(self.mesh, parameters, self.rules or rules)
+        return placement if placement.divides else None
 
     def batch_sharding(self, *, leading: int = 0) -> jax.sharding.Sharding:
         """Where a batch lies: axis number ``leading`` split over the replicas."""
@@ -117,6 +180,11 @@ class Strategy:
         """
         if not callable(function):
             raise ArgumentTypeError(f"strategy.run: function is {function!r}, not a function.")
+        if self._axes is not None and set(self._axes) != {DATA_AXIS}:
+            raise ArgumentError(
+                f"strategy.run is for data parallelism; this strategy's mesh is {self._axes}. Use "
+                "fit, or a step compiled by nx.jit over batches of strategy.distribute."
+            )
         compiled = self._functions.pop(function, None)
         if compiled is None:
             compiled = ReplicatedFunction(function, self.mesh)
@@ -167,7 +235,8 @@ class Strategy:
 
     def __repr__(self) -> str:
         names = f"{self.devices[0]}" + (f" … {self.devices[-1]}" if len(self.devices) > 1 else "")
-        return f"{type(self).__name__}({self.num_replicas_in_sync} replicas: {names})"
+        mesh = "" if self._axes is None else f", mesh {self._axes}"
+        return f"{type(self).__name__}({self.num_replicas_in_sync} replicas: {names}{mesh})"
 
 
 class TPUStrategy(Strategy):
@@ -175,14 +244,26 @@ class TPUStrategy(Strategy):
 
     Args:
         resolver: the slice; by default the one that this process is part of.
+        mesh: as for :class:`Strategy`, such as ``{"fsdp": 8}``.
+        rules: as for :class:`Strategy`.
 
     Raises:
         DeviceNotFoundError: there is no TPU.
+
+    Example:
+        >>> TPUStrategy(mesh={"data": 2, "fsdp": 4}).num_replicas_in_sync
+        8
     """
 
-    def __init__(self, resolver: TPUClusterResolver | None = None) -> None:
+    def __init__(
+        self,
+        resolver: TPUClusterResolver | None = None,
+        *,
+        mesh: Mapping[str, int] | None = None,
+        rules: ShardingRules | Sequence[Rule] | None = None,
+    ) -> None:
         self.resolver = resolver or TPUClusterResolver()
-        super().__init__(self.resolver.devices())
+        super().__init__(self.resolver.devices(), mesh=mesh, rules=rules)
 
 
 class MirroredStrategy(Strategy):
@@ -264,6 +345,20 @@ def strategy_for(array: jax.Array) -> Strategy:
     if isinstance(mesh, jax.sharding.Mesh):
         held = list(mesh.devices.flat)  # in the order of the strategy that put it there
     return Strategy([from_jax(device) for device in held])
+
+
+def _checked_axes(mesh: Mapping[str, int] | None, num_devices: int) -> dict[str, int] | None:
+    if mesh is None:
+        return None
+    unknown = set(mesh) - set(MESH_AXES)
+    if unknown:
+        raise unknown_name("mesh axis", min(unknown), MESH_AXES)
+    if math.prod(mesh.values()) != num_devices:
+        raise ShapeError(
+            f"The mesh {dict(mesh)} has {math.prod(mesh.values())} places, and there are "
+            f"{num_devices} devices. Its sizes must multiply to the number of devices."
+        )
+    return dict(mesh)
 
 
 def _gpus() -> list[Device]:

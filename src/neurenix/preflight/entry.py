@@ -18,6 +18,7 @@ from neurenix.compiler.analysis import analyse
 from neurenix.compiler.compile import CompileOptions, compile_all
 from neurenix.compiler.program import Program, TraceOptions, abstract_mesh, spec, trace
 from neurenix.compiler.target import Target
+from neurenix.distribute.mesh import replicas_of
 from neurenix.preflight.bound import bind
 from neurenix.preflight.report import Report
 
@@ -30,13 +31,10 @@ class PreflightOptions:
 
     Attributes:
         donate_argnums: of a plain function, the arguments whose memory the results take over.
-        axes: mesh axis names and sizes; ``None`` is one axis ``"data"`` over all devices. A model
-            divides its batch over ``"data"``.
         compiler: time limit, cache, XLA options.
     """
 
     donate_argnums: tuple[int, ...] = ()
-    axes: Mapping[str, int] | None = None
     compiler: CompileOptions = field(default_factory=CompileOptions)
 
 
@@ -47,6 +45,7 @@ def preflight(
     on: On,
     input_shape: Sequence[int] | None = None,
     dtype: Any = "float32",
+    mesh: Mapping[str, int] | None = None,
     options: PreflightOptions | None = None,
 ) -> Report: ...
 
@@ -58,6 +57,7 @@ def preflight(
     on: Sequence[On],
     input_shape: Sequence[int] | None = None,
     dtype: Any = "float32",
+    mesh: Mapping[str, int] | None = None,
     options: PreflightOptions | None = None,
 ) -> list[Report]: ...
 
@@ -68,6 +68,7 @@ def preflight(
     on: On | Sequence[On],
     input_shape: Sequence[int] | None = None,
     dtype: Any = "float32",
+    mesh: Mapping[str, int] | None = None,
     options: PreflightOptions | None = None,
 ) -> Report | list[Report]:
     """Compile a program for TPU slices and report how it would run. No TPU is needed.
@@ -80,7 +81,11 @@ def preflight(
         on: a slice such as ``"v5e-8"``, or a list of them, compiled side by side.
         input_shape: of one global batch of a model's inputs, the batch first.
         dtype: of the inputs.
-        options: mesh, donation, compiler.
+        mesh: names and sizes of the mesh's axes, such as ``{"fsdp": 8}``. A model divides its batch
+            over ``"data"`` and ``"fsdp"``, its parameters and optimizer state over ``"fsdp"`` and
+            ``"tensor"``, as ``nx.distribute.Strategy`` says. By default that of the strategy which
+            the model was compiled for, and otherwise one axis ``"data"`` over all devices.
+        options: donation, compiler.
 
     Returns:
         A ``Report``, or a list of them when ``on`` is a list.
@@ -105,7 +110,7 @@ def preflight(
     slices = [chips.resolve(name) for name in ([on] if single else on)]
     if not slices:
         raise ArgumentTypeError('on= names no slice; write on="v5e-8" or a list of names.')
-    describe = _describer(target, args, input_shape, dtype, options)
+    describe = _describer(target, args, _Shape(input_shape, dtype), mesh, options)
     programs = [describe(where) for where in slices]
     pairs = [(program, Target.of(where)) for program, where in zip(programs, slices, strict=True)]
     answers = compile_all(pairs, options.compiler)
@@ -123,6 +128,7 @@ def describe(
     *,
     input_shape: Sequence[int] | None = None,
     dtype: Any = "float32",
+    mesh: Mapping[str, int] | None = None,
     options: PreflightOptions | None = None,
 ) -> Program:
     """Return the program that ``preflight`` would compile for one slice.
@@ -130,31 +136,40 @@ def describe(
     Raises:
         ShapeError, NotCompiledError, ArgumentError: as ``preflight``.
     """
-    return _describer(target, tuple(args), input_shape, dtype, options or PreflightOptions())(where)
+    shape = _Shape(input_shape, dtype)
+    return _describer(target, tuple(args), shape, mesh, options or PreflightOptions())(where)
+
+
+@dataclass(frozen=True)
+class _Shape:
+    """Of a batch of inputs, for whoever gives no specs."""
+
+    sizes: Sequence[int] | None
+    dtype: Any
 
 
 def _describer(
     target: Any,
     args: tuple[Any, ...],
-    input_shape: Sequence[int] | None,
-    dtype: Any,
+    shape: _Shape,
+    mesh: Mapping[str, int] | None,
     options: PreflightOptions,
 ) -> Callable[[chips.Slice], Program]:
     trainer = _trainer_of(target)
     if trainer is not None:
-        batch = _batch(args, input_shape, dtype)
-        return lambda where: _training_step(trainer, batch, where, options)
+        batch = _batch(args, shape)
+        return lambda where: _training_step(trainer, batch, where, mesh)
     if not callable(target):
         raise ArgumentTypeError(
             f"preflight takes a compiled model, a Trainer or a function; got "
             f"{type(target).__name__}."
         )
-    if input_shape is not None:
-        args = (spec(input_shape, dtype), *args)
+    if shape.sizes is not None:
+        args = (spec(shape.sizes, shape.dtype), *args)
 
     bound = bind(target, args, options.donate_argnums)
     return lambda where: trace(
-        bound.function, bound.args, axes=_axes(where, options), options=bound.options
+        bound.function, bound.args, axes=_axes(where, mesh), options=bound.options
     )
 
 
@@ -174,11 +189,11 @@ def _trainer_of(target: Any) -> Any:
     return trainer
 
 
-def _batch(args: tuple[Any, ...], input_shape: Sequence[int] | None, dtype: Any) -> tuple[Any, Any]:
-    if input_shape is not None:
+def _batch(args: tuple[Any, ...], shape: _Shape) -> tuple[Any, Any]:
+    if shape.sizes is not None:
         if args:
             raise ArgumentTypeError("Give either input_shape or the specs of a batch, not both.")
-        return spec(input_shape, dtype), None
+        return spec(shape.sizes, shape.dtype), None
     if not 1 <= len(args) <= 2:
         raise ArgumentTypeError(
             "The shape of a batch is needed: input_shape=(256, 784), the batch first, or "
@@ -193,13 +208,14 @@ def _specs(tree: Any) -> Any:
 
 
 def _training_step(
-    trainer: Any, batch: tuple[Any, Any], where: chips.Slice, options: PreflightOptions
+    trainer: Any, batch: tuple[Any, Any], where: chips.Slice, given: Mapping[str, int] | None
 ) -> Program:
-    axes = _axes(where, options)
+    axes = _axes(where, given or trainer.mesh_axes(where.num_devices))
+    mesh = abstract_mesh(axes)
     x, y = batch
     for leaf in jax.tree.leaves(x):
-        _check_batch(leaf.shape, axes.get("data", 1), where)
-    step = trainer.step_program(abstract_mesh(axes), x, y)
+        _check_batch(leaf.shape, replicas_of(mesh), where)
+    step = trainer.step_program(mesh, x, y)
     return trace(
         step.function,
         (step.state, step.batch),
@@ -219,13 +235,13 @@ def _check_batch(shape: tuple[int, ...], replicas: int, where: chips.Slice) -> N
         lower = shape[0] - shape[0] % replicas
         choices = f"{lower} or {lower + replicas}" if lower else str(replicas)
         raise ShapeError(
-            f"A batch of {shape[0]} cannot be divided over the {replicas} devices of "
+            f"A batch of {shape[0]} cannot be divided over the {replicas} replicas of "
             f"{where.name}; take {choices}. (fit pads such a batch, and the padding is worked on.)"
         )
 
 
-def _axes(where: chips.Slice, options: PreflightOptions) -> dict[str, int]:
-    axes = dict(options.axes) if options.axes else {"data": where.num_devices}
+def _axes(where: chips.Slice, mesh: Mapping[str, int] | None) -> dict[str, int]:
+    axes = dict(mesh) if mesh else {"data": where.num_devices}
     product = 1
     for size in axes.values():
         product *= size

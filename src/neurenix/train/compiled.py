@@ -27,7 +27,7 @@ class FlatFunction:
     Args:
         function: the pure function.
         name: what reports and profiles call it.
-        sharding: where every leaf of the state lies and stays.
+        sharding: where state lies that no rule divides. Every leaf stays where it lies.
 
     Attributes:
         compilations: programs that it has been compiled to.
@@ -38,6 +38,7 @@ class FlatFunction:
         self._sharding = sharding if isinstance(sharding, NamedSharding) else None
         self._watch = RecompilationWatch(name)
         self._treedef: Any = None
+        self._lie: list[Sharding] = []
         self._results: list[tuple[list[Any], Any]] = []
         self.compilations = 0
         self._reported = 0
@@ -54,6 +55,8 @@ class FlatFunction:
     def flatten(self, state: Any) -> list[Any]:
         """Return the leaves of ``state`` and remember its structure."""
         leaves, self._treedef = jax.tree.flatten(state)
+        if self._sharding is not None:
+            self._lie = [leaf.sharding for leaf in leaves]
         self._results = []
         return leaves
 
@@ -81,7 +84,7 @@ class FlatFunction:
             state, out = self._function(self.unflatten(leaves), *rest)
         after = jax.tree.leaves(state)
         if self._sharding is not None:
-            after = [jax.lax.with_sharding_constraint(leaf, self._sharding) for leaf in after]
+            after = list(map(jax.lax.with_sharding_constraint, after, self._lie))
         return after, out
 
 

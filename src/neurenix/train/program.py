@@ -12,9 +12,9 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import AbstractMesh, Mesh
 
 from neurenix.distribute.mesh import batch_sharded, known_mesh, replicated
+from neurenix.distribute.placement import Placement
 from neurenix.train.batch import Batch
 from neurenix.train.state import TrainState, leaf_roles
 from neurenix.train.step import StepDefinition
@@ -42,13 +42,15 @@ class StepProgram:
 
 def describe_step(
     definition: StepDefinition, model: tuple[Any, list[Any]], metrics: list[Any], batch: Batch,
-    mesh: Mesh | AbstractMesh,
+    placement: Placement,
 ) -> StepProgram:  # fmt: skip
-    """Return the step of ``definition`` for ``batch`` (of shapes) on ``mesh``."""
+    """Return the step of ``definition`` for ``batch`` (of shapes), placed on a mesh."""
+    mesh = placement.mesh
     state: TrainState = jax.eval_shape(definition.initial, *model, metrics)
     keys = jax.tree.map(lambda leaf: jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key), state)
     raw = jax.eval_shape(lambda tree: _unwrapped(tree, keys), state)
     implementations = jax.tree.map(_implementation, state, keys)
+    shardings = placement.shardings(raw)
 
     def function(state: Any, batch: Batch) -> tuple[Any, Any]:
         wrapped = jax.tree.map(
@@ -59,10 +61,10 @@ def describe_step(
         )  # fmt: skip
         with known_mesh(replicated(mesh)):
             after, logs = definition.train(wrapped, batch)
-        return _unwrapped(after, keys), logs
+            return jax.lax.with_sharding_constraint(_unwrapped(after, keys), shardings), logs
 
     roles = leaf_roles(state) + ("batch",) * len(jax.tree.leaves(batch))
-    return StepProgram(function, _on(raw, replicated(mesh)), _on(batch, batch_sharded(mesh)), roles)
+    return StepProgram(function, _on(raw, shardings), _on(batch, batch_sharded(mesh)), roles)
 
 
 def _unwrapped(tree: Any, keys: Any) -> Any:
@@ -75,7 +77,11 @@ def _implementation(leaf: Any, is_key: bool) -> str:
     return str(jax.random.key_impl(jax.random.key(0))) if is_key else ""
 
 
-def _on(tree: Any, sharding: Any) -> Any:
+def _on(tree: Any, shardings: Any) -> Any:
+    if isinstance(shardings, jax.sharding.Sharding):
+        shardings = jax.tree.map(lambda leaf: shardings, tree)
     return jax.tree.map(
-        lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding), tree
+        lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),
+        tree,
+        shardings,
     )

@@ -98,7 +98,7 @@ def leaf_roles(state: TrainState) -> tuple[str, ...]:
 
 
 def counters() -> dict[str, Any]:
-    """Return the scalar fields of a fresh state, on the host: a device array each would cost more."""
+    """Return the scalar fields of a fresh state; on the host, where they cost nothing to make."""
     return {
         "totals": Totals.zero(),
         "step": np.int32(0),

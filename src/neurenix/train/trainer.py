@@ -26,6 +26,8 @@ from neurenix._core.errors import (
 from neurenix._nnx import nnx
 from neurenix.compiler import intercept
 from neurenix.distribute import Strategy, get_strategy
+from neurenix.distribute.placement import Placement
+from neurenix.distribute.rules import ShardingRules, as_rules
 from neurenix.distribute.strategy import strategy_for
 from neurenix.metrics import get as get_metric
 from neurenix.train.arguments import as_callbacks, check_watched, optional_number, whole_number
@@ -99,6 +101,7 @@ class Trainer:
         self.optimizer_state: Any = None
         self._check = BatchCheck()
         self._state_sharding: Any = None
+        self._placement: Placement | None = None
         self.steps_made = 0
         self._passes = 0
         self._learning_rate_scale = 1.0
@@ -271,7 +274,7 @@ class Trainer:
         """Return the step that ``fit`` runs, described for a mesh that need not exist.
 
         Args:
-            mesh: with the axis ``"data"``; ``jax.sharding.AbstractMesh`` will do.
+            mesh: with axes of a strategy's names; ``jax.sharding.AbstractMesh`` will do.
             x: ``jax.ShapeDtypeStruct`` (or a tree) of the inputs of one global batch.
             y: the same of the targets; by default what the loss takes.
         """
@@ -280,7 +283,16 @@ class Trainer:
             y = self._loss_needed().target_spec(self._check.output_spec(definition, x))
         values, first = bind_metrics([get_metric(metric) for metric in self._metrics])
         del values
-        return describe_step(definition, definition.model.read(), first, Batch(x, y), mesh)
+        model = definition.model.read()
+        strategy = self._strategy or get_strategy()
+        rules = (strategy.rules if strategy else None) or self._model_rules()
+        placement = Placement(mesh, model[0], rules)
+        return describe_step(definition, model, first, Batch(x, y), placement)
+
+    def mesh_axes(self, num_devices: int) -> dict[str, int] | None:
+        """Return the axes that the trainer's strategy gives a mesh of so many devices, if any."""
+        strategy = self._strategy or get_strategy()
+        return None if strategy is None else strategy.mesh_axes(num_devices)
 
     @property
     def strategy(self) -> Strategy:
@@ -296,7 +308,12 @@ class Trainer:
         """Return the strategy of the call that begins, and remember where it keeps state."""
         strategy = self.strategy
         self._state_sharding = strategy.state_sharding
+        self._placement = strategy.placement(self.defined().model.read()[0], self._model_rules())
         return strategy
+
+    def _model_rules(self) -> ShardingRules | None:
+        rules: Any = getattr(self.module, "sharding_rules", None)
+        return None if rules is None else as_rules(rules())
 
     def _base_rate(self) -> float:
         base = self._base_learning_rate
@@ -363,6 +380,8 @@ class Trainer:
 
     def on_devices(self, tree: Any) -> Any:
         """Put a tree of arrays where the strategy keeps state."""
+        if self._placement is not None:
+            return jax.device_put(tree, self._placement.shardings(tree))
         return jax.device_put(tree, self._state_sharding)
 
     def initial_state(self, definition: StepDefinition) -> TrainState:

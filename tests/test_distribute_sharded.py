@@ -1,0 +1,181 @@
+"""Parameters divided over devices: FSDP and tensor axes of a strategy's mesh."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+from flax import nnx
+from jax.sharding import PartitionSpec
+
+import neurenix as nx
+from neurenix import nn
+from neurenix.distribute.placement import Placement
+from neurenix.distribute.rules import constrain, shard_largest
+
+pytestmark = pytest.mark.cpu8
+
+RULES = (("0.kernel$", ("fsdp", "tensor")), ("2.kernel$", ("tensor", "fsdp")))
+
+
+def data() -> tuple[np.ndarray, np.ndarray]:
+    generator = np.random.default_rng(0)
+    x = generator.normal(size=(64, 16)).astype(np.float32)
+    return x, (x[:, :1] > 0).astype(np.float32)
+
+
+def trained(mesh: dict[str, int] | None, rules: Any = None, **fit: Any) -> Any:
+    nx.seed(0)
+    strategy = nx.distribute.TPUStrategy(mesh=mesh, rules=rules)
+    with strategy.scope():
+        model = nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 1))
+        model.compile(optimizer=nx.optim.Adam(1e-2), loss="mse", metrics=["mae"])
+        history = model.fit(*data(), batch_size=16, epochs=3, shuffle=False, **fit)
+        loss = model.evaluate(*data())["loss"]
+        out = model.predict(data()[0])
+    return model, history, loss, out
+
+
+MESHES = {
+    "fsdp": ({"fsdp": 8}, None),
+    "data and fsdp": ({"data": 2, "fsdp": 4}, None),
+    "tensor": ({"tensor": 8}, RULES),
+    "all three": ({"data": 2, "fsdp": 2, "tensor": 2}, RULES),
+}
+
+
+@pytest.mark.parametrize("name", MESHES)
+@pytest.mark.parametrize("steps_per_execution", [1, 2])
+def test_divided_training_is_data_parallel_training(name: str, steps_per_execution: int) -> None:
+    mesh, rules = MESHES[name]
+    expected, _, loss, out = trained(None)
+    model, history, divided_loss, divided_out = trained(mesh, rules)
+    for a, b in zip(
+        jax.tree.leaves(nnx.state(expected, nnx.Param)),
+        jax.tree.leaves(nnx.state(model, nnx.Param)),
+        strict=True,
+    ):
+        np.testing.assert_allclose(np.asarray(a), np.asarray(b), rtol=2e-4, atol=2e-6)
+    np.testing.assert_allclose(divided_loss, loss, rtol=1e-4)
+    np.testing.assert_allclose(divided_out, out, rtol=1e-3, atol=1e-5)
+    assert history.history["loss"][-1] < history.history["loss"][0]
+
+
+@pytest.mark.parametrize("name", MESHES)
+def test_each_device_holds_its_share_of_weights_and_moments(name: str) -> None:
+    mesh, rules = MESHES[name]
+    model, *_ = trained(mesh, rules)
+    shares = mesh.get("fsdp", 1) * mesh.get("tensor", 1)
+    kernel = model.layers[0].kernel[...] if hasattr(model, "layers") else model[0].kernel[...]
+    assert kernel.addressable_shards[0].data.size == kernel.size // shares
+    moments = [
+        leaf
+        for leaf in jax.tree.leaves(model.trainer.optimizer_state)
+        if leaf.shape == kernel.shape
+    ]
+    assert len(moments) == 2
+    for moment in moments:
+        assert moment.sharding == kernel.sharding
+
+
+def test_a_second_fit_goes_on_and_one_program_is_compiled() -> None:
+    model, *_ = trained({"fsdp": 8})
+    before = model[0].kernel[...].sharding
+    with nx.distribute.TPUStrategy(mesh={"fsdp": 8}).scope():
+        model.fit(*data(), batch_size=16)
+    assert model.trainer._step.train.compilations == 1
+    assert model[0].kernel[...].sharding == before
+
+
+def test_the_model_may_bring_the_rules() -> None:
+    class WithRules(nn.Module):
+        def __init__(self) -> None:
+            self.first, self.last = nn.Linear(16, 32), nn.Linear(32, 1)
+
+        def sharding_rules(self) -> Any:
+            return (("first.kernel$", (None, "fsdp")),)
+
+        def __call__(self, x: Any) -> Any:
+            return self.last(constrain(self.first(x), ("data", "fsdp"), None))
+
+    with nx.distribute.TPUStrategy(mesh={"fsdp": 8}).scope():
+        model = WithRules()
+        model.compile(loss="mse")
+        model.fit(*data(), batch_size=16)
+    first = model.first.kernel[...].sharding
+    assert isinstance(first, jax.sharding.NamedSharding)
+    assert first.spec == PartitionSpec(None, "fsdp")
+    assert model.last.kernel[...].sharding.is_fully_replicated
+
+
+def test_saving_and_loading_take_divided_weights(tmp_path: Any) -> None:
+    model, _, loss, _ = trained({"fsdp": 8})
+    model.save(tmp_path / "w.safetensors")
+    other = nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 1))
+    other.load(tmp_path / "w.safetensors")
+    other.compile(loss="mse")
+    np.testing.assert_allclose(other.evaluate(*data())["loss"], loss, rtol=1e-4)
+
+
+def test_mistakes_with_meshes_and_rules() -> None:
+    with pytest.raises(nx.ShapeError, match="4 places.*8 devices"):
+        nx.distribute.TPUStrategy(mesh={"fsdp": 4})
+    with pytest.raises(nx.NeurenixError, match="'fspd'.*fsdp"):
+        nx.distribute.TPUStrategy(mesh={"fspd": 8})
+    with pytest.raises(nx.ArgumentError, match="run is for data parallelism"):
+        nx.distribute.TPUStrategy(mesh={"fsdp": 8}).run(lambda x: x, args=(1.0,))
+    with pytest.raises(nx.ArgumentError, match="3 axes.*bias"):
+        nx.distribute.ShardingRules((("bias", ("fsdp", None, None)),)).partition("bias", (4,), {})
+
+
+def test_the_first_rule_that_matches_decides_and_what_does_not_divide_stays_whole() -> None:
+    rules = nx.distribute.ShardingRules(
+        (("attention.*kernel", (None, "tensor")), ("kernel", (("fsdp", "tensor"), None)))
+    )
+    axes = {"fsdp": 4, "tensor": 2}
+    assert rules.partition("layers.attention.kernel", (3, 16, 16), axes) == PartitionSpec(
+        None, None, "tensor"
+    )
+    assert rules.partition("mlp.kernel", (16, 4), axes) == PartitionSpec(("fsdp", "tensor"), None)
+    assert rules.partition("mlp.kernel", (12, 4), axes) == PartitionSpec(None, None)
+    assert rules.partition("scale", (16,), axes) == PartitionSpec()
+    assert shard_largest("w", (3, 5), axes) == PartitionSpec()
+
+
+def test_an_optimizer_leaf_of_another_shape_stays_whole() -> None:
+    mesh = jax.sharding.AbstractMesh((8,), ("fsdp",))
+    weights = {"kernel": jax.ShapeDtypeStruct((16, 8), "float32")}
+    placed = Placement(mesh, weights).shardings(
+        {"v": weights, "row": {"kernel": jax.ShapeDtypeStruct((16,), "float32")}}
+    )
+    assert placed["v"]["kernel"].spec == PartitionSpec("fsdp", None)
+    assert placed["row"]["kernel"].spec == PartitionSpec()
+
+
+@pytest.mark.tpu_compile
+def test_preflight_divides_state_by_the_rules() -> None:
+    model = nn.Sequential(nn.Linear(1024, 4096), nn.ReLU(), nn.Linear(4096, 128))
+    model.compile(optimizer="adam", loss="mse")
+    whole, divided = (
+        nx.preflight(model, on="v5e-8", input_shape=(64, 1024), mesh=axes)
+        for axes in ({"data": 8}, {"fsdp": 8})
+    )
+
+    def held(report: Any) -> int:
+        return sum(leaf.device_bytes for leaf in report.analysis.program.leaves
+                   if leaf.role in ("parameters", "optimizer"))  # fmt: skip
+
+    assert held(divided) < held(whole) / 7.9
+    assert divided.hbm.peak_bytes < whole.hbm.peak_bytes / 2
+
+
+@pytest.mark.tpu_compile
+def test_preflight_takes_the_mesh_of_the_strategy() -> None:
+    with nx.distribute.TPUStrategy(mesh={"data": 2, "fsdp": 4}).scope():
+        model = nn.Sequential(nn.Linear(64, 128))
+        model.compile(optimizer="adam", loss="mse")
+    same, larger = nx.preflight(model, on=["v5e-8", "v5e-16"], input_shape=(64, 64))
+    assert same.analysis.program.axes == {"data": 2, "fsdp": 4}
+    assert larger.analysis.program.axes == {"data": 4, "fsdp": 4}
