@@ -12,6 +12,7 @@ from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
 import nn_reference as ref
 from neurenix import nn
 from neurenix._nnx import nnx
+from neurenix.nn import splash
 from neurenix.nn.dot_product import dot_product_attention
 
 RNG = np.random.default_rng(0)
@@ -128,10 +129,8 @@ def test_shapes_that_the_tpu_kernel_does_not_take_go_to_xla(name):
     ("queries", "keys", "kv_heads", "causal"), [(128, 256, 2, False), (256, 256, 1, True)]
 )
 def test_the_tpu_kernel_gives_what_numpy_gives(queries, keys, kv_heads, causal):
-    from neurenix.nn.dot_product import _tpu_kernel
-
     q, k, v = heads(queries, 2, 64), heads(keys, kv_heads, 64), heads(keys, kv_heads, 64)
     mesh = jax.make_mesh((2,), ("data",), axis_types=(AxisType.Auto,))
     with pltpu.force_tpu_interpret_mode(), jax.set_mesh(mesh):
-        found = jax.jit(_tpu_kernel, static_argnames="causal")(q, k, v, causal=causal)
+        found = jax.jit(splash.attention, static_argnames="causal")(q, k, v, causal=causal)
     np.testing.assert_allclose(found, ref.attention(q, k, v, None, causal), rtol=2e-3, atol=2e-3)

@@ -26,6 +26,7 @@ if TYPE_CHECKING:  # what editors and type checkers see; a test holds it and _EX
     from neurenix import hardware as hardware
     from neurenix import losses as losses
     from neurenix import metrics as metrics
+    from neurenix import models as models
     from neurenix import nn as nn
     from neurenix import optim as optim
     from neurenix import random as random
@@ -72,7 +73,8 @@ __version__ = "0.1.0"
 
 # Modules that are public by their own name. ``device`` and ``preflight`` can be called as well.
 _MODULES = (
-    "callbacks chips data device distribute hardware losses metrics nn optim preflight random train"
+    "callbacks chips data device distribute hardware losses metrics models nn optim preflight random "
+    "train"
 ).split()
 
 _EXPORTS = {

@@ -1,14 +1,16 @@
 """Scaled dot-product attention, by the fused kernel of the device that has one.
 
-Owns the choice of implementation; the layer with its projections is in ``multihead``.
+Owns the choice of implementation; the TPU's kernel is called in ``splash``, the layer with its
+projections is in ``multihead``.
 
-The choice falls when a program is lowered for a platform, not when it is written: one traced
-program carries every implementation that fits its shapes, and the platform takes its own.
+Where the trace knows which devices its mesh has, the choice falls at once. Otherwise it falls when
+the program is lowered for a platform: the traced program carries every implementation that fits
+its shapes, and the platform takes its own.
 
 =========  =========================================  ==============================================
 platform   implementation                             when
 =========  =========================================  ==============================================
-TPU        Pallas flash attention (ships with JAX)    no ``mask``; T and S multiples of 128; head
+TPU        Pallas splash attention (ships with JAX)   no ``mask``; T and S multiples of 128; head
                                                       size up to 128 or a multiple of it; the trace
                                                       knows its mesh (``jax.set_mesh``), because a
                                                       kernel is not split over devices by itself
@@ -22,19 +24,16 @@ any        XLA                                        otherwise
 from __future__ import annotations
 
 import functools
-import math
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jax.experimental.pallas.ops.tpu import flash_attention as tpu_flash
-from jax.sharding import PartitionSpec
+from jax.ad_checkpoint import checkpoint_name as named
 
 from neurenix._core.errors import ShapeError
 from neurenix.device import DeviceType, devices
-
-_BLOCK = 128  # rows of queries and keys that the TPU kernel takes at least
-_LARGEST_BLOCK = 512
+from neurenix.nn import splash
 
 
 def dot_product_attention(
@@ -44,6 +43,7 @@ def dot_product_attention(
     *,
     mask: jax.Array | None = None,
     causal: bool = False,
+    checkpoint_name: str | None = None,
 ) -> jax.Array:
     """Return ``softmax(query · keyᵀ / √D) · value``, the softmax in float32.
 
@@ -57,6 +57,8 @@ def dot_product_attention(
         mask: booleans, True where a query may look at a key; (T, S), (N, T, S) or
             (N, H or 1, T, S). (PyTorch's layer, unlike its function, means the opposite.)
         causal: whether query t may only look at keys 0 … t.
+        checkpoint_name: for policies of ``jax.checkpoint``: the name of the result, and of what
+            else a fused kernel needs for its gradient.
 
     Returns:
         (N, T, H, D), the dtype of ``query``.
@@ -71,19 +73,29 @@ def dot_product_attention(
     """
     _check(query, key, value)
     mask = None if mask is None else four_axes(mask, query, key)
-    branches = {}
-    if mask is None and _tpu_kernel_fits(query, key):
-        branches["tpu"] = functools.partial(_tpu_kernel, causal=causal)
+    fits_tpu, platform = mask is None and splash.fits(query, key), _known_platform()
+    kernel = functools.partial(splash.attention, causal=causal, checkpoint_name=checkpoint_name)
+    if fits_tpu and platform == "tpu":
+        return kernel(query, key, value)
+    branches: dict[str, Callable[..., jax.Array]] = {}
+    if fits_tpu and platform is None:
+        branches["tpu"] = kernel
     if mask is None and _cudnn_fits(query):
         branches["cuda"] = functools.partial(
             jax.nn.dot_product_attention, is_causal=causal, implementation="cudnn"
         )
-    plain = functools.partial(
-        jax.nn.dot_product_attention, mask=mask, is_causal=causal, implementation="xla"
-    )
+
+    def plain(query: jax.Array, key: jax.Array, value: jax.Array) -> jax.Array:
+        out = jax.nn.dot_product_attention(
+            query, key, value, mask=mask, is_causal=causal, implementation="xla"
+        )
+        return out if checkpoint_name is None else named(out, checkpoint_name)
+
     if not branches:
         return plain(query, key, value)
-    return lax.platform_dependent(query, key, value, default=plain, **branches)
+    # A branch not taken still leaves room for what its gradient would keep, T x S weights here.
+    default = jax.checkpoint(plain) if "tpu" in branches else plain
+    return lax.platform_dependent(query, key, value, default=default, **branches)
 
 
 def four_axes(mask: jax.Array, query: jax.Array, key: jax.Array) -> jax.Array:
@@ -124,60 +136,12 @@ def _check(query: jax.Array, key: jax.Array, value: jax.Array) -> None:
         )
 
 
-def _tpu_kernel_fits(query: jax.Array, key: jax.Array) -> bool:
-    size = query.shape[3]
-    mesh = jax.sharding.get_abstract_mesh()
-    if mesh.empty or (mesh.manual_axes and set(mesh.manual_axes) != set(mesh.axis_names)):
-        return False
-    replicas = 1 if mesh.manual_axes else mesh.size
-    return (
-        all(length % _BLOCK == 0 for length in (query.shape[1], key.shape[1]))
-        and (size <= _BLOCK or size % _BLOCK == 0)
-        and query.shape[0] % replicas == 0
-        and query.dtype in (jnp.bfloat16, jnp.float32)
-    )
-
-
-def _tpu_kernel(query: jax.Array, key: jax.Array, value: jax.Array, *, causal: bool) -> jax.Array:
-    groups = query.shape[2] // key.shape[2]
-    if groups > 1:
-        key, value = (jnp.repeat(x, groups, axis=2) for x in (key, value))
-    kernel = functools.partial(
-        tpu_flash.flash_attention,
-        causal=causal,
-        sm_scale=1 / math.sqrt(query.shape[3]),
-        block_sizes=_block_sizes(query.shape[1], key.shape[1]),
-    )
-    mesh = jax.sharding.get_abstract_mesh()
-    if not mesh.manual_axes:  # inside shard_map every device has its share already
-        batch = PartitionSpec(mesh.axis_names)
-        kernel = jax.shard_map(kernel, in_specs=batch, out_specs=batch, check_vma=False)
-    heads_first = [x.swapaxes(1, 2) for x in (query, key, value)]
-    return kernel(*heads_first).swapaxes(1, 2)
-
-
-def _block_sizes(queries: int, keys: int) -> tpu_flash.BlockSizes:
-    q, k = _largest_block(queries), _largest_block(keys)
-    return tpu_flash.BlockSizes(
-        block_q=q,
-        block_k_major=k,
-        block_k=k,
-        block_b=1,
-        block_q_major_dkv=q,
-        block_k_major_dkv=k,
-        block_k_dkv=k,
-        block_q_dkv=q,
-        block_k_major_dq=k,
-        block_k_dq=k,
-        block_q_dq=q,
-    )
-
-
-def _largest_block(length: int) -> int:
-    block = _LARGEST_BLOCK
-    while length % block:
-        block //= 2
-    return block
+def _known_platform() -> str | None:
+    """Return what the devices of the mesh that the trace knows are: ``"tpu"``, ``"other"``."""
+    device = jax.sharding.get_abstract_mesh().abstract_device
+    if device is None:
+        return None
+    return "tpu" if device.device_kind.startswith("TPU") else "other"
 
 
 def _cudnn_fits(query: jax.Array) -> bool:

@@ -1,0 +1,16 @@
+"""Models to plan with, and to train: by name, or by a configuration of your own.
+
+Owns the public names. ``get`` returns a configuration, ``build`` a model, ``abstract`` a model
+that takes no memory and can be preflighted at any size.
+"""
+
+from neurenix.models.base import Model as Model
+from neurenix.models.configs import abstract as abstract
+from neurenix.models.configs import build as build
+from neurenix.models.configs import get as get
+from neurenix.models.configs import names as names
+from neurenix.models.decoder import Decoder as Decoder
+from neurenix.models.decoder import DecoderConfig as DecoderConfig
+from neurenix.models.remat import Remat as Remat
+from neurenix.models.rope import RopeScaling as RopeScaling
+from neurenix.models.stack import StackConfig as StackConfig

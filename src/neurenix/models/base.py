@@ -1,0 +1,49 @@
+"""What all models here share: construction without memory, and their sharding rules.
+
+Owns the base class. It does not own configurations (``configs``).
+"""
+
+from __future__ import annotations
+
+from typing import Any, Self
+
+from neurenix import random
+from neurenix._nnx import nnx
+from neurenix.nn.module import Module
+
+Rules = tuple[tuple[str, tuple[Any, ...]], ...]
+
+
+class Model(Module):
+    """A model of a configuration: ``Model(config, rngs=…)``."""
+
+    config: Any
+
+    def __init__(self, config: Any, *, rngs: nnx.Rngs | None = None) -> None:
+        self.config = config
+
+    @classmethod
+    def abstract(cls, config: Any) -> Self:
+        """Return the model with shapes in place of arrays: it takes no memory at any size.
+
+        It can be compiled (``compile``) and given to ``nx.preflight``; it cannot compute.
+
+        Example:
+            >>> from neurenix import models
+            >>> model = models.Decoder.abstract(models.get("llama3.1-70b"))
+            >>> round(model.num_parameters / 1e9, 1)
+            70.6
+        """
+        return nnx.eval_shape(lambda: cls(config, rngs=nnx.Rngs(0)))
+
+    def sharding_rules(self) -> Rules:
+        """Return pairs of a pattern on a parameter's path and the mesh axes of its last axes.
+
+        For ``neurenix.distribute.ShardingRules``. Axes that a mesh does not have are left out.
+        """
+        return ()
+
+
+def streams(rngs: nnx.Rngs | None) -> nnx.Rngs:
+    """Return ``rngs``, or fresh streams from the process's own seed."""
+    return nnx.Rngs(random.next_key()) if rngs is None else rngs

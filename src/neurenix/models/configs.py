@@ -1,0 +1,130 @@
+"""Models by name: the sizes that were published.
+
+Owns the table. Dimensions of the MaxText models are those of its ``configs/models/*.yml`` and of
+its scale rule (``global_parameter_scale``); the v4 ones have a plain MLP, the default of that time.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from neurenix._core.errors import unknown_name
+from neurenix.models.decoder import Decoder, DecoderConfig
+from neurenix.models.rope import RopeScaling
+
+
+def _llama(name: str, layers: int, embed: int, heads: int, mlp: int, **more: Any) -> DecoderConfig:
+    return DecoderConfig(
+        name=name, num_layers=layers, embed_dim=embed, num_heads=heads, head_dim=128, mlp_dim=mlp,
+        **{"vocab_size": 32000, "max_length": 4096, **more},
+    )  # fmt: skip
+
+
+# Grattafiori et al. 2024, table 3, and the published config.json of each size.
+_LLAMA_3_1: dict[str, Any] = {
+    "num_kv_heads": 8, "vocab_size": 128256, "max_length": 131072, "rope_theta": 500000.0,
+    "rope_scaling": RopeScaling(),
+}  # fmt: skip
+# MaxText's base.yml: one vocabulary, positions up to what the runs used.
+_MAXTEXT: dict[str, Any] = {"max_length": 8192}
+_MAXTEXT_V4: dict[str, Any] = {**_MAXTEXT, "head_dim": 256, "mlp": "plain"}
+_MOE: dict[str, Any] = {"num_kv_heads": 8, "num_experts": 8, "experts_per_token": 2,
+                        "rope_theta": 1e6}  # fmt: skip
+
+_DECODERS = (
+    DecoderConfig(
+        name="tiny", num_layers=2, embed_dim=64, num_heads=4, num_kv_heads=2, mlp_dim=128,
+        vocab_size=256, max_length=256, dtype="float32",
+    ),
+    # Radford et al. 2019; the smallest of four.
+    DecoderConfig(
+        name="gpt2", num_layers=12, embed_dim=768, num_heads=12, mlp_dim=3072, vocab_size=50257,
+        max_length=1024, mlp="plain", activation="gelu_tanh", norm="layer", bias=True,
+        positions="learned", tie_embeddings=True,
+    ),
+    # Brown et al. 2020, table 2.1, with MaxText's vocabulary and table of positions.
+    DecoderConfig(
+        name="gpt3-175b", num_layers=96, embed_dim=12288, num_heads=96, mlp_dim=49152,
+        vocab_size=50304, max_length=16384, mlp="plain", activation="gelu_tanh", norm="layer",
+        bias=True, positions="learned", tie_embeddings=True,
+    ),
+    _llama("llama2-7b", 32, 4096, 32, 11008),
+    _llama("llama2-13b", 40, 5120, 40, 13824),
+    _llama("llama2-70b", 80, 8192, 64, 28672, num_kv_heads=8),
+    _llama("llama3.1-8b", 32, 4096, 32, 14336, **_LLAMA_3_1),
+    _llama("llama3.1-70b", 80, 8192, 64, 28672, **_LLAMA_3_1),
+    _llama("llama3.1-405b", 126, 16384, 128, 53248, **_LLAMA_3_1),
+    # Jiang et al. 2023 and 2024; the window of Mistral's first release is left out.
+    _llama("mistral-7b", 32, 4096, 32, 14336, num_kv_heads=8, max_length=32768),
+    _llama("mixtral-8x7b", 32, 4096, 32, 14336, max_length=32768, **_MOE),
+    _llama("mixtral-8x22b", 56, 6144, 48, 16384, vocab_size=32768, max_length=65536, **_MOE),
+    _llama("mt-16b", 32, 4096, 64, 28672, **_MAXTEXT),
+    _llama("mt-32b", 32, 8192, 64, 28672, **_MAXTEXT),
+    _llama("mt-64b", 64, 8192, 64, 28672, **_MAXTEXT),
+    _llama("mt-128b", 64, 8192, 128, 57344, **_MAXTEXT),
+    _llama("mt-256b", 64, 16384, 128, 57344, **_MAXTEXT),
+    _llama("mt-512b", 128, 16384, 128, 57344, **_MAXTEXT),
+    _llama("mt-1024b", 128, 16384, 256, 114688, **_MAXTEXT),
+    DecoderConfig(name="mt-22b-v4", num_layers=48, embed_dim=6144, num_heads=24, mlp_dim=24576,
+                  vocab_size=32000, **_MAXTEXT_V4),
+    DecoderConfig(name="mt-52b-v4", num_layers=32, embed_dim=12288, num_heads=32, mlp_dim=49152,
+                  vocab_size=32000, **_MAXTEXT_V4),
+)  # fmt: skip
+
+_CONFIGS: dict[str, Any] = {config.name: config for config in _DECODERS}
+_MODELS: dict[type, Any] = {DecoderConfig: Decoder}
+
+
+def names() -> tuple[str, ...]:
+    """Return the name of every configuration.
+
+    Example:
+        >>> "llama3.1-8b" in names()
+        True
+    """
+    return tuple(_CONFIGS)
+
+
+def get(name: str) -> Any:
+    """Return a configuration by name.
+
+    Raises:
+        UnknownNameError: there is none of that name; says which are near.
+
+    Example:
+        >>> get("llama3.1-8b").num_kv_heads
+        8
+    """
+    if name not in _CONFIGS:
+        raise unknown_name("model", name, _CONFIGS)
+    return _CONFIGS[name]
+
+
+def build(model: str | Any, **changes: Any) -> Any:
+    """Return the model of a configuration or of its name, with other options if given.
+
+    Raises:
+        UnknownNameError: there is no such name or option.
+
+    Example:
+        >>> build("tiny", num_layers=1).num_parameters
+        69696
+    """
+    config = _changed(model, changes)
+    return _MODELS[type(config)](config)
+
+
+def abstract(model: str | Any, **changes: Any) -> Any:
+    """Return the model as shapes, which takes no memory; see ``Model.abstract``.
+
+    Example:
+        >>> abstract("mt-1024b", remat="full").config.remat
+        'full'
+    """
+    config = _changed(model, changes)
+    return _MODELS[type(config)].abstract(config)
+
+
+def _changed(model: str | Any, changes: dict[str, Any]) -> Any:
+    config = get(model) if isinstance(model, str) else model
+    return config.replace(**changes) if changes else config

@@ -1,0 +1,145 @@
+"""The decoder-only transformer: token ids to logits of the next token.
+
+Owns the configuration, embeddings, positions and the unembedding. The layers are in ``stacked``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from neurenix._core.errors import ArgumentError, ArgumentTypeError, ShapeError
+from neurenix._nnx import nnx
+from neurenix.distribute.rules import constrain
+from neurenix.models.base import Model, Rules, streams
+from neurenix.models.layers import BATCH, Norm, Projection, normal
+from neurenix.models.rope import RopeScaling, angles
+from neurenix.models.stack import DTYPES, StackConfig, one_of, positive
+from neurenix.models.stacked import STACK_RULES, Stack
+
+_EMBEDDING_DEVIATION = 0.02  # as GPT-2 and Llama start
+
+
+@dataclass(frozen=True, kw_only=True)
+class DecoderConfig(StackConfig):
+    """Options of a decoder-only transformer; see ``StackConfig`` for those of its layers.
+
+    Attributes:
+        vocab_size: V.
+        positions: ``"rope"``, ``"learned"`` or ``"none"``.
+        rope_theta: base of the rotary frequencies.
+        rope_scaling: how rotary positions are stretched, or None.
+        tie_embeddings: whether the unembedding is the embedding table.
+        max_length: most positions: rows of the learned table, and a limit on T.
+        logits_dtype: of the logits. ``"bfloat16"`` halves the largest array of most models; the
+            loss is taken in float32 either way.
+
+    Example:
+        >>> DecoderConfig(num_layers=2, embed_dim=64, num_heads=4, mlp_dim=128, vocab_size=100,
+        ...               max_length=32).head_dim
+        16
+    """
+
+    vocab_size: int
+    max_length: int
+    positions: str = "rope"
+    rope_theta: float = 10000.0
+    rope_scaling: RopeScaling | None = None
+    tie_embeddings: bool = False
+    logits_dtype: str = "float32"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        positive(self, "vocab_size", "max_length")
+        one_of(self, "positions", ("rope", "learned", "none"))
+        one_of(self, "logits_dtype", DTYPES)
+        if self.positions == "rope" and self.head_dim % 2:
+            raise ArgumentError(f"{self.name}: rope needs an even head_dim; got {self.head_dim}.")
+
+
+class Decoder(Model):
+    """A causal language model: token ids (N, T) integers → logits (N, T, V).
+
+    Train it with ``SparseCategoricalCrossentropy(from_logits=True)`` and targets (N, T).
+
+    Args:
+        config: the sizes.
+        rngs: random streams; the process's own by default.
+
+    Raises:
+        ArgumentTypeError: when called with numbers that are not integers.
+        ShapeError: when called with another rank, or with more than ``max_length`` positions.
+
+    Example:
+        >>> from neurenix import models
+        >>> model = Decoder(models.get("tiny"))
+        >>> model(jnp.zeros((2, 16), jnp.int32)).shape
+        (2, 16, 256)
+    """
+
+    config: DecoderConfig
+
+    def __init__(self, config: DecoderConfig, *, rngs: nnx.Rngs | None = None) -> None:
+        super().__init__(config)
+        rngs = streams(rngs)
+        shape = (config.vocab_size, config.embed_dim)
+        self.embedding = normal(rngs, shape, _EMBEDDING_DEVIATION)
+        self.positions = (
+            normal(rngs, (config.max_length, config.embed_dim), _EMBEDDING_DEVIATION)
+            if config.positions == "learned"
+            else nnx.data(None)
+        )
+        self.layers = Stack(config, causal=True, rngs=rngs)
+        self.norm = Norm(config)
+        self.unembedding = (
+            nnx.data(None)
+            if config.tie_embeddings
+            else Projection(config.embed_dim, config.vocab_size, rngs=rngs)
+        )
+
+    def __call__(self, tokens: jax.Array) -> jax.Array:
+        """Return the logits of the token that follows each position."""
+        config = self.config
+        check_tokens(tokens, config)
+        length, dtype = tokens.shape[1], config.compute_dtype
+        x = self.embedding[...].astype(dtype)[tokens]
+        if self.positions is not None:
+            x = x + self.positions[...][:length].astype(dtype)
+        x = constrain(x, BATCH, None, None)
+        turns = None
+        if config.positions == "rope":
+            turns = angles(length, config.head_dim, config.rope_theta, config.rope_scaling)
+        x = self.norm(self.layers(x, turns))
+        if self.unembedding is None:
+            kernel = self.embedding[...].astype(dtype).T
+        else:
+            kernel = self.unembedding.kernel[...].astype(dtype)
+        logits = jnp.matmul(x, kernel, preferred_element_type=jnp.dtype(config.logits_dtype))
+        return constrain(logits, BATCH, None, "tensor")
+
+    def sharding_rules(self) -> Rules:
+        """FSDP on the axis of the residual stream, tensor on heads, hidden axis and vocabulary."""
+        return (
+            *STACK_RULES,
+            (r"^embedding$", ("tensor", "fsdp")),
+            (r"^positions$", (None, "fsdp")),
+            (r"^unembedding\.kernel$", ("fsdp", "tensor")),
+        )
+
+
+def check_tokens(tokens: Any, config: Any) -> None:
+    """Raise unless ``tokens`` are integers (N, T) with T up to ``config.max_length``."""
+    if tokens.ndim != 2:
+        raise ShapeError(f"{config.name} takes token ids (N, T); got the shape {tokens.shape}.")
+    if not jnp.issubdtype(tokens.dtype, jnp.integer):
+        raise ArgumentTypeError(
+            f"{config.name} takes token ids as integers; got {tokens.dtype}, shape {tokens.shape}."
+        )
+    if tokens.shape[1] > config.max_length:
+        raise ShapeError(
+            f"{config.name} has positions for {config.max_length} tokens; got {tokens.shape[1]}. "
+            "Cut the sequences, or take config.replace(max_length=…)."
+        )

@@ -1,0 +1,55 @@
+"""Rotary positions (Su et al. 2021), with the stretching of long contexts of Llama 3.1.
+
+Owns the angles and the rotation. Halves are rotated against each other (element i with i + D/2),
+as in Llama's published weights for Transformers; not neighbours, as in the paper.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+
+@dataclass(frozen=True)
+class RopeScaling:
+    """Slower rotation of the long waves, as Llama 3.1 has it (rope_type ``llama3``).
+
+    Attributes:
+        factor: by which waves longer than ``original_length / low`` are slowed.
+        low: waves of ``original_length / low`` positions and more are slowed in full.
+        high: waves shorter than ``original_length / high`` stay as they are; between the two the
+            factor goes over smoothly.
+        original_length: context that the model was first trained with.
+    """
+
+    factor: float = 8.0
+    low: float = 1.0
+    high: float = 4.0
+    original_length: int = 8192
+
+
+def angles(length: int, head_dim: int, theta: float, scaling: RopeScaling | None) -> jax.Array:
+    """Return the angle of each position and pair, (T, D/2) float32.
+
+    Example:
+        >>> angles(4, 8, 10000.0, None).shape
+        (4, 4)
+    """
+    frequency = theta ** -(np.arange(0, head_dim, 2, dtype=np.float64) / head_dim)
+    if scaling is not None:
+        turns = scaling.original_length * frequency / (2 * math.pi)
+        keep = np.clip((turns - scaling.low) / (scaling.high - scaling.low), 0, 1)
+        frequency = frequency * (keep + (1 - keep) / scaling.factor)
+    return jnp.arange(length, dtype=jnp.float32)[:, None] * jnp.asarray(frequency, jnp.float32)
+
+
+def rotate(x: jax.Array, angles: jax.Array) -> jax.Array:
+    """Rotate (N, T, H, D) by (T, D/2), in float32; the result has the dtype of ``x``."""
+    first, second = jnp.split(x.astype(jnp.float32), 2, axis=-1)
+    cosine, sine = jnp.cos(angles)[:, None], jnp.sin(angles)[:, None]
+    turned = (first * cosine - second * sine, second * cosine + first * sine)
+    return jnp.concatenate(turned, axis=-1).astype(x.dtype)

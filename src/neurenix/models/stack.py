@@ -1,0 +1,133 @@
+"""What all transformers here have in common: the options of a stack of layers.
+
+Owns the fields, their defaults and their checks. Decoder, encoder and vision model add their own.
+
+Letters: ``N`` batch, ``T`` positions, ``L`` layers, ``E`` embed_dim, ``H`` heads, ``K`` heads of
+keys and values, ``D`` head_dim, ``F`` mlp_dim, ``X`` experts, ``V`` vocabulary.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any, Self
+
+import jax.numpy as jnp
+
+from neurenix._core.errors import ArgumentError, unknown_name
+from neurenix.models.remat import Remat, check_remat
+
+DTYPES = ("float32", "bfloat16")
+ACTIVATIONS = ("silu", "gelu", "gelu_tanh", "relu")
+
+
+@dataclass(frozen=True, kw_only=True)
+class StackConfig:
+    """Options of a stack of transformer layers.
+
+    Attributes:
+        name: for reports.
+        num_layers: L.
+        embed_dim: E.
+        num_heads: H.
+        num_kv_heads: K, which divides H; H by default.
+        head_dim: D; E / H by default.
+        mlp_dim: F, of one expert when there are several.
+        mlp: ``"gated"`` (three matrices: activation(gate) times up, then down) or ``"plain"``.
+        activation: ``"silu"``, ``"gelu"``, ``"gelu_tanh"`` or ``"relu"``.
+        norm: ``"rms"`` or ``"layer"``.
+        norm_eps: added to the mean square or variance.
+        norm_first: norm before each part, not after the sum.
+        bias: whether the projections have biases.
+        num_experts: X; 0 for a dense MLP.
+        experts_per_token: experts that each position takes.
+        num_shared_experts: experts of the same size that every position takes besides.
+        dtype: of the computation; parameters are float32 and cast where they are used.
+        remat: ``"none"``, ``"minimal"``, ``"full"`` or a ``Remat``.
+        scan_layers: one loop over the layers, compiled once; False writes them out one by one.
+            The parameters are the same: stacked, the layers first.
+
+    Raises:
+        ArgumentError: a size is not positive, or does not divide what it must.
+        UnknownNameError: a choice that does not exist.
+    """
+
+    name: str = "custom"
+    num_layers: int
+    embed_dim: int
+    num_heads: int
+    num_kv_heads: int = 0
+    head_dim: int = 0
+    mlp_dim: int
+    mlp: str = "gated"
+    activation: str = "silu"
+    norm: str = "rms"
+    norm_eps: float = 1e-5
+    norm_first: bool = True
+    bias: bool = False
+    num_experts: int = 0
+    experts_per_token: int = 0
+    num_shared_experts: int = 0
+    dtype: str = "bfloat16"
+    remat: str | Remat = "none"
+    scan_layers: bool = True
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "num_kv_heads", self.num_kv_heads or self.num_heads)
+        positive(self, "num_layers", "embed_dim", "num_heads", "num_kv_heads", "mlp_dim")
+        if not self.head_dim:
+            if self.embed_dim % self.num_heads:
+                raise ArgumentError(
+                    f"{self.name}: num_heads={self.num_heads} does not divide "
+                    f"embed_dim={self.embed_dim}; give head_dim."
+                )
+            object.__setattr__(self, "head_dim", self.embed_dim // self.num_heads)
+        positive(self, "head_dim")
+        if self.num_heads % self.num_kv_heads:
+            raise ArgumentError(
+                f"{self.name}: num_kv_heads={self.num_kv_heads} does not divide "
+                f"num_heads={self.num_heads}."
+            )
+        one_of(self, "mlp", ("gated", "plain"))
+        one_of(self, "activation", ACTIVATIONS)
+        one_of(self, "norm", ("rms", "layer"))
+        one_of(self, "dtype", DTYPES)
+        check_remat(self.remat)
+        if self.num_experts and not 1 <= self.experts_per_token <= self.num_experts:
+            raise ArgumentError(
+                f"{self.name}: experts_per_token={self.experts_per_token} must lie in 1 … "
+                f"num_experts={self.num_experts}."
+            )
+
+    @property
+    def compute_dtype(self) -> Any:
+        """``dtype`` as a dtype."""
+        return jnp.dtype(self.dtype)
+
+    def replace(self, **changes: Any) -> Self:
+        """Return the same with other values.
+
+        Raises:
+            UnknownNameError: there is no such option.
+        """
+        fields = [field.name for field in dataclasses.fields(self)]
+        for name in changes:
+            if name not in fields:
+                raise unknown_name(f"option of {type(self).__name__}", name, fields)
+        return dataclasses.replace(self, **changes)
+
+
+def positive(config: Any, *names: str) -> None:
+    """Raise ArgumentError unless each of these fields is a whole number of at least 1."""
+    for name in names:
+        value = getattr(config, name)
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise ArgumentError(
+                f"{config.name}: {name} must be a whole number of at least 1; got {value!r}."
+            )
+
+
+def one_of(config: Any, name: str, choices: tuple[str, ...]) -> None:
+    """Raise UnknownNameError unless the field is one of ``choices``."""
+    if getattr(config, name) not in choices:
+        raise unknown_name(name, str(getattr(config, name)), choices)

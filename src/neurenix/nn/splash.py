@@ -1,0 +1,109 @@
+"""The TPU's attention kernel, Pallas splash attention, on a mesh of devices.
+
+Owns when the kernel fits, its block sizes and how heads and batch are divided. It skips the blocks
+that a causal mask leaves empty, and takes fewer heads of keys than of queries as they are. It does
+not own the choice between kernels (``dot_product``).
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as kernels
+from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask as masks
+from jax.sharding import AbstractMesh, PartitionSpec
+
+_LANES = 128  # rows of queries and keys that the kernel takes at least
+_QUERIES, _KEYS = 1024, 512  # of a block at most
+_HEADS_AXIS = "tensor"
+
+
+def fits(query: jax.Array, key: jax.Array) -> bool:
+    """Tell whether the kernel takes these shapes on the mesh that the trace knows."""
+    mesh, size = jax.sharding.get_abstract_mesh(), query.shape[3]
+    if mesh.empty or (mesh.manual_axes and set(mesh.manual_axes) != set(mesh.axis_names)):
+        return False
+    batch, heads = _axes(mesh, query, key)
+    parts = math.prod(mesh.shape[name] for name in (*batch, *heads))
+    return (
+        all(length % _LANES == 0 for length in (query.shape[1], key.shape[1]))
+        and (size <= _LANES or size % _LANES == 0)
+        and (bool(mesh.manual_axes) or parts == mesh.size)
+        and query.dtype in (jnp.bfloat16, jnp.float32)
+    )
+
+
+def attention(
+    query: jax.Array,
+    key: jax.Array,
+    value: jax.Array,
+    *,
+    causal: bool,
+    checkpoint_name: str | None = None,
+) -> jax.Array:
+    """Return attention of (N, T, H, D) over twice (N, S, K, D), as ``dot_product_attention``.
+
+    The batch is divided over the mesh, heads over its axis ``"tensor"``.
+    """
+    mesh = jax.sharding.get_abstract_mesh()
+    batch, heads = _axes(mesh, query, key)
+    local_heads = query.shape[2] // math.prod(mesh.shape[name] for name in heads)
+    shape = (query.shape[1], key.shape[1])
+
+    def local(query: jax.Array, key: jax.Array, value: jax.Array) -> Any:
+        mask = masks.CausalMask(shape) if causal else masks.FullMask(shape)
+        kernel = kernels.make_splash_mha(
+            masks.MultiHeadMask([mask] * local_heads),
+            block_sizes=_block_sizes(*shape),
+            head_shards=1,
+            q_seq_shards=1,
+            residual_checkpoint_name=checkpoint_name,
+        )
+        return jax.vmap(kernel)(query, key, value)
+
+    heads_first = [x.swapaxes(1, 2) for x in (query / math.sqrt(query.shape[3]), key, value)]
+    if mesh.manual_axes:  # inside shard_map every device has its share already
+        return local(*heads_first).swapaxes(1, 2)
+    spec = PartitionSpec(batch or None, heads or None)
+    divided = jax.shard_map(local, in_specs=spec, out_specs=spec, check_vma=False)
+    return divided(*heads_first).swapaxes(1, 2)
+
+
+def _axes(
+    mesh: AbstractMesh, query: jax.Array, key: jax.Array
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return the mesh axes that divide the batch and the heads."""
+    if mesh.manual_axes:
+        return (), ()
+    heads: tuple[str, ...] = ()
+    if _HEADS_AXIS in mesh.axis_names:
+        size = mesh.shape[_HEADS_AXIS]
+        if query.shape[2] % size == 0 and key.shape[2] % size == 0:
+            heads = (_HEADS_AXIS,)
+    batch = tuple(name for name in mesh.axis_names if name not in heads)
+    if query.shape[0] % math.prod(mesh.shape[name] for name in batch):
+        batch = ()
+    return batch, heads
+
+
+def _block_sizes(queries: int, keys: int) -> kernels.BlockSizes:
+    q, k = _largest(queries, _QUERIES), _largest(keys, _KEYS)
+    return kernels.BlockSizes(
+        block_q=q,
+        block_kv=k,
+        block_kv_compute=k,
+        block_q_dkv=q,
+        block_kv_dkv=k,
+        block_kv_dkv_compute=k,
+        block_q_dq=q,
+        block_kv_dq=k,
+    )
+
+
+def _largest(length: int, block: int) -> int:
+    while length % block:
+        block //= 2
+    return block
