@@ -7,6 +7,7 @@ from neurenix.optim import schedules
 from neurenix.optim.adam import Adam, Adamax, AdamW, Lamb, Lion, NAdam, RAdam
 from neurenix.optim.adaptive import Adadelta, Adafactor, Adagrad, RMSprop
 from neurenix.optim.base import OptimizerSpec, matrices_only
+from neurenix.optim.moments import held_in
 from neurenix.optim.registry import get, learning_rate_of, spec
 from neurenix.optim.sgd import SGD, Lars
 
@@ -26,6 +27,7 @@ __all__ = [
     "RAdam",
     "RMSprop",
     "get",
+    "held_in",
     "learning_rate_of",
     "matrices_only",
     "schedules",

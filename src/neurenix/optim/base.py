@@ -15,6 +15,7 @@ import jax
 import optax
 
 from neurenix._core.errors import ArgumentError, ArgumentTypeError
+from neurenix.optim.moments import held_in
 
 LearningRate = float | optax.Schedule
 
@@ -34,12 +35,15 @@ class OptimizerSpec(ABC):
         clip_value: clip every gradient to [-clip_value, clip_value].
         decay_mask: a function from the parameters to booleans of the same structure that says
             which ones decay; all by default, as in PyTorch. See :func:`matrices_only`.
+        moment_dtype: what moments and other state are held in between steps, such as
+            ``"bfloat16"``; as they are computed by default. See :func:`held_in`.
     """
 
     weight_decay: float = 0.0
     clip_norm: float | None = None
     clip_value: float | None = None
     decay_mask: Callable[[Any], Any] | None = None
+    moment_dtype: jax.typing.DTypeLike | None = None
 
     # Whether decay is added to the update (AdamW) rather than to the gradient (SGD, Adam).
     _decoupled = False
@@ -56,6 +60,8 @@ class OptimizerSpec(ABC):
         for name in ("eps", "momentum", "rho", "alpha", "decay_rate"):
             if hasattr(self, name):
                 check_number(name, getattr(self, name), low=0)
+        if self.moment_dtype is not None:
+            check_floating("moment_dtype", self.moment_dtype)
         for beta in getattr(self, "betas", ()):
             check_number("betas", beta, low=0, high=1)
 
@@ -91,7 +97,8 @@ class OptimizerSpec(ABC):
         decay = optax.add_decayed_weights(self.weight_decay, self.decay_mask)
         if self.weight_decay and not self._decoupled:
             steps.append(decay)
-        steps.append(self.rule())
+        rule = self.rule()
+        steps.append(rule if self.moment_dtype is None else held_in(self.moment_dtype, rule))
         if self.weight_decay and self._decoupled:
             steps.append(decay)
         steps.extend(self._finish(rate))
@@ -110,6 +117,19 @@ def matrices_only(params: Any) -> Any:
         {'bias': False, 'kernel': True}
     """
     return jax.tree.map(lambda leaf: leaf.ndim >= 2, params)
+
+
+def check_floating(name: str, dtype: Any) -> None:
+    """Raise unless ``dtype`` is one of floating-point numbers."""
+    try:
+        fits = jax.numpy.issubdtype(jax.numpy.dtype(dtype), jax.numpy.floating)
+    except TypeError:
+        fits = False
+    if not fits:
+        raise ArgumentError(
+            f'The argument `{name}` must be a floating-point dtype such as "bfloat16"; got '
+            f"{dtype!r}."
+        )
 
 
 def check_number(

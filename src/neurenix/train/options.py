@@ -16,6 +16,7 @@ from neurenix.distribute import Strategy
 from neurenix.train.arguments import optional_number, whole_number
 
 _COMPUTE_DTYPES = {"float32": None, "bfloat16": jnp.bfloat16}
+REMATS = (None, "dots")
 _VERBOSE = ("auto", False, True, 2)  # 0, 1, 2 are Keras's numbers
 
 
@@ -32,6 +33,9 @@ class TrainOptions:
             gradient that is not finite while the loss still is; it costs a look at each gradient.
         accumulate_steps: parts that every batch is computed in, one after the other, before the
             optimizer's update; it divides the activations' memory.
+        remat: what the backward pass computes again instead of keeping it: None keeps everything
+            that it needs, ``"dots"`` keeps the results of matrix products and convolutions and
+            computes the rest again. (Models that scan their layers have policies of their own.)
         strategy: the devices; by default those of the surrounding ``strategy.scope()``, else the
             device that the parameters lie on.
     """
@@ -40,6 +44,7 @@ class TrainOptions:
     precision: str = "float32"
     check_gradients: bool = True
     accumulate_steps: int = 1
+    remat: str | None = None
     strategy: Strategy | None = None
 
     def __post_init__(self) -> None:
@@ -47,6 +52,8 @@ class TrainOptions:
             object.__setattr__(self, name, whole_number(name, getattr(self, name)))
         if self.precision not in _COMPUTE_DTYPES:
             raise unknown_name("precision", str(self.precision), _COMPUTE_DTYPES)
+        if self.remat not in REMATS:
+            raise unknown_name("remat", str(self.remat), [str(name) for name in REMATS])
 
     @property
     def compute_dtype(self) -> Any:

@@ -41,6 +41,7 @@ class StepDefinition:
         accumulate_steps: A.
         compute_dtype: what parameters and inputs are cast to for the model, or None.
         check_gradients: let no gradient that is not finite change the parameters.
+        remat: ``"dots"`` keeps only results of matrix products for the backward pass.
     """
 
     model: ModuleSplit
@@ -51,6 +52,7 @@ class StepDefinition:
     accumulate_steps: int
     compute_dtype: Any
     check_gradients: bool
+    remat: str | None = None
 
     @property
     def log_names(self) -> tuple[str, ...]:
@@ -210,12 +212,17 @@ class StepDefinition:
     def _apply(
         self, parameters: Any, model_state: list[Any], x: Any, *, training: bool
     ) -> tuple[Any, list[Any]]:
-        module = self.model.build(
-            _cast(parameters, self.compute_dtype), model_state, training=training
-        )
-        prediction = call(module, _cast(x, self.compute_dtype))
-        after = self.model.other_of(module, model_state) if training else model_state
-        return _cast(prediction, self.compute_dtype and jnp.float32), after
+        def applied(parameters: Any, x: Any) -> tuple[Any, list[Any]]:
+            module = self.model.build(
+                _cast(parameters, self.compute_dtype), model_state, training=training
+            )
+            prediction = call(module, _cast(x, self.compute_dtype))
+            after = self.model.other_of(module, model_state) if training else model_state
+            return _cast(prediction, self.compute_dtype and jnp.float32), after
+
+        if training and self.remat == "dots":
+            applied = jax.checkpoint(applied, policy=_is_product)
+        return applied(parameters, x)
 
     def _updated_metrics(self, leaves: list[Any], batch: Batch, prediction: Any) -> list[Any]:
         metrics = self.metrics.rebuild(leaves, ())
@@ -248,6 +255,10 @@ def call(module: Any, x: Any) -> Any:
     if isinstance(x, (tuple, list)):
         return module(*x)
     return module(x)
+
+
+def _is_product(primitive: Any, *_: Any, **__: Any) -> bool:
+    return primitive in (jax.lax.dot_general_p, jax.lax.conv_general_dilated_p)
 
 
 def _cast(tree: Any, dtype: Any) -> Any:

@@ -27,7 +27,6 @@ from neurenix._nnx import nnx
 from neurenix.compiler import intercept
 from neurenix.distribute import Strategy, get_strategy
 from neurenix.distribute.placement import Placement
-from neurenix.distribute.rules import ShardingRules, as_rules
 from neurenix.distribute.strategy import strategy_for
 from neurenix.metrics import get as get_metric
 from neurenix.train.arguments import as_callbacks, check_watched, optional_number, whole_number
@@ -35,6 +34,7 @@ from neurenix.train.batch import Batch
 from neurenix.train.batch_check import BatchCheck
 from neurenix.train.callbacks import Callback
 from neurenix.train.compiled import CompiledEvaluation, CompiledStep
+from neurenix.train.described import Described
 from neurenix.train.feed import Feed, make_dataset, make_validation_dataset
 from neurenix.train.history import History
 from neurenix.train.loop import MAX_IN_FLIGHT, to_devices
@@ -44,14 +44,13 @@ from neurenix.train.options import (
     FitOptions,
     TrainOptions,
 )
-from neurenix.train.program import StepProgram, describe_step
 from neurenix.train.run import Run
 from neurenix.train.split import ModuleSplit
 from neurenix.train.state import TrainState, counters
 from neurenix.train.step import StepDefinition, bind_metrics
 
 
-class Trainer:
+class Trainer(Described):
     """Trains a module on the devices of a strategy.
 
     Args:
@@ -270,30 +269,6 @@ class Trainer:
             outputs.append(jax.tree.map(lambda leaf, n=chunk.examples: leaf[:n], output))
         return jax.tree.map(lambda *leaves: np.concatenate(leaves), *outputs)
 
-    def step_program(self, mesh: Any, x: Any, y: Any = None) -> StepProgram:
-        """Return the step that ``fit`` runs, described for a mesh that need not exist.
-
-        Args:
-            mesh: with axes of a strategy's names; ``jax.sharding.AbstractMesh`` will do.
-            x: ``jax.ShapeDtypeStruct`` (or a tree) of the inputs of one global batch.
-            y: the same of the targets; by default what the loss takes.
-        """
-        definition = self.defined()
-        if y is None:
-            y = self._loss_needed().target_spec(self._check.output_spec(definition, x))
-        values, first = bind_metrics([get_metric(metric) for metric in self._metrics])
-        del values
-        model = definition.model.read()
-        strategy = self._strategy or get_strategy()
-        rules = (strategy.rules if strategy else None) or self._model_rules()
-        placement = Placement(mesh, model[0], rules)
-        return describe_step(definition, model, first, Batch(x, y), placement)
-
-    def mesh_axes(self, num_devices: int) -> dict[str, int] | None:
-        """Return the axes that the trainer's strategy gives a mesh of so many devices, if any."""
-        strategy = self._strategy or get_strategy()
-        return None if strategy is None else strategy.mesh_axes(num_devices)
-
     @property
     def strategy(self) -> Strategy:
         """The strategy: the one given, that of the scope, or the device of the parameters."""
@@ -308,12 +283,8 @@ class Trainer:
         """Return the strategy of the call that begins, and remember where it keeps state."""
         strategy = self.strategy
         self._state_sharding = strategy.state_sharding
-        self._placement = strategy.placement(self.defined().model.read()[0], self._model_rules())
+        self._placement = strategy.placement(self.defined().model.read()[0], self.model_rules())
         return strategy
-
-    def _model_rules(self) -> ShardingRules | None:
-        rules: Any = getattr(self.module, "sharding_rules", None)
-        return None if rules is None else as_rules(rules())
 
     def _base_rate(self) -> float:
         base = self._base_learning_rate
@@ -348,6 +319,7 @@ class Trainer:
                 accumulate_steps=self.options.accumulate_steps,
                 compute_dtype=self.options.compute_dtype,
                 check_gradients=self.options.check_gradients,
+                remat=self.options.remat,
             )
             self._step = self._evaluation = self.optimizer_state = None
         else:

@@ -1,0 +1,51 @@
+"""Optimizer state held in a smaller dtype than it is computed in.
+
+Owns the casts. Half the bytes of two moments is what often lets a model fit a TPU.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+
+
+def held_in(
+    dtype: jax.typing.DTypeLike, transformation: optax.GradientTransformation
+) -> optax.GradientTransformationExtraArgs:
+    """Return ``transformation`` with its arrays of floats held in ``dtype`` between steps.
+
+    A step computes in float32 and rounds what it keeps. Scalars (counts, rates) stay as they are.
+
+    Args:
+        dtype: such as ``"bfloat16"``. Its 8 bits of mantissa lose changes below 1/256 of a moment,
+            so a second moment with a decay above 0.996 can stand still; hold it against a run
+            in float32.
+        transformation: any optax transformation.
+
+    Example:
+        >>> state = held_in("bfloat16", optax.adam(1e-3)).init({"w": jnp.ones(4)})
+        >>> state[0].mu["w"].dtype
+        dtype(bfloat16)
+    """
+    inner = optax.with_extra_args_support(transformation)
+
+    def init(params: Any) -> Any:
+        return _cast(inner.init(params), dtype)
+
+    def update(updates: Any, state: Any, params: Any = None, **extra: Any) -> tuple[Any, Any]:
+        updates, state = inner.update(updates, _cast(state, jnp.float32), params, **extra)
+        return updates, _cast(state, dtype)
+
+    return optax.GradientTransformationExtraArgs(init, update)
+
+
+def _cast(tree: Any, dtype: Any) -> Any:
+    return jax.tree.map(
+        lambda leaf: (
+            leaf.astype(dtype) if leaf.ndim and jnp.issubdtype(leaf.dtype, jnp.floating) else leaf
+        ),
+        tree,
+    )

@@ -1,0 +1,87 @@
+"""What a trainer says of its step to whoever compiles it elsewhere.
+
+Owns the description for preflight: the step's program on a mesh, the mesh that the trainer's
+strategy has in mind, and trainers with one thing changed. It trains nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, Self
+
+import optax
+
+from neurenix import losses, optim
+from neurenix._nnx import nnx
+from neurenix.distribute import Strategy, get_strategy
+from neurenix.distribute.placement import Placement
+from neurenix.distribute.rules import ShardingRules, as_rules
+from neurenix.metrics import get as get_metric
+from neurenix.train.batch import Batch
+from neurenix.train.batch_check import BatchCheck
+from neurenix.train.options import TrainOptions
+from neurenix.train.program import StepProgram, describe_step
+from neurenix.train.step import StepDefinition, bind_metrics
+
+
+class Described:
+    """The part of a ``Trainer`` that describes its step."""
+
+    module: nnx.Module
+    options: TrainOptions
+    defined: Callable[[], StepDefinition]
+    _optimizer: optax.GradientTransformation
+    _loss: losses.Loss | None
+    _loss_needed: Callable[[], losses.Loss]
+    _metrics: list[Any]
+    _strategy: Strategy | None
+    _check: BatchCheck
+
+    def step_program(self, mesh: Any, x: Any, y: Any = None) -> StepProgram:
+        """Return the step that ``fit`` runs, described for a mesh that need not exist.
+
+        Args:
+            mesh: with axes of a strategy's names; ``jax.sharding.AbstractMesh`` will do.
+            x: ``jax.ShapeDtypeStruct`` (or a tree) of the inputs of one global batch.
+            y: the same of the targets; by default what the loss takes.
+        """
+        definition = self.defined()
+        if y is None:
+            y = self._loss_needed().target_spec(self._check.output_spec(definition, x))
+        values, first = bind_metrics([get_metric(metric) for metric in self._metrics])
+        del values
+        model = definition.model.read()
+        strategy = self._strategy or get_strategy()
+        rules = (strategy.rules if strategy else None) or self.model_rules()
+        placement = Placement(mesh, model[0], rules)
+        return describe_step(definition, model, first, Batch(x, y), placement)
+
+    def variant(self, *, moment_dtype: Any = None, **options: Any) -> Self:
+        """Return a trainer of the same module with something changed, for comparisons.
+
+        Args:
+            moment_dtype: what the optimizer's state is held in (``nx.optim.held_in``).
+            **options: fields of ``TrainOptions`` to change.
+        """
+        optimizer = self._optimizer
+        if moment_dtype is not None:
+            optimizer = optim.held_in(moment_dtype, optimizer)
+        same_kind: Any = type(self)
+        return same_kind(
+            self.module,
+            optimizer=optimizer,
+            loss=self._loss,
+            metrics=list(self._metrics),
+            options=replace(self.options, strategy=self._strategy, **options),
+        )
+
+    def mesh_axes(self, num_devices: int) -> dict[str, int] | None:
+        """Return the axes that the trainer's strategy gives a mesh of so many devices, if any."""
+        strategy = self._strategy or get_strategy()
+        return None if strategy is None else strategy.mesh_axes(num_devices)
+
+    def model_rules(self) -> ShardingRules | None:
+        """Return how the module says that its parameters are divided, if it does."""
+        rules: Any = getattr(self.module, "sharding_rules", None)
+        return None if rules is None else as_rules(rules())
