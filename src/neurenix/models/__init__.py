@@ -11,6 +11,12 @@ from neurenix.models.configs import get as get
 from neurenix.models.configs import names as names
 from neurenix.models.decoder import Decoder as Decoder
 from neurenix.models.decoder import DecoderConfig as DecoderConfig
+from neurenix.models.encoder import Encoder as Encoder
+from neurenix.models.encoder import EncoderConfig as EncoderConfig
 from neurenix.models.remat import Remat as Remat
+from neurenix.models.resnet import ResNet as ResNet
+from neurenix.models.resnet import ResNetConfig as ResNetConfig
 from neurenix.models.rope import RopeScaling as RopeScaling
 from neurenix.models.stack import StackConfig as StackConfig
+from neurenix.models.vision import VisionConfig as VisionConfig
+from neurenix.models.vision import VisionTransformer as VisionTransformer

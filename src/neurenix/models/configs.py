@@ -10,7 +10,10 @@ from typing import Any
 
 from neurenix._core.errors import unknown_name
 from neurenix.models.decoder import Decoder, DecoderConfig
+from neurenix.models.encoder import Encoder, EncoderConfig
+from neurenix.models.resnet import ResNet, ResNetConfig
 from neurenix.models.rope import RopeScaling
+from neurenix.models.vision import VisionConfig, VisionTransformer
 
 
 def _llama(name: str, layers: int, embed: int, heads: int, mlp: int, **more: Any) -> DecoderConfig:
@@ -71,8 +74,29 @@ _DECODERS = (
                   vocab_size=32000, **_MAXTEXT_V4),
 )  # fmt: skip
 
-_CONFIGS: dict[str, Any] = {config.name: config for config in _DECODERS}
-_MODELS: dict[type, Any] = {DecoderConfig: Decoder}
+_PLAIN: dict[str, Any] = {"mlp": "plain", "activation": "gelu", "norm": "layer", "bias": True}
+_OTHERS = (
+    # Devlin et al. 2019.
+    EncoderConfig(
+        name="bert-base", num_layers=12, embed_dim=768, num_heads=12, mlp_dim=3072,
+        vocab_size=30522, norm_first=False, norm_eps=1e-12, **_PLAIN,
+    ),
+    # Dosovitskiy et al. 2021, table 1: ViT-Base with patches of 16.
+    VisionConfig(
+        name="vit-b16", num_layers=12, embed_dim=768, num_heads=12, mlp_dim=3072, norm_eps=1e-6,
+        **_PLAIN,
+    ),
+    # He et al. 2016, table 1.
+    ResNetConfig(name="resnet50", blocks=(3, 4, 6, 3)),
+)  # fmt: skip
+
+_CONFIGS: dict[str, Any] = {config.name: config for config in (*_DECODERS, *_OTHERS)}
+_MODELS: dict[type, Any] = {
+    DecoderConfig: Decoder,
+    EncoderConfig: Encoder,
+    ResNetConfig: ResNet,
+    VisionConfig: VisionTransformer,
+}
 
 
 def names() -> tuple[str, ...]:
@@ -108,7 +132,7 @@ def build(model: str | Any, **changes: Any) -> Any:
 
     Example:
         >>> build("tiny", num_layers=1).num_parameters
-        69696
+        69824
     """
     config = _changed(model, changes)
     return _MODELS[type(config)](config)

@@ -21,8 +21,25 @@ DTYPES = ("float32", "bfloat16")
 ACTIVATIONS = ("silu", "gelu", "gelu_tanh", "relu")
 
 
+class Replaceable:
+    """A frozen dataclass of options, from which others are made."""
+
+    def replace(self, **changes: Any) -> Self:
+        """Return the same with other values.
+
+        Raises:
+            UnknownNameError: there is no such option.
+        """
+        options: Any = self
+        fields = [field.name for field in dataclasses.fields(options)]
+        for name in changes:
+            if name not in fields:
+                raise unknown_name(f"option of {type(self).__name__}", name, fields)
+        return dataclasses.replace(options, **changes)
+
+
 @dataclass(frozen=True, kw_only=True)
-class StackConfig:
+class StackConfig(Replaceable):
     """Options of a stack of transformer layers.
 
     Attributes:
@@ -105,16 +122,17 @@ class StackConfig:
         return jnp.dtype(self.dtype)
 
     def replace(self, **changes: Any) -> Self:
-        """Return the same with other values.
+        """Return the same with other values; sizes that follow from others follow them.
 
         Raises:
             UnknownNameError: there is no such option.
         """
-        fields = [field.name for field in dataclasses.fields(self)]
-        for name in changes:
-            if name not in fields:
-                raise unknown_name(f"option of {type(self).__name__}", name, fields)
-        return dataclasses.replace(self, **changes)
+        if {"embed_dim", "num_heads"} & {*changes}:
+            if self.head_dim * self.num_heads == self.embed_dim:
+                changes.setdefault("head_dim", 0)
+            if self.num_kv_heads == self.num_heads:
+                changes.setdefault("num_kv_heads", 0)
+        return super().replace(**changes)
 
 
 def positive(config: Any, *names: str) -> None:

@@ -1,0 +1,110 @@
+"""The encoder of BERT (Devlin et al. 2019): token ids to logits of the masked tokens.
+
+Owns the configuration, embeddings and the head of masked language modelling. The layers are in
+``stacked``. There is no dropout.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+
+from neurenix._nnx import nnx
+from neurenix.distribute.rules import constrain
+from neurenix.models.base import Model, Rules, streams
+from neurenix.models.decoder import check_tokens
+from neurenix.models.layers import BATCH, Norm, Projection, activate, normal
+from neurenix.models.stack import DTYPES, StackConfig, one_of, positive
+from neurenix.models.stacked import STACK_RULES, Stack
+
+_EMBEDDING_DEVIATION = 0.02  # BERT's initializer_range
+
+
+@dataclass(frozen=True, kw_only=True)
+class EncoderConfig(StackConfig):
+    """Options of an encoder; see ``StackConfig`` for those of its layers.
+
+    Attributes:
+        vocab_size: V.
+        max_length: rows of the table of positions.
+        num_segments: rows of the table of segments.
+        logits_dtype: of the logits.
+    """
+
+    vocab_size: int
+    max_length: int = 512
+    num_segments: int = 2
+    logits_dtype: str = "float32"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        positive(self, "vocab_size", "max_length", "num_segments")
+        one_of(self, "logits_dtype", DTYPES)
+
+
+class Encoder(Model):
+    """A masked language model: token ids (N, T) integers → logits (N, T, V).
+
+    Every position sees every other. The head is BERT's: a projection, the activation, a norm, and
+    the embedding table with a bias.
+
+    Args:
+        config: the sizes.
+        rngs: random streams; the process's own by default.
+
+    Raises:
+        ArgumentTypeError: when called with numbers that are not integers.
+        ShapeError: when called with another rank, or with more than ``max_length`` positions.
+
+    Example:
+        >>> from neurenix import models
+        >>> model = models.build("bert-base", num_layers=1, embed_dim=64, num_heads=4)
+        >>> model(jnp.zeros((1, 8), jnp.int32)).shape
+        (1, 8, 30522)
+    """
+
+    config: EncoderConfig
+
+    def __init__(self, config: EncoderConfig, *, rngs: nnx.Rngs | None = None) -> None:
+        super().__init__(config)
+        rngs, embed, deviation = streams(rngs), config.embed_dim, _EMBEDDING_DEVIATION
+        self.embedding = normal(rngs, (config.vocab_size, embed), deviation)
+        self.positions = normal(rngs, (config.max_length, embed), deviation)
+        self.segments = normal(rngs, (config.num_segments, embed), deviation)
+        self.embedding_norm = Norm(config)
+        self.layers = Stack(config, causal=False, rngs=rngs)
+        self.transform = Projection(embed, embed, bias=config.bias, rngs=rngs)
+        self.transform_norm = Norm(config)
+        self.unembedding_bias = nnx.Param(jnp.zeros(config.vocab_size))
+
+    def __call__(self, tokens: jax.Array, segments: jax.Array | None = None) -> jax.Array:
+        """Return the logits of each position's token.
+
+        Args:
+            tokens: (N, T) integers.
+            segments: (N, T) integers from 0; all 0 by default.
+        """
+        config = self.config
+        check_tokens(tokens, config)
+        dtype = config.compute_dtype
+        table, kinds = self.embedding[...].astype(dtype), self.segments[...].astype(dtype)
+        x = table[tokens] + self.positions[...][: tokens.shape[1]].astype(dtype)
+        x = x + (kinds[0] if segments is None else kinds[segments])
+        x = constrain(self.embedding_norm(x), BATCH, None, None)
+        x = self.layers(x)
+        x = self.transform_norm(activate(config.activation, self.transform(x)))
+        logits = jnp.matmul(x, table.T, preferred_element_type=jnp.dtype(config.logits_dtype))
+        logits = logits + self.unembedding_bias[...].astype(logits.dtype)
+        return constrain(logits, BATCH, None, "tensor")
+
+    def sharding_rules(self) -> Rules:
+        """FSDP on the axis of the residual stream, tensor on heads, hidden axis and vocabulary."""
+        return (
+            *STACK_RULES,
+            (r"^embedding$", ("tensor", "fsdp")),
+            (r"^(positions|segments)$", (None, "fsdp")),
+            (r"^transform\.kernel$", (None, "fsdp")),
+            (r"^unembedding_bias$", ("tensor",)),
+        )
