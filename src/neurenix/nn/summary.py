@@ -118,7 +118,7 @@ def summarize(
     ]
     parameters, parameter_bytes = _count(module)
     others = nnx.state(module, nnx.Not(nnx.Any(nnx.Param, nnx.RngState)))
-    state_bytes = sum(leaf.nbytes for leaf in jax.tree.leaves(others))
+    state_bytes = sum(map(_bytes, jax.tree.leaves(others)))
     return Summary(tuple(rows), parameters, parameter_bytes, state_bytes)
 
 
@@ -171,7 +171,11 @@ def _is_row(module: nnx.Module, called: bool) -> bool:
 
 def _count(module: nnx.Module) -> tuple[int, int]:
     leaves = jax.tree.leaves(nnx.state(module, nnx.Param))
-    return sum(leaf.size for leaf in leaves), sum(leaf.nbytes for leaf in leaves)
+    return sum(leaf.size for leaf in leaves), sum(map(_bytes, leaves))
+
+
+def _bytes(leaf: Any) -> int:
+    return leaf.size * leaf.dtype.itemsize  # a shape without an array has no ``nbytes``
 
 
 def _line(cells: Sequence[str], widths: Sequence[int]) -> str:

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import jax
+
 from neurenix._binding import Binding, Structure
 from neurenix._core.errors import ArgumentError, RecompilationError
 from neurenix._nnx import nnx
@@ -58,6 +60,15 @@ class ModuleSplit:
     def first_parameter(self) -> Any:
         """Return the array of one parameter."""
         return self._binding.variables[self._is_parameter.index(True)].get_raw_value()
+
+    def check_arrays(self) -> None:
+        """Raise ArgumentError when the module holds shapes and no arrays (``nnx.eval_shape``)."""
+        if isinstance(self.first_parameter(), jax.ShapeDtypeStruct):
+            raise ArgumentError(
+                "The module is abstract: it holds shapes and no arrays, so it can be given to "
+                "nx.preflight and not trained or called. Build it with its arrays for that: "
+                "nx.models.build(…) and not nx.models.abstract(…)."
+            )
 
     def same_structure(self, other: ModuleSplit) -> bool:
         """Tell whether both are of the same module, unchanged in structure."""

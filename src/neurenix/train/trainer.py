@@ -281,6 +281,7 @@ class Trainer(Described):
 
     def _resolve(self) -> Strategy:
         """Return the strategy of the call that begins, and remember where it keeps state."""
+        self.defined().model.check_arrays()
         strategy = self.strategy
         self._state_sharding = strategy.state_sharding
         self._placement = strategy.placement(self.defined().model.read()[0], self.model_rules())
