@@ -1,24 +1,30 @@
-"""Each rule with a program that triggers it and one that must not."""
+"""The arithmetic and the thresholds of the rules; compiled programs are in a file of their own."""
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from neurenix import chips
 from neurenix.compiler import findings
-from neurenix.compiler.findings import Evidence, find
+from neurenix.compiler.compile import Refusal
+from neurenix.compiler.findings import REFUSALS, Evidence, find, of_refusal
 from neurenix.compiler.hlo import Instruction, SourceLine
 from neurenix.compiler.memory import Buffer, Memory
 from neurenix.compiler.operations import MatrixProduct
 from neurenix.compiler.program import Leaf, Program
+from neurenix.compiler.target import Target
 from neurenix.compiler.time import Operation, StepTime
+from neurenix.compiler.traits import Traits, WrittenProduct
 
 pytestmark = pytest.mark.pure
 
 LINE = SourceLine("/home/me/train.py", 7, "loss")
 GIB = 2**30
+PAGES = Path(__file__).parent.parent / "docs" / "rules"
 NOTHING = Instruction("c", "convolution", (), (), "", "", False)
 
 
@@ -94,7 +100,7 @@ def test_float32_products() -> None:
 
 def test_products_at_highest_precision() -> None:
     found = find(evidence(operation(products=(product(dtype="f32", highest=True),))))
-    assert [f.rule for f in found] == ["exact-float32-matmul"]
+    assert [f.rule for f in found] == ["float32-matmul"]
     assert found[0].severity == "warning"
 
 
@@ -153,5 +159,159 @@ def test_findings_come_gravest_first() -> None:
     assert [f.severity for f in found] == ["warning", "note"]
 
 
-def test_every_rule_says_what_it_is_for() -> None:
-    assert all(rule.__doc__ for rule in findings.RULES)
+def test_padding_hidden_behind_memory_costs_nothing() -> None:
+    bound = operation("hbm", products=(product(columns=64),), floor_seconds=0.01)
+    assert rules(evidence(bound)) == []
+
+
+def test_operations_of_one_line_are_one_finding() -> None:
+    twice = [operation(name=f"fusion.{i}", products=(product(columns=64),)) for i in range(2)]
+    (finding,) = find(evidence(*twice))
+    assert finding.effect_share == pytest.approx(0.5)
+    assert "2 operations of this line" in finding.message
+
+
+def written(depth: int, rows: int, columns: int, **fields: object) -> WrittenProduct:
+    base = WrittenProduct(8, rows, depth, columns, ("bfloat16",) * 2, 1, False, 0, "", LINE)
+    return replace(base, **fields)
+
+
+def with_traits(found: Evidence, **traits: object) -> Evidence:
+    return replace(found, program=replace(found.program, traits=Traits(**traits)))
+
+
+@pytest.mark.parametrize(
+    ("slice_name", "head", "expected"),
+    [
+        ("v5e-1", 64, ["warning"]),
+        ("v5e-1", 128, []),
+        ("v6e-1", 64, ["warning"]),
+        ("v6e-1", 128, ["note"]),
+    ],
+)
+def test_heads_narrower_than_the_matrix_unit(slice_name, head, expected) -> None:
+    sizes = {"batch": 4096}
+    attention = (written(head, 2048, 2048, **sizes), written(2048, 2048, head, **sizes))
+    clean = evidence(operation(products=(product(),)), slice_name=slice_name)
+    found = find(with_traits(clean, products=attention))
+    assert [f.severity for f in found] == expected
+    assert all(f.rule == "head-dimension" and f.source == LINE for f in found)
+    # One product alone is no attention.
+    assert find(with_traits(clean, products=attention[:1])) == ()
+
+
+@pytest.mark.parametrize(
+    ("layers", "each", "expected"), [(8, 6, True), (5, 6, False), (6, 3, False)]
+)
+def test_layers_written_out(layers: int, each: int, expected: bool) -> None:
+    products = tuple(written(64, 64, 64, batch=1, written=i) for i in range(each)) * layers
+    found = find(with_traits(evidence(operation(products=(product(),))), products=products))
+    assert ["unrolled-layers"] * expected == [f.rule for f in found]
+    for finding in found:
+        assert f"{layers} identical layers" in finding.message
+
+
+def test_few_repeated_products_among_many_others_are_silent() -> None:
+    repeated = tuple(written(64, 64, 64, batch=1, written=i) for i in range(4)) * 6
+    others = tuple(written(64, 64, 64, batch=1, written=100 + i) for i in range(30))
+    found = evidence(operation(products=(product(),)))
+    assert rules(with_traits(found, products=repeated + others)) == []
+
+
+@pytest.mark.parametrize(("rows", "expected"), [(8, ["small-batch"]), (512, [])])
+def test_weights_read_for_few_rows(rows: int, expected: list[str]) -> None:
+    leaf = Leaf("x", "batch", (rows * 8, 4096), "bfloat16", ("data",), (rows, 4096))
+    reads = operation("hbm", products=(replace(product(4096, 4096), rows=rows),))
+    found = evidence(reads)
+    divided = replace(found, program=replace(found.program, leaves=(leaf,)))
+    assert rules(divided) == expected
+    # The same sizes, but not the batch's.
+    other = replace(divided.program, leaves=(replace(leaf, device_shape=(99, 4096)),))
+    assert rules(replace(divided, program=other)) == []
+
+
+def test_narrow_types_by_generation() -> None:
+    eight = operation(products=(product(dtype="s8"),))
+    assert rules(evidence(eight, slice_name="v6e-8")) == []
+    (finding,) = find(evidence(eight, slice_name="tpu7x-2x2x1"))
+    assert finding.rule == "unsupported-type"
+    assert "float8_e4m3fn" in finding.fix
+    new = operation(products=(product(dtype="f8e4m3fn"),))
+    assert rules(evidence(new, slice_name="tpu7x-2x2x1")) == []
+    assert rules(evidence(new, slice_name="v6e-8")) == ["unsupported-type"]
+
+
+def test_double_precision_arguments() -> None:
+    found = evidence(operation(products=(product(),)))
+    leaf = replace(found.program.leaves[0], dtype="float64")
+    wide = replace(found, program=replace(found.program, leaves=(leaf,)))
+    assert rules(wide) == ["unsupported-type"]
+
+
+def reduces(name: str, shape: str, op_name: str) -> Operation:
+    return operation("ici", opcode="all-reduce", name=name, shape=shape, op_name=op_name)
+
+
+def test_channel_statistics_are_told_from_gradients_and_losses() -> None:
+    work = operation(products=(product(),))
+    forward = [reduces(f"f{i}", "f32[64]", "jit(f)/jvp()/reduce_sum") for i in range(2)]
+    backward = [
+        reduces(f"b{i}", "f32[64], f32[64]", "jit(f)/transpose(jvp())/reduce_sum") for i in range(3)
+    ]
+    assert rules(evidence(work, *forward, *backward)) == ["sync-batchnorm"]
+    assert rules(evidence(work, *backward)) == ["exposed-collective"]
+    losses = [reduces(f"l{i}", "f32[]", "jit(f)/jvp()/reduce_sum") for i in range(4)]
+    assert rules(evidence(work, *losses)) == ["exposed-collective"]
+
+
+@pytest.mark.parametrize(
+    ("opcode", "op_name", "expected"),
+    [
+        ("all-reduce", "transpose(jvp())/dot_general", "gradients"),
+        ("all-gather-start", "jvp()/dot_general", "needed whole"),
+        ("all-to-all", "jvp()/transpose", "changes the axis"),
+        ("collective-permute-start", "ppermute", "neighbours"),
+    ],
+)
+def test_the_cause_of_an_exchange(opcode: str, op_name: str, expected: str) -> None:
+    work = operation(products=(product(),))
+    (finding,) = find(evidence(work, operation("ici", opcode=opcode, name="x", op_name=op_name)))
+    assert expected in finding.message
+    assert ("Nothing is computed beside it" in finding.message) == (not opcode.endswith("-start"))
+
+
+def test_permutations_of_a_product_are_a_collective_matmul() -> None:
+    work = operation(products=(product(),))
+    turn = operation("ici", opcode="collective-permute-start", name="x", op_name="a/dot_general")
+    assert rules(evidence(work, turn)) == ["collective-matmul"]
+    assert rules(evidence(work, replace(turn, seconds=0.0))) == []
+
+
+def test_refusals_the_catalogue_does_not_know_keep_the_words() -> None:
+    program = evidence().program
+    where = chips.resolve("v5e-8")
+    for kind in REFUSALS:
+        answer = Refusal(Target.of(where), kind, "the compiler's own words")
+        finding = of_refusal(program, where, answer)
+        assert (finding.rule, finding.severity) == (f"refused-{kind}", "error")
+        assert "the compiler's own words" in finding.message
+
+
+def test_every_rule_says_what_it_is_for_and_has_a_page() -> None:
+    known = {*findings.RULES, *(f"refused-{kind}" for kind in REFUSALS)}
+    assert all(rule.__doc__ for rule in findings.RULES.values())
+    pages = {path.stem for path in PAGES.glob("*.md")} - {"index"}
+    assert pages == known
+
+
+@pytest.mark.parametrize("page", sorted(PAGES.glob("*.md")), ids=lambda path: path.stem)
+def test_a_page_explains_its_rule(page: Path) -> None:
+    text = page.read_text()
+    if page.stem == "index":
+        linked = set(re.findall(r"\]\(([\w-]+)\.md\)", text))
+        assert linked == {path.stem for path in PAGES.glob("*.md")} - {"index"}
+        return
+    assert text.startswith(f"# {page.stem}\n")
+    headings = re.findall(r"^## (.*)$", text, re.MULTILINE)
+    wanted = ["What it means", "How it is found", "Example", "Limits"]
+    assert [h for h in headings if h in wanted] == wanted

@@ -10,19 +10,11 @@ from dataclasses import dataclass
 from neurenix.chips import Slice
 from neurenix.compiler import memory as memory_module
 from neurenix.compiler.compile import Compiled, Refusal
-from neurenix.compiler.findings import Evidence, Finding, find
+from neurenix.compiler.findings import Evidence, Finding, find, of_refusal
 from neurenix.compiler.hlo import parse
 from neurenix.compiler.memory import Memory
 from neurenix.compiler.program import Program
 from neurenix.compiler.time import Operation, Schedule, StepTime, step_time
-
-_CURES = {
-    "hbm": "Take a smaller batch, recompute activations (jax.checkpoint), compute in bfloat16, "
-    "divide the optimizer's state over the devices, or take chips with more memory.",
-    "vmem": "Make the kernel's blocks smaller; they must fit into VMEM together.",
-    "crash": "Try another slice or another version of jax and libtpu, and report it.",
-    "error": "The compiler's own words say which operation it refused.",
-}
 
 
 @dataclass(frozen=True)
@@ -57,7 +49,8 @@ def analyse(program: Program, where: Slice, answer: Compiled | Refusal) -> Analy
     batch = sum(b.logical_bytes for b in memory.buffers if b.role == "batch")
     time = step_time(schedule, raw, batch)
     operations = tuple(sorted(schedule.operations.values(), key=lambda o: -o.seconds))
-    evidence = Evidence(program, where, memory, operations, time, raw)
+    spent = sum(answer.seconds.values())
+    evidence = Evidence(program, where, memory, operations, time, raw, module, spent)
     peak = where.generation.peak_flops_per_second["bfloat16"] * program.num_devices
     return Analysis(
         program=program,
@@ -69,7 +62,7 @@ def analyse(program: Program, where: Slice, answer: Compiled | Refusal) -> Analy
         operations=operations,
         findings=find(evidence),
         notes=answer.notes + _notes(schedule, time),
-        compile_seconds=sum(answer.seconds.values()),
+        compile_seconds=spent,
         from_cache=answer.from_cache,
     )
 
@@ -91,13 +84,7 @@ def _notes(schedule: Schedule, time: StepTime) -> tuple[str, ...]:
 
 def _refused(program: Program, where: Slice, answer: Refusal, limit: int) -> Analysis:
     memory = memory_module.of_refused(program, answer.needed_bytes, limit_bytes=limit)
-    message = answer.message.strip()
-    if answer.kind == "hbm" and answer.needed_bytes:
-        message = (
-            f"It needs {answer.needed_bytes / 2**30:.2f} GiB of HBM on each device, and "
-            f"{where.name} has {limit / 2**30:.2f} GiB. The compiler said: {message}"
-        )
-    finding = Finding(f"refused-{answer.kind}", "error", message, _CURES[answer.kind])
+    finding = of_refusal(program, where, answer)
     return Analysis(
         program=program,
         where=where,

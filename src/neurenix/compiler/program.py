@@ -10,7 +10,7 @@ import math
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import jax
@@ -19,9 +19,13 @@ from jax import export
 from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
 
 from neurenix._core.errors import ArgumentError, ArgumentTypeError, ShapeError
+from neurenix.compiler import plain_tree
+from neurenix.compiler import traits as traits_module
+from neurenix.compiler.callbacks import has_callbacks, without_callbacks
 from neurenix.compiler.fingerprint import fingerprint
 from neurenix.compiler.flops import model_flops
 from neurenix.compiler.source import is_library
+from neurenix.compiler.traits import Traits
 
 
 class PartitionedSpec(jax.ShapeDtypeStruct):
@@ -110,6 +114,10 @@ class Program:
         model_flops: floating-point operations of all devices together for one call, from the
             matrix products and convolutions of the program as written; recomputation excluded.
         output_bytes: global bytes of the outputs.
+        traits: what the program as written shows and the compiled one does not.
+        platform: that it was lowered for.
+        unused: paths of the arguments that the program does not look at.
+        output_tree: of its result, as ``plain_tree`` describes one.
     """
 
     name: str
@@ -120,6 +128,10 @@ class Program:
     donated: tuple[int, ...]
     model_flops: float
     output_bytes: int
+    traits: Traits = field(default_factory=Traits)
+    platform: str = "tpu"
+    unused: tuple[str, ...] = ()
+    output_tree: Any = None
 
     @property
     def num_devices(self) -> int:
@@ -132,12 +144,13 @@ class TraceOptions:
     """How a function is traced.
 
     ``donate_argnums`` are positions of whole arguments; ``leaf_roles`` names a role for each leaf
-    of all arguments in flattening order, and may be empty.
+    of all arguments in flattening order, and may be empty. ``platform`` is JAX's name of it.
     """
 
     donate_argnums: tuple[int, ...] = ()
     leaf_roles: tuple[str, ...] = ()
     name: str = ""
+    platform: str = "tpu"
 
 
 def trace(
@@ -173,13 +186,19 @@ def trace(
     placed = [_place(leaf, _path(path), mesh) for path, leaf in paths]
     donated = _donated(args, options.donate_argnums)
 
+    out_tree: list[Any] = []
+
     def flat(*leaves: Any) -> list[Any]:
-        return jax.tree.leaves(function(*jax.tree.unflatten(tree, leaves)))
+        out = function(*jax.tree.unflatten(tree, leaves))
+        out_tree[:] = [jax.tree.structure(out)]
+        return jax.tree.leaves(out)
 
     name = options.name or getattr(function, "__name__", type(function).__name__)
     flat.__name__ = name if name.isidentifier() else "program"
     jitted = jax.jit(flat, donate_argnums=donated)
-    exported, flops = _export(jitted, placed, name)
+    exported, jaxpr = _export(jitted, placed, name, options.platform)
+    out = jax.tree.unflatten(out_tree[0], jaxpr.out_avals)
+    carried = traits_module.recompiles(args, out, donate_argnums=options.donate_argnums)
     kept = exported.module_kept_var_idx
     roles = options.leaf_roles or ("argument",) * len(placed)
     leaves = tuple(_leaf(_path(paths[i][0]), roles[i], placed[i], mesh) for i in kept)
@@ -190,19 +209,31 @@ def trace(
         axes=dict(axes),
         leaves=leaves,
         donated=tuple(kept.index(i) for i in donated if i in kept),
-        model_flops=flops,
+        model_flops=model_flops(jaxpr),
         output_bytes=sum(a.size * a.dtype.itemsize for a in exported.out_avals),
+        platform=options.platform,
+        unused=tuple(_path(paths[i][0]) for i in range(len(paths)) if i not in kept),
+        output_tree=plain_tree.describe(out),
+        traits=replace(traits_module.read(jaxpr), recompiles=carried),
     )
 
 
 def _export(
-    jitted: Any, placed: list[jax.ShapeDtypeStruct], name: str
-) -> tuple[export.Exported, float]:
+    jitted: Any, placed: list[jax.ShapeDtypeStruct], name: str, platform: str
+) -> tuple[export.Exported, Any]:
+    """Return the program and its jaxpr; calls of the host are left out of the first."""
     pallas = export.DisabledSafetyCheck.custom_call("tpu_custom_call")
     try:
         with _deep_locations():
-            flops = model_flops(jitted.trace(*placed).jaxpr)
-            exported = export.export(jitted, platforms=["tpu"], disabled_checks=[pallas])(*placed)
+            traced = jitted.trace(*placed)
+            if has_callbacks(traced.jaxpr):
+                plain = without_callbacks(traced.jaxpr)
+                donated = traced.donate_argnums
+                plain.__name__ = name if name.isidentifier() else "program"
+                jitted = jax.jit(plain, donate_argnums=donated)
+            exported = export.export(jitted, platforms=[platform], disabled_checks=[pallas])(
+                *placed
+            )
     except _CONCRETE as error:
         raise ArgumentError(
             f"{name} cannot be compiled: {_where(error)} needs the value of an array, and while "
@@ -213,7 +244,7 @@ def _export(
         raise ArgumentError(
             f"{name} cannot be traced with these shapes: {_first_line(error)} ({_where(error)})"
         ) from error
-    return exported, flops
+    return exported, traced.jaxpr
 
 
 @contextmanager
@@ -267,7 +298,7 @@ def _path(path: tuple[Any, ...]) -> str:
 
 def _place(leaf: Any, path: str, mesh: AbstractMesh) -> jax.ShapeDtypeStruct:
     if isinstance(leaf, (bool, int, float, complex)):
-        leaf = jax.numpy.result_type(leaf).type(leaf)
+        leaf = jax.typeof(leaf)
     if not hasattr(leaf, "shape") or not hasattr(leaf, "dtype"):
         raise ArgumentTypeError(
             f"Argument {path} is a {type(leaf).__name__}; arrays and nx.spec(shape, dtype) are "
@@ -280,7 +311,10 @@ def _place(leaf: Any, path: str, mesh: AbstractMesh) -> jax.ShapeDtypeStruct:
         partition = sharding.spec if isinstance(sharding, NamedSharding) else PartitionSpec()
     _check_divides(tuple(leaf.shape), partition, path, dict(mesh.shape))
     return jax.ShapeDtypeStruct(
-        tuple(leaf.shape), leaf.dtype, sharding=NamedSharding(mesh, partition)
+        tuple(leaf.shape),
+        leaf.dtype,
+        sharding=NamedSharding(mesh, partition),
+        weak_type=getattr(leaf, "weak_type", False),
     )
 
 

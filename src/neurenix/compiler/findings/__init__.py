@@ -1,0 +1,68 @@
+"""What could be better in a compiled program, each with its place, its size and its cure.
+
+Owns the list of rules and their order. A rule is one function that sees the ``Evidence`` and yields
+findings; it stands in the module of its subject and in ``RULES``, and has a page in ``docs/rules``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from neurenix.compiler.findings.arithmetic import (
+    float32_products,
+    head_dimension,
+    padded_products,
+    small_batch,
+    unsupported_types,
+)
+from neurenix.compiler.findings.communication import (
+    collective_matmul,
+    exposed_collectives,
+    synchronised_statistics,
+    undivided_work,
+)
+from neurenix.compiler.findings.evidence import Evidence, Finding
+from neurenix.compiler.findings.movement import (
+    materialised_attention,
+    missing_donation,
+    moves,
+    padded_arguments,
+)
+from neurenix.compiler.findings.program import (
+    host_callbacks,
+    recompiling_arguments,
+    small_operations,
+    small_steps,
+    unrolled_layers,
+)
+from neurenix.compiler.findings.refusals import REFUSALS, of_refusal
+
+__all__ = ["REFUSALS", "RULES", "Evidence", "Finding", "find", "of_refusal"]
+
+RULES: dict[str, Callable[[Evidence], Iterator[Finding]]] = {
+    "padded-matmul": padded_products,
+    "head-dimension": head_dimension,
+    "float32-matmul": float32_products,
+    "unsupported-type": unsupported_types,
+    "small-batch": small_batch,
+    "materialised-attention": materialised_attention,
+    "copy": moves,
+    "donation": missing_donation,
+    "padded-arguments": padded_arguments,
+    "exposed-collective": exposed_collectives,
+    "sync-batchnorm": synchronised_statistics,
+    "collective-matmul": collective_matmul,
+    "undivided": undivided_work,
+    "host-bound": small_steps,
+    "host-callback": host_callbacks,
+    "small-operations": small_operations,
+    "unrolled-layers": unrolled_layers,
+    "recompile": recompiling_arguments,
+}
+
+
+def find(evidence: Evidence) -> tuple[Finding, ...]:
+    """Apply every rule; the gravest come first, then those with the largest effect."""
+    order = {"error": 0, "warning": 1, "note": 2}
+    found = [finding for rule in RULES.values() for finding in rule(evidence)]
+    return tuple(sorted(found, key=lambda f: (order[f.severity], -f.effect_seconds)))

@@ -1,0 +1,273 @@
+"""Rules about matrix products: sizes, types and the batch.
+
+Owns what keeps the matrix unit from its peak. Data movement has its own module (``movement``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+
+import jax.numpy as jnp
+
+from neurenix.compiler.findings.evidence import (
+    NOTABLE_SHARE,
+    WARNING_SHARE,
+    Evidence,
+    Finding,
+    fill,
+    in_order_of_time,
+    sizes_text,
+)
+from neurenix.compiler.operations import MatrixProduct
+from neurenix.compiler.program import Leaf
+from neurenix.compiler.time import Operation
+from neurenix.compiler.traits import WrittenProduct
+
+_LANES = 128
+_WELL_FILLED = 0.8
+"""Of the matrix unit: above, padding is not worth a change of the model."""
+
+
+def padded_products(evidence: Evidence) -> Iterator[Finding]:
+    """Matrix products whose sizes do not fill the matrix unit; one finding for each source line.
+
+    Depth and columns are the two sides that the unit is wide. Products of attention heads are left
+    to ``head_dimension``. The padding is charged with what an operation takes beyond the need of
+    its FLOPs and bytes, at most its unused part; the line's padding must cost 2 % of the step.
+    """
+    unit = evidence.where.generation.mxu[1]
+    heads = {head for _, head in _head_products(evidence)}
+    lines: dict[object, list[tuple[Operation, MatrixProduct, float]]] = {}
+    for operation in in_order_of_time(evidence.operations):
+        if not operation.products:
+            continue
+        product = max(operation.products, key=lambda p: p.flops)
+        if product.batch > 1 and heads & {product.depth, product.columns}:
+            continue
+        used = fill(product.depth, unit) * fill(product.columns, unit)
+        if used <= _WELL_FILLED and operation.kind != "overhead":
+            line = (operation.source or operation.name, product.depth, product.columns)
+            beyond = operation.seconds - operation.floor_seconds
+            wasted = min(operation.seconds * (1 - used), beyond)
+            lines.setdefault(line, []).append((operation, product, wasted))
+    for found in lines.values():
+        wasted = sum(seconds for _, _, seconds in found)
+        if evidence.share(wasted) < NOTABLE_SHARE:
+            continue
+        operation, product, _ = found[0]
+        used = fill(product.depth, unit) * fill(product.columns, unit)
+        small = [
+            f"{name} {size}"
+            for name, size in (("depth", product.depth), ("columns", product.columns))
+            if fill(size, unit) < 0.9
+        ]
+        yield evidence.finding(
+            "padded-matmul",
+            f"A product of {sizes_text(product)} fills {used:.0%} of the {unit}×{unit} matrix unit "
+            f"({', '.join(small)}); {_many(len(found), 'operation')} of this line.",
+            f"Make these sizes multiples of {unit}"
+            + (f", or of {_LANES} at least." if unit > _LANES else "."),
+            wasted,
+            operation,
+        )
+
+
+def _many(count: int, noun: str) -> str:
+    return f"{count} {noun}{'' if count == 1 else 's'}"
+
+
+def head_dimension(evidence: Evidence) -> Iterator[Finding]:
+    """Attention heads narrower than the matrix unit: 64 fills half of 128 and a quarter of 256.
+
+    Found in the program as written, since the compiler and Pallas fuse attention into kernels
+    without sizes: a product of ``(T × D) · (D × S)`` and one of ``(T × S) · (S × D)`` with the same
+    batch, or both inside of a kernel, where T and S are at least twice D. The effect is arithmetic,
+    not taken from the schedule: what these products would take at the peak, times the padding.
+    """
+    unit = evidence.where.generation.mxu[1]
+    peak = evidence.where.generation.peak_flops_per_second["bfloat16"]
+    by_head: dict[int, list[WrittenProduct]] = {}
+    for product, head in _head_products(evidence):
+        by_head.setdefault(head, []).append(product)
+    for head, products in by_head.items():
+        used = fill(head, unit)
+        if used > _WELL_FILLED:
+            continue
+        flops = sum(p.flops for p in products) / evidence.program.num_devices
+        wasted = flops / peak * (1 / used - 1)
+        if evidence.share(wasted) < NOTABLE_SHARE:
+            continue
+        first = max(products, key=lambda p: p.flops)
+        found = evidence.finding(
+            "head-dimension",
+            f"Attention heads of {head} fill {used:.0%} of the {unit}-wide matrix unit in "
+            f"{_many(len(products), 'product')}; at the peak this padding takes "
+            f"{wasted * 1e6:,.0f} µs of a step.",
+            f"Use fewer heads of {unit if unit > _LANES and head >= _LANES else _LANES}: the same "
+            "parameters and the same FLOPs.",
+            min(wasted, evidence.raw_seconds),
+        )
+        # Most published models have heads of 128; on a unit of 256 that is a choice, not a mistake.
+        severity = "note" if head >= _LANES else found.severity
+        yield replace(found, source=first.source, severity=severity)
+
+
+def _head_products(evidence: Evidence) -> list[tuple[WrittenProduct, int]]:
+    """Return the products of attention, each with its head dimension."""
+    products = [p for p in evidence.program.traits.products if p.batch > 1 or p.in_kernel]
+    inwards = {(p.batch, p.depth) for p in products if _longer(p.rows, p.columns, p.depth)}
+    outwards = {
+        (p.batch, side)
+        for p in products
+        for side, other in ((p.columns, p.rows), (p.rows, p.columns))
+        if _longer(p.depth, other, side)
+    }
+    heads = inwards & outwards
+    return [
+        (p, side)
+        for p in products
+        for side in {p.depth, p.columns, p.rows}
+        if (p.batch, side) in heads and side == min(p.depth, p.columns, p.rows)
+    ]
+
+
+def _longer(one: int, other: int, head: int) -> bool:
+    return min(one, other) >= 2 * head
+
+
+def float32_products(evidence: Evidence) -> Iterator[Finding]:
+    """Products of float32 operands: several passes when asked for exactly, more bytes always.
+
+    The first is named where the extra passes take 2 % of the step, the second where halving the
+    bytes would save 2 % of it.
+    """
+    exact = [o for o in evidence.operations if any(p.highest for p in o.products)]
+    wide = [
+        o
+        for o in evidence.operations
+        if o not in exact and o.products and all("f32" in p.dtypes for p in o.products)
+    ]
+    # Six passes instead of one; what remains is the one.
+    saved = sum(o.seconds for o in exact) * 5 / 6
+    if evidence.share(saved) >= NOTABLE_SHARE:
+        yield evidence.finding(
+            "float32-matmul",
+            f'{_many(len(exact), "operation")} at precision "highest": each product takes six '
+            "passes of the matrix unit.",
+            'Use the default precision, or "high" (three passes), where training allows it.',
+            saved,
+            max(exact, key=lambda o: o.seconds),
+        )
+    saved = sum(_half_the_bytes(o, evidence) for o in wide)
+    if evidence.share(saved) >= NOTABLE_SHARE:
+        yield evidence.finding(
+            "float32-matmul",
+            f"{_many(len(wide), 'operation')} with float32 operands. The matrix unit rounds them "
+            "to bfloat16 anyway, after twice the bytes were moved.",
+            'Compute in bfloat16 and keep the parameters in float32: precision="bfloat16".',
+            saved,
+            max(wide, key=lambda o: o.seconds),
+        )
+
+
+def _half_the_bytes(operation: Operation, evidence: Evidence) -> float:
+    """Return the seconds that half of the bytes would save, down to what the FLOPs need."""
+    generation = evidence.where.generation
+    above = operation.seconds - operation.flops / generation.peak_flops_per_second["bfloat16"]
+    rate = generation.hbm_bandwidth_bytes_per_second_per_device
+    return max(0.0, min(above, operation.bytes / 2 / rate))
+
+
+_NARROW = {
+    "s8": "int8", "u8": "uint8", "s4": "int4", "u4": "uint4", "f8e4m3fn": "float8_e4m3fn",
+    "f8e5m2": "float8_e5m2", "f8e4m3b11fnuz": "float8_e4m3b11fnuz", "f8e4m3": "float8_e4m3",
+}  # fmt: skip
+
+
+def unsupported_types(evidence: Evidence) -> Iterator[Finding]:
+    """Operands of 8 or 4 bits that the matrix unit does not multiply natively, and float64.
+
+    Measured with libtpu 0.0.42.1, 4096³: int8 on tpu7x has the cycles of bfloat16, where fp8 has
+    half of them; float8_e4m3fn on v5p and v6e has the cycles of bfloat16. The effect is that half.
+    float64 and complex128 arguments have no hardware at all on a TPU.
+    """
+    generation = evidence.where.generation
+    native = set(generation.matmul_types)
+    by_type: dict[str, list[Operation]] = {}
+    for operation in evidence.operations:
+        types = {_NARROW[d] for p in operation.products for d in p.dtypes if d in _NARROW}
+        for name in types - native:
+            by_type.setdefault(name, []).append(operation)
+    instead = [t for t in generation.matmul_types if t.startswith(("int8", "float8"))]
+    for name, operations in by_type.items():
+        seconds = sum(o.seconds for o in operations)
+        if evidence.share(seconds) < NOTABLE_SHARE:
+            continue
+        yield evidence.finding(
+            "unsupported-type",
+            f"{_many(len(operations), 'operation')} of {name}, which the matrix unit of "
+            f"{generation.name} does not multiply: they run at the rate of bfloat16 at best.",
+            f"Use {' or '.join(instead)} here." if instead else "Use bfloat16 here.",
+            seconds / 2 if instead else 0.0,
+            max(operations, key=lambda o: o.seconds),
+        )
+    for leaf in evidence.program.leaves:
+        if leaf.dtype in ("float64", "complex128"):
+            yield Finding(
+                "unsupported-type",
+                "warning",
+                f"Argument {leaf.path} is {leaf.dtype}, and a TPU has no arithmetic for it: each "
+                "operation becomes many in float32.",
+                "Use float32, and leave jax_enable_x64 off.",
+            )
+            break
+
+
+def small_batch(evidence: Evidence) -> Iterator[Finding]:
+    """Products that spend their time reading weights because few examples share them.
+
+    A product of B rows does 2·B FLOPs with every weight of two bytes (bfloat16), so it needs
+    B ≥ peak ÷ bandwidth (240 on v5e) to be bound by the matrix unit. Named where the batch of one
+    device, or its tokens, is below half of that, is the smallest of the product's three sizes by
+    four times, and such products take 10 % of the step. The effect is the time in which the missing
+    rows would have been worked on for nothing.
+    """
+    generation = evidence.where.generation
+    rate = generation.hbm_bandwidth_bytes_per_second_per_device
+    wanted = generation.peak_flops_per_second["bfloat16"] / rate
+    batches = _batch_sizes(evidence.program.leaves)
+    found: list[tuple[Operation, int]] = []
+    for operation in evidence.operations:
+        if operation.kind != "hbm" or not operation.products:
+            continue
+        product = max(operation.products, key=lambda p: p.flops)
+        least, second, _ = sorted((product.rows, product.depth, product.columns))
+        if product.batch == 1 and least in batches and least * 4 <= second and least < wanted / 2:
+            found.append((operation, least))
+    seconds = sum(o.seconds for o, _ in found)
+    if not found or evidence.share(seconds) < WARNING_SHARE:
+        return
+    operation, rows = max(found, key=lambda pair: pair[0].seconds)
+    yield evidence.finding(
+        "small-batch",
+        f"{_many(len(found), 'operation')} read their weights for {rows} rows on each device; "
+        f"{generation.name} needs about {wanted:.0f} to be as busy computing as reading.",
+        "Take a larger batch, or fewer devices for the same batch: the step hardly gets longer "
+        f"up to about {wanted:.0f} rows per device.",
+        sum(o.seconds * (1 - least / wanted) for o, least in found),
+        operation,
+    )
+
+
+def _batch_sizes(leaves: Iterable[Leaf]) -> set[int]:
+    """Return the rows that one device's share of the batch may have: examples, tokens."""
+    sizes: set[int] = set()
+    for leaf in leaves:
+        divided = bool(leaf.partition) and bool(leaf.partition[0])
+        if not leaf.device_shape or not (leaf.role == "batch" or divided):
+            continue
+        sizes.add(leaf.device_shape[0])
+        if len(leaf.device_shape) > 1 and jnp.issubdtype(leaf.dtype, jnp.integer):
+            sizes.add(leaf.device_shape[0] * leaf.device_shape[1])
+    return sizes

@@ -1,0 +1,181 @@
+"""Rules about devices that talk to each other, or have nothing to say.
+
+Owns exchanges that computing does not hide and what they come from.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from neurenix.compiler.findings.evidence import (
+    NOTABLE_SHARE,
+    Evidence,
+    Finding,
+    in_order_of_time,
+)
+from neurenix.compiler.time import Operation
+
+_LINKS = {"ici": "the slice's own links", "dcn": "the network between slices"}
+_VECTOR = re.compile(r"f32\[(\d+)\]|bf16\[(\d+)\]")
+_SHAPE = re.compile(r"\w+\[[\d,]*\]")
+_STATISTICS = 4
+"""All-reduces of channel statistics from which on a program is taken to normalise over the
+batch of all devices: a mean and a variance, forwards and backwards."""
+
+
+def exposed_collectives(evidence: Evidence) -> Iterator[Finding]:
+    """Communication that computing does not hide, with its cause; from 2 % of the step on.
+
+    What ``sync-batchnorm`` and ``collective-matmul`` explain is left to them.
+    """
+    explained = {o.name for o in (*_statistics(evidence), *_rotations(evidence))}
+    for kind, links in _LINKS.items():
+        exposed = [
+            o
+            for o in evidence.operations
+            if o.kind == kind and o.seconds > 0 and o.name not in explained
+        ]
+        seconds = sum(o.seconds for o in exposed)
+        if not exposed or evidence.share(seconds) < NOTABLE_SHARE:
+            continue
+        largest = max(exposed, key=lambda o: o.seconds)
+        cause, fix = _cause(largest)
+        together = "" if largest.opcode.endswith("-start") else " Nothing is computed beside it."
+        yield evidence.finding(
+            "exposed-collective",
+            f"{evidence.share(seconds):.0%} of the step waits for {links}; most for "
+            f"{_opcode(largest)} of {largest.shape}: {cause}.{together}",
+            fix,
+            seconds,
+            largest,
+        )
+
+
+def _cause(operation: Operation) -> tuple[str, str]:
+    """Return why an exchange happens, by what it is and whether it belongs to the backward pass."""
+    opcode = _opcode(operation)
+    backward = "transpose(" in operation.op_name
+    if opcode in ("all-reduce", "reduce-scatter") and backward:
+        return (
+            "the gradients of a divided batch are summed",
+            "A larger batch per device, gradient accumulation or bfloat16 gradients give the same "
+            "exchange more computing to hide behind.",
+        )
+    if opcode in ("all-reduce", "reduce-scatter"):
+        return (
+            "partial results of an array that is divided along a summed axis",
+            "Divide along an axis that is not summed over (the batch, or the columns of a weight), "
+            "or keep this reduction out of the step.",
+        )
+    if opcode == "all-gather":
+        return (
+            "an array that is divided is needed whole",
+            "Weights: gather them in bfloat16, or keep them whole if they fit. Activations: give "
+            "the result a partition with jax.lax.with_sharding_constraint.",
+        )
+    if opcode in ("all-to-all", "ragged-all-to-all"):
+        return (
+            "an array changes the axis along which it is divided",
+            "Keep one partition from operation to operation, or change it where the array is "
+            "smallest.",
+        )
+    if opcode == "collective-permute":
+        return (
+            "neighbours pass arrays on",
+            "Let each device compute on one part while the next one is on its way.",
+        )
+    return ("devices exchange data", "Give it more computing to hide behind.")
+
+
+def synchronised_statistics(evidence: Evidence) -> Iterator[Finding]:
+    """All-reduces of channel means and variances: BatchNorm over the batch of all devices.
+
+    Found as all-reduces of nothing but vectors of floats, of which some come from a sum in the
+    forward pass: gradients belong to the backward pass, and losses and norms are scalars. Four of
+    them, and 2 % of the step.
+    """
+    found = _statistics(evidence)
+    seconds = sum(o.seconds for o in found)
+    count = sum(o.count for o in found)
+    if evidence.share(seconds) < NOTABLE_SHARE:
+        return
+    forward = [o for o in found if "transpose(" not in o.op_name]
+    yield evidence.finding(
+        "sync-batchnorm",
+        f"{count} all-reduces of channel statistics a step, one after the other, since each layer "
+        "waits for its own: BatchNorm normalises over the batch of all devices.",
+        "Use GroupNorm or LayerNorm, or normalise each device's share on its own (shard_map); "
+        "with 32 examples or more per device the accuracy is usually the same.",
+        seconds,
+        max(forward, key=lambda o: o.seconds),
+    )
+
+
+def _statistics(evidence: Evidence) -> list[Operation]:
+    found = [
+        o
+        for o in evidence.operations
+        if _opcode(o) == "all-reduce"
+        and o.op_name.endswith(("reduce_sum", "psum", "reduce_mean"))
+        and all(_is_vector(shape) for shape in _SHAPE.findall(o.shape))
+    ]
+    forward = [o for o in found if "transpose(" not in o.op_name]
+    backward = len(found) - len(forward)
+    enough = forward and sum(o.count for o in found) >= _STATISTICS
+    # Gradients of biases are vectors too: without statistics forwards they are nothing but that.
+    return found if enough and backward <= 2 * len(forward) else []
+
+
+def _is_vector(shape: str) -> bool:
+    matched = _VECTOR.fullmatch(shape)
+    return matched is not None and int(matched[1] or matched[2]) > 1
+
+
+def collective_matmul(evidence: Evidence) -> Iterator[Finding]:
+    """Products cut into pieces that travel round the ring: XLA's collective matmul.
+
+    Found as permutations that carry the name of a matrix product; a ``ppermute`` of the program
+    carries its own. Named where waiting for them takes 2 % of the step: hidden ones do their work.
+    The pieces' additions and copies cost more than is counted here.
+    """
+    found = _rotations(evidence)
+    seconds = sum(o.seconds for o in found)
+    if not found or evidence.share(seconds) < NOTABLE_SHARE:
+        return
+    yield evidence.finding(
+        "collective-matmul",
+        f"XLA turned matrix products into loops of {sum(o.count for o in found)} exchanges a step, "
+        "and computing does not hide them.",
+        'Compile once with compiler_options={"xla_jf_spmd_threshold_for_windowed_einsum_mib": '
+        "1000000}, which gathers first and multiplies once, and keep the faster program.",
+        seconds,
+        in_order_of_time(tuple(found))[0],
+    )
+
+
+def _rotations(evidence: Evidence) -> list[Operation]:
+    return [
+        o
+        for o in evidence.operations
+        if _opcode(o) == "collective-permute" and o.op_name.endswith("dot_general")
+    ]
+
+
+def undivided_work(evidence: Evidence) -> Iterator[Finding]:
+    """Several devices that all do the same: no argument is divided over them."""
+    devices = evidence.program.num_devices
+    divided = any(any(leaf.partition) for leaf in evidence.program.leaves)
+    if devices > 1 and not divided and evidence.program.leaves:
+        wasted = evidence.raw_seconds * (1 - 1 / devices)
+        yield evidence.finding(
+            "undivided",
+            f"No argument is divided over the {devices} devices: each of them does all the work.",
+            'Divide the batch: nx.spec(shape, dtype, partition=("data",)), or train inside of '
+            "strategy.scope().",
+            wasted,
+        )
+
+
+def _opcode(operation: Operation) -> str:
+    return operation.opcode.removesuffix("-start").removesuffix("-done")

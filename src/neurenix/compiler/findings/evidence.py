@@ -1,0 +1,132 @@
+"""What a finding is, and what the rules may look at.
+
+Owns the two records and the thresholds that all rules share. It owns no rule.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+from neurenix.chips import Slice
+from neurenix.compiler.hlo import Computation, Instruction, Module, SourceLine
+from neurenix.compiler.memory import Memory
+from neurenix.compiler.operations import MatrixProduct
+from neurenix.compiler.program import Program
+from neurenix.compiler.time import Operation, StepTime
+
+NOTABLE_SHARE = 0.02
+"""Of the device's time, below which nothing is said: the estimate itself is less exact."""
+
+WARNING_SHARE = 0.10
+"""From here on a finding is a warning; below, a note."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing to know.
+
+    Attributes:
+        rule: identity of the rule; ``page`` is where it is explained.
+        severity: ``"error"``, ``"warning"`` or ``"note"``.
+        message: what was found, with its numbers.
+        fix: what to do.
+        source: the line of the user's program, where one is known.
+        effect_seconds: of a step that it is about, estimated; 0 where it costs no time of a step.
+        effect_bytes: of memory on one device, where there is such an effect.
+        scope: the ``jax.named_scope`` of the operation, such as the layer's name.
+        effect_share: ``effect_seconds`` as part of the device's time, 0 to 1.
+    """
+
+    rule: str
+    severity: str
+    message: str
+    fix: str
+    source: SourceLine | None = None
+    effect_seconds: float = 0.0
+    effect_bytes: int = 0
+    scope: str = ""
+    effect_share: float = 0.0
+
+    @property
+    def page(self) -> str:
+        """The rule's page, as a path inside of the repository and of the built docs.
+
+        Example:
+            >>> Finding("copy", "note", "A copy.", "Copy less.").page
+            'docs/rules/copy.md'
+        """
+        return f"docs/rules/{self.rule}.md"
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """What the rules may look at.
+
+    ``raw_seconds`` is the step by the compiler's cycles; ``factor`` turns such seconds into
+    estimated ones. Without ``module`` the rules that read the program's text keep silent.
+    """
+
+    program: Program
+    where: Slice
+    memory: Memory
+    operations: tuple[Operation, ...]
+    time: StepTime
+    raw_seconds: float
+    module: Module | None = None
+    compile_seconds: float = 0.0
+
+    @property
+    def factor(self) -> float:
+        """Estimated seconds for one second of the schedule."""
+        return self.time.device_seconds / self.raw_seconds if self.raw_seconds else 1.0
+
+    def share(self, seconds: float) -> float:
+        """Return the part of the device's time that ``seconds`` of the schedule are."""
+        return seconds / self.raw_seconds if self.raw_seconds else 0.0
+
+    def finding(
+        self, rule: str, message: str, fix: str, seconds: float, about: Operation | None = None
+    ) -> Finding:
+        """Return a finding about ``seconds`` of the schedule; its severity follows their share."""
+        share = self.share(seconds)
+        return Finding(
+            rule,
+            "warning" if share >= WARNING_SHARE else "note",
+            message,
+            fix,
+            about.source if about else None,
+            seconds * self.factor,
+            scope=about.scope if about else "",
+            effect_share=min(1.0, share),
+        )
+
+    @cached_property
+    def _places(self) -> dict[str, tuple[Computation, Instruction]]:
+        computations = self.module.computations.values() if self.module else ()
+        return {i.name: (c, i) for c in computations for i in c.instructions}
+
+    def place(self, operation: Operation) -> tuple[Computation, Instruction] | None:
+        """Return the instruction of an operation and the computation it stands in, if known."""
+        return self._places.get(operation.name)
+
+
+def sizes_text(product: MatrixProduct) -> str:
+    """Return ``"(rows × depth) · (depth × columns)"`` of a product."""
+    batch = f"{product.batch} × " if product.batch > 1 else ""
+    return f"{batch}({product.rows} × {product.depth}) · ({product.depth} × {product.columns})"
+
+
+def fill(size: int, unit: int) -> float:
+    """Return which part of the matrix unit's side ``size`` fills, over all passes.
+
+    Example:
+        >>> fill(192, 128)
+        0.75
+    """
+    return size / (-(-size // unit) * unit)
+
+
+def in_order_of_time(operations: tuple[Operation, ...]) -> list[Operation]:
+    """Return operations, the longest first."""
+    return sorted(operations, key=lambda o: -o.seconds)

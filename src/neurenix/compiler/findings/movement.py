@@ -1,0 +1,150 @@
+"""Rules about bytes: what is moved without computing, kept twice or padded.
+
+Owns attention scores in memory, copies, donation and the padding of arguments.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+from neurenix.compiler.findings.evidence import NOTABLE_SHARE, Evidence, Finding
+from neurenix.compiler.time import Operation
+
+_OF_MEMORY = 0.05
+"""Of a device's HBM that a missing donation must cost: less seldom decides whether a step fits."""
+_OF_MEMORY_PADDED = 0.02
+
+
+def materialised_attention(evidence: Evidence) -> Iterator[Finding]:
+    """Attention scores (T × S for each head) that are written to HBM and read back.
+
+    Found in the optimised program: a product ``(T × D) · (D × S)`` and one that sums over T or S,
+    with the same batch, T and S at least twice D, and arrays of that many elements in HBM. Scores
+    that XLA or a kernel keeps in VMEM are silent. The effect is the time that the bytes of these
+    arrays need; from 2 % of the step on.
+    """
+    scores = _score_sizes(evidence)
+    if not scores:
+        return
+    rate = evidence.where.generation.hbm_bandwidth_bytes_per_second_per_device
+    found: list[tuple[Operation, float]] = []
+    largest = 0
+    for operation in evidence.operations:
+        moved = _score_bytes(evidence, operation, scores)
+        if moved:
+            largest = max(largest, *moved)
+            seconds = min(operation.seconds, sum(moved) * operation.count / rate)
+            found.append((operation, seconds))
+    seconds = sum(part for _, part in found)
+    if not found or evidence.share(seconds) < NOTABLE_SHARE:
+        return
+    operation = max((o for o, _ in found if o.products), key=lambda o: o.seconds, default=None)
+    batch, rows, columns = max(scores.values(), key=math.prod)
+    yield evidence.finding(
+        "materialised-attention",
+        f"Attention scores of {batch} × {rows} × {columns} ({largest / 2**20:.0f} MiB) go through "
+        f"HBM in {len(found)} operations.",
+        "Use fused attention, which never writes them: nx.nn.MultiHeadAttention or "
+        "nx.nn.dot_product_attention without a mask array, or jax.experimental.pallas.ops.tpu.",
+        seconds,
+        operation or found[0][0],
+    )
+
+
+def _score_sizes(evidence: Evidence) -> dict[int, tuple[int, int, int]]:
+    """Return elements → (batch, T, S) of products whose result is larger than what it is from."""
+    products = [p for o in evidence.operations for p in o.products if p.batch > 1]
+    summed = {(p.batch, p.depth) for p in products}
+    return {
+        p.batch * p.rows * p.columns: (p.batch, p.rows, p.columns)
+        for p in products
+        if min(p.rows, p.columns) >= 2 * p.depth
+        and {(p.batch, p.rows), (p.batch, p.columns)} & summed
+    }
+
+
+def _score_bytes(
+    evidence: Evidence, operation: Operation, scores: dict[int, tuple[int, int, int]]
+) -> list[int]:
+    """Return the bytes of each score array in HBM that an operation reads or writes."""
+    place = evidence.place(operation)
+    if place is None:
+        return []
+    computation, instruction = place
+    shapes = list(instruction.shapes)
+    for name in instruction.operands:
+        operand = computation.by_name.get(name)
+        shapes.extend(operand.shapes if operand else ())
+    return [s.padded_bytes for s in shapes if s.in_hbm and math.prod(s.sizes) in scores]
+
+
+def moves(evidence: Evidence) -> Iterator[Finding]:
+    """Transposes and copies that cost time of their own; those of one source line together.
+
+    Each line's must take 2 % of the step.
+    """
+    lines: dict[object, list[Operation]] = {}
+    for operation in evidence.operations:
+        is_move = operation.opcode in ("copy", "transpose") or (
+            operation.opcode == "fusion"
+            and operation.name.startswith(("copy", "transpose"))
+            and not operation.products
+        )
+        if is_move:
+            lines.setdefault(operation.source or operation.name, []).append(operation)
+    for found in lines.values():
+        seconds = sum(o.seconds for o in found)
+        if evidence.share(seconds) < NOTABLE_SHARE:
+            continue
+        largest = max(found, key=lambda o: o.seconds)
+        others = f" and {len(found) - 1} more of this line" if len(found) > 1 else ""
+        yield evidence.finding(
+            "copy",
+            f"A {largest.opcode} of {largest.shape}{others} moves data without computing "
+            f"({sum(o.count for o in found)}× a step).",
+            "Keep one axis order from layer to layer, so that no transpose is left between "
+            "them; for state that is carried along, donate it.",
+            seconds,
+            largest,
+        )
+
+
+def missing_donation(evidence: Evidence) -> Iterator[Finding]:
+    """Results as large as arguments that could have taken over their memory: 5 % of HBM or more.
+
+    Silent where anything is donated at all: then somebody thought of it.
+    """
+    memory = evidence.memory
+    spare = min(memory.arguments_bytes, memory.outputs_bytes - memory.aliased_bytes)
+    if memory.aliased_bytes == 0 and spare > _OF_MEMORY * memory.limit_bytes:
+        largest = max(memory.buffers, key=lambda b: b.padded_bytes, default=None)
+        name = f" The largest argument is {largest.path}, {largest.shape}." if largest else ""
+        yield Finding(
+            "donation",
+            "warning",
+            f"The results take {spare / 2**20:.0f} MiB beside the arguments, and no argument's "
+            f"memory is given to them.{name}",
+            "If the results replace the arguments, donate these: donate_argnums=(0,).",
+            None,
+            0.0,
+            spare,
+        )
+
+
+def padded_arguments(evidence: Evidence) -> Iterator[Finding]:
+    """Arguments that tiles make larger, by 2 % of HBM or more in all."""
+    padding = evidence.memory.padding_bytes
+    if padding > _OF_MEMORY_PADDED * evidence.memory.limit_bytes:
+        worst = max(evidence.memory.buffers, key=lambda b: b.padded_bytes - b.logical_bytes)
+        yield Finding(
+            "padded-arguments",
+            "warning",
+            f"Padding to tiles of 8 × 128 takes {padding / 2**20:.0f} MiB; most for {worst.path} "
+            f"{worst.shape}: {worst.logical_bytes / 2**20:.1f} → "
+            f"{worst.padded_bytes / 2**20:.1f} MiB.",
+            "Make the last axis a multiple of 128, or put a long axis last.",
+            None,
+            0.0,
+            padding,
+        )

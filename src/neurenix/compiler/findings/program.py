@@ -1,0 +1,152 @@
+"""Rules about how the program is written and called: host, loops, arguments, size of the work.
+
+Owns what no single operation shows. Most of it is read from ``Program.traits``.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+
+from neurenix.compiler.calibration import DISPATCH_SECONDS
+from neurenix.compiler.findings.evidence import Evidence, Finding
+
+_LARGE_SHARE = 0.30
+_LAYERS = 6
+"""Identical layers from which on a scan is worth its trouble."""
+_PRODUCTS = 24
+"""Products in them: each costs the compiler about 0.1 s (12 layers of GPT-2, v5e-8), so that fewer
+are compiled in a few seconds anyway."""
+
+
+def small_steps(evidence: Evidence) -> Iterator[Finding]:
+    """Find steps too short for the host to keep up with, or input that arrives too slowly."""
+    time = evidence.time
+    if time.bound != "host":
+        return
+    waits = time.host_seconds - time.device_seconds
+    yield Finding(
+        "host-bound",
+        "warning",
+        f"A step keeps the device busy for about {time.device_seconds * 1e6:.0f} µs, and the host "
+        f"needs about {time.host_seconds * 1e6:.0f} µs to send the next: the device waits.",
+        "Put several steps into one call with compile(steps_per_execution=50), or take a larger "
+        "batch.",
+        None,
+        waits,
+        effect_share=waits / time.host_seconds if time.host_seconds else 0.0,
+    )
+
+
+def small_operations(evidence: Evidence) -> Iterator[Finding]:
+    """Many operations that have less to do than they cost to start: 30 % of the step or more."""
+    small = [o for o in evidence.operations if o.kind == "overhead"]
+    seconds = sum(o.seconds for o in small)
+    share = evidence.share(seconds)
+    if share < _LARGE_SHARE:
+        return
+    yield evidence.finding(
+        "small-operations",
+        f"{share:.0%} of the device's time is the fixed cost of {sum(o.count for o in small)} "
+        f"operations of about {seconds / sum(o.count for o in small) * 1e6:.1f} µs.",
+        "A larger batch per device, wider layers or fewer devices give each of them more to do.",
+        seconds,
+        max(small, key=lambda o: o.seconds),
+    )
+
+
+def host_callbacks(evidence: Evidence) -> Iterator[Finding]:
+    """Find calls of Python in the step: ``jax.debug.print``, ``pure_callback``, ``io_callback``.
+
+    The program is compiled without them, so they are missing from every other number. The effect
+    is a lower bound: one dispatch and the bytes over PCIe for each call; Python takes its own time
+    on top, and the device waits for it wherever a result comes back.
+    """
+    where = evidence.where
+    pcie = where.generation.pcie_bytes_per_second_per_chip / where.devices_per_chip
+    for callback in evidence.program.traits.callbacks:
+        seconds = callback.count * (DISPATCH_SECONDS + callback.num_bytes / pcie)
+        waits = callback.primitive in ("pure_callback", "io_callback")
+        name = "jax.debug.print" if callback.primitive == "debug_print" else callback.primitive
+        device = evidence.time.device_seconds
+        yield Finding(
+            "host-callback",
+            "warning" if waits or seconds > device / 10 else "note",
+            f"{name} calls Python on the host {callback.count}× a step"
+            + (", and the device waits for the answer" if waits else "")
+            + ". It was left out of the compiled program: the estimate is without it.",
+            "Return the value from the step and use it outside, every few hundred steps; or write "
+            "the function with jax.numpy.",
+            callback.source,
+            seconds,
+            effect_share=min(1.0, seconds / (seconds + device)),
+        )
+
+
+def unrolled_layers(evidence: Evidence) -> Iterator[Finding]:
+    """Identical layers written out one after the other, by a Python loop or a list of modules.
+
+    Found as matrix products that stand at the same place of the program, under the same scope but
+    for its numbers (``layers.0``, ``layers.1``), with the same sizes. Six layers or more, with 24
+    products or more in them, that hold half of the program's products. It costs no time of a step:
+    the compiler works in proportion to the layers, and the program's code lies in HBM.
+    """
+    products = [p for p in evidence.program.traits.products if not p.in_kernel]
+    repeats = Counter(p.written for p in products)
+    votes = Counter[int]()
+    for times in repeats.values():
+        votes[times] += times
+    layers = max((n for n in votes if n >= _LAYERS), key=lambda n: votes[n], default=0)
+    if not layers or votes[layers] < max(_PRODUCTS, len(products) / 2):
+        return
+    first = next(p for p in products if repeats[p.written] == layers)
+    rest = 1 - 1 / layers
+    compiled = ""
+    if evidence.compile_seconds > 0:
+        compiled = f" Compiling took {evidence.compile_seconds:.0f} s, most of it for them."
+    yield Finding(
+        "unrolled-layers",
+        "note",
+        f"{layers} identical layers are written out ({votes[layers]} of {len(products)} matrix "
+        f"products).{compiled} The program's code takes {evidence.memory.code_bytes / 2**20:.1f} "
+        "MiB of HBM.",
+        "Stack their parameters along a first axis and use jax.lax.scan (nnx.scan; "
+        "neurenix.models does): one layer is compiled, whatever their number.",
+        first.source,
+        0.0,
+        int(evidence.memory.code_bytes * rest * votes[layers] / len(products)),
+        scope=first.scope,
+    )
+
+
+def recompiling_arguments(evidence: Evidence) -> Iterator[Finding]:
+    """Arguments that make a later call compile again.
+
+    State whose type or shape changes from call to call is a warning: the second call compiles the
+    whole step once more, and a shape that keeps changing does so at every call. Python numbers are
+    a note: they have a weak type, and compile again if an array is ever given in their place.
+    """
+    changed = [r for r in evidence.program.traits.recompiles if r.after]
+    numbers = [r for r in evidence.program.traits.recompiles if not r.after]
+    again = f" ({evidence.compile_seconds:.0f} s)" if evidence.compile_seconds >= 1 else ""
+    if changed:
+        first = changed[0]
+        others = f", and {len(changed) - 1} more change too" if len(changed) > 1 else ""
+        yield Finding(
+            "recompile",
+            "warning",
+            f"{first.path} goes in as {first.before} and comes back as {first.after}{others}: the "
+            f"next call is another program, and compiles again{again}.",
+            "Give the initial state the types that the step returns, such as jnp.zeros((), "
+            "jnp.int32) for a Python 0, or cast what is returned: new.astype(old.dtype).",
+        )
+    if numbers:
+        named = ", ".join(f"{r.path} ({r.before})" for r in numbers[:3])
+        more = f" and {len(numbers) - 3} more" if len(numbers) > 3 else ""
+        yield Finding(
+            "recompile",
+            "note",
+            f"A Python number is an argument: {named}{more}. It is sent at every call, and a call "
+            f"with an array in its place compiles again{again}.",
+            "Pass an array of a definite type, such as jnp.float32(value), made once.",
+        )

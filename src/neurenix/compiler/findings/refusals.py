@@ -1,0 +1,103 @@
+"""Findings about programs that the compiler refused.
+
+Owns the reading of the compiler's words: how much was missing, and which kernel it was. Whether an
+answer is a refusal, and of which kind, is ``compile``'s to say.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from neurenix.chips import Slice
+from neurenix.compiler.compile import Refusal
+from neurenix.compiler.findings.evidence import Finding
+from neurenix.compiler.hlo import SourceLine
+from neurenix.compiler.program import Program
+
+REFUSALS = {
+    "hbm": "Take a smaller batch, recompute activations (jax.checkpoint), compute in bfloat16, "
+    "divide the optimizer's state over the devices, or take chips with more memory.",
+    "vmem": "Make the kernel's blocks smaller; they must fit into VMEM together, each twice where "
+    "the grid has more than one step. A larger limit can be asked for: "
+    "pltpu.CompilerParams(vmem_limit_bytes=…).",
+    "crash": "Try another slice or another version of jax and libtpu, and report it.",
+    "timeout": "Allow more time with CompileOptions(timeout_seconds=…), or compile fewer layers.",
+    "error": "The compiler's own words say which operation it refused.",
+}
+"""What to do about each kind of refusal."""
+
+_SCOPED = re.compile(
+    r"Scoped allocation with size ([\d.]+[KMG]?) and limit ([\d.]+[KMG]?) exceeded"
+)
+_STACK_NAME = re.compile(r"on stack for %?([\w.\-]+?)(?:\.\d+)? =")
+_WINDOW = re.compile(
+    r"Allocation \(size=(\d+)\) would exceed memory \(size=(\d+)\).*space=vmem.*:: ([\w.\-]+?)"
+    r"(?:\.\d+)?\s*$",
+    re.DOTALL,
+)
+_BLOCK = re.compile(r"tag = '([^']*)'")
+_UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30}
+
+
+@dataclass(frozen=True)
+class KernelMemory:
+    """What a kernel asked of VMEM: bytes wanted, bytes allowed, and which block, if it was one."""
+
+    name: str
+    needed_bytes: int
+    limit_bytes: int
+    block: str = ""
+
+
+def kernel_memory(message: str) -> KernelMemory | None:
+    """Read the compiler's two ways to say that a kernel is too large for VMEM; else ``None``.
+
+    Example:
+        >>> kernel_memory("allocating on stack for %add_one.1 = f32[8]{0} custom-call(%a). Scoped "
+        ...               "allocation with size 128.00M and limit 16.00M exceeded scoped")
+        KernelMemory(name='add_one', needed_bytes=134217728, limit_bytes=16777216, block='')
+    """
+    window = _WINDOW.search(message)
+    if window:
+        block = _BLOCK.search(message)
+        return KernelMemory(
+            window[3], int(window[1]), int(window[2]), block[1].strip() if block else ""
+        )
+    scoped, name = _SCOPED.search(message), _STACK_NAME.search(message)
+    if scoped is None:
+        return None
+    return KernelMemory(name[1] if name else "a kernel", _bytes(scoped[1]), _bytes(scoped[2]))
+
+
+def _bytes(text: str) -> int:
+    unit = text[-1] if text[-1] in _UNITS else ""
+    return int(float(text.removesuffix(unit)) * _UNITS[unit])
+
+
+def of_refusal(program: Program, where: Slice, answer: Refusal) -> Finding:
+    """Return the one finding of a program that was refused: an error with the way out."""
+    message = answer.message.strip()
+    source: SourceLine | None = None
+    missing = 0
+    if answer.kind == "hbm" and answer.needed_bytes:
+        limit = where.generation.hbm_bytes_per_device
+        missing = max(0, answer.needed_bytes - limit)
+        message = (
+            f"It needs {answer.needed_bytes / 2**30:.2f} GiB of HBM on each device, and "
+            f"{where.name} has {limit / 2**30:.2f} GiB. The compiler said: {message}"
+        )
+    if answer.kind == "vmem":
+        kernel = kernel_memory(message)
+        if kernel:
+            missing = max(0, kernel.needed_bytes - kernel.limit_bytes)
+            block = f" ({kernel.block})" if kernel.block else ""
+            message = (
+                f"The kernel {kernel.name} needs {kernel.needed_bytes / 2**20:.1f} MiB of VMEM on "
+                f"{where.name}, and may have {kernel.limit_bytes / 2**20:.1f} MiB{block}. The "
+                f"compiler said: {message}"
+            )
+            names = {known.name: known.source for known in program.traits.kernels}
+            source = names.get(kernel.name)
+    fix = REFUSALS.get(answer.kind, REFUSALS["error"])
+    return Finding(f"refused-{answer.kind}", "error", message, fix, source, effect_bytes=missing)

@@ -1,0 +1,255 @@
+"""What a program says of itself before it is compiled: products, callbacks, kernels, arguments.
+
+Owns the walk over the jaxpr and the comparison of what goes in with what comes out. The optimised
+program no longer shows these: a layer written twelve times is fused twelve ways, a callback is a
+transfer among others, and a Python number is an array. It judges nothing (``findings``).
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import numpy as np
+
+from neurenix.compiler.hlo import SourceLine
+from neurenix.compiler.source import is_entrance, is_library
+
+CALLBACKS = frozenset({"debug_callback", "debug_print", "io_callback", "pure_callback"})
+"""Primitives of ``jax.debug.print``, ``jax.debug.callback``, ``io_callback``, ``pure_callback``."""
+
+_JAX = str(re.sub(r"__init__\.py$", "", jax.__file__ or "jax/"))
+_DIGITS = re.compile(r"\d+")
+
+
+@dataclass(frozen=True)
+class WrittenProduct:
+    """A matrix product as the program was written, over all devices.
+
+    ``written`` tells products that stand at one place of the program and have the same sizes, such
+    as those of identical layers in a Python loop, from all others. ``count`` is how often loops of
+    the program (``scan``, a kernel's grid) repeat it.
+    """
+
+    batch: int
+    rows: int
+    depth: int
+    columns: int
+    dtypes: tuple[str, str]
+    count: int
+    in_kernel: bool
+    written: int
+    scope: str
+    source: SourceLine | None
+
+    @property
+    def flops(self) -> float:
+        """Two for each multiply and add, of all repetitions and devices."""
+        return 2.0 * self.batch * self.rows * self.depth * self.columns * self.count
+
+
+@dataclass(frozen=True)
+class Callback:
+    """A call of the host: its primitive, what it sends and receives, how often in one step."""
+
+    primitive: str
+    num_bytes: int
+    count: int
+    source: SourceLine | None
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """A Pallas kernel: its name and the line that calls it."""
+
+    name: str
+    source: SourceLine | None
+
+
+@dataclass(frozen=True)
+class Recompile:
+    """An argument that makes a later call compile again.
+
+    ``after`` is what the program returns in its place, or an empty string when the argument is a
+    Python number and nothing is returned for it.
+    """
+
+    path: str
+    before: str
+    after: str = ""
+
+
+@dataclass(frozen=True)
+class Traits:
+    """What was seen in one program."""
+
+    products: tuple[WrittenProduct, ...] = ()
+    callbacks: tuple[Callback, ...] = ()
+    kernels: tuple[Kernel, ...] = ()
+    recompiles: tuple[Recompile, ...] = ()
+
+
+def read(jaxpr: Any) -> Traits:
+    """Walk over a jaxpr and all that it calls.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> def f(x):
+        ...     jax.debug.print("{}", x[0, 0])
+        ...     return x @ x
+        >>> seen = read(jax.jit(f).trace(jnp.ones((8, 8))).jaxpr)
+        >>> seen.products[0].depth, seen.callbacks[0].count
+        (8, 1)
+    """
+    products: list[WrittenProduct] = []
+    callbacks: list[Callback] = []
+    kernels: list[Kernel] = []
+    for equation, count, in_kernel in walk(jaxpr):
+        name = equation.primitive.name
+        if name == "dot_general":
+            products.append(_product(equation, count, in_kernel))
+        elif name in CALLBACKS:
+            sent = sum(_bytes(v.aval) for v in (*equation.invars, *equation.outvars))
+            callbacks.append(Callback(name, sent, count, _source(_frames(equation))))
+        elif name == "pallas_call":
+            kernels.append(Kernel(_kernel_name(equation), _source(_frames(equation))))
+    return Traits(tuple(products), tuple(callbacks), tuple(kernels))
+
+
+def recompiles(
+    args: Sequence[Any],
+    out: Any,
+    *,
+    donate_argnums: tuple[int, ...] = (),
+) -> tuple[Recompile, ...]:
+    """Compare the arguments with what takes their place in the next call.
+
+    Args:
+        args: trees of arrays or specs, as the caller has them; Python numbers still Python's.
+        out: the tree of abstract results.
+        donate_argnums: arguments whose memory the results take over: state that is carried from
+            call to call. Only these are compared; the first result of the same structure is taken
+            for the new state.
+
+    Example:
+        >>> spec = jax.ShapeDtypeStruct
+        >>> state, new = spec((4,), "bfloat16"), spec((4,), "float32")
+        >>> recompiles((state,), new, donate_argnums=(0,))[0].after
+        'float32[4]'
+    """
+    found = [
+        Recompile(_path((jax.tree_util.SequenceKey(i), *path)), f"Python {type(leaf).__name__}")
+        for i, argument in enumerate(args)
+        for path, leaf in jax.tree_util.tree_flatten_with_path(argument)[0]
+        if isinstance(leaf, (bool, int, float, complex)) and not isinstance(leaf, np.generic)
+    ]
+    candidates = [out, *out] if isinstance(out, (tuple, list)) else [out]
+    for number in donate_argnums:
+        structure = jax.tree.structure(args[number])
+        new = next((c for c in candidates if jax.tree.structure(c) == structure), None)
+        if new is None or structure.num_leaves == 0:
+            continue
+        old = jax.tree_util.tree_flatten_with_path(args[number])[0]
+        for (path, before), after in zip(old, jax.tree.leaves(new), strict=True):
+            if _described(before) != _described(after):
+                whole = _path((jax.tree_util.SequenceKey(number), *path))
+                found.append(Recompile(whole, _described(before), _described(after)))
+    return tuple(found)
+
+
+def _path(path: tuple[Any, ...]) -> str:
+    return jax.tree_util.keystr(path, simple=True, separator=".")
+
+
+def _described(leaf: Any) -> str:
+    """Return what jit's key holds of a leaf: dtype, shape, weakness."""
+    aval = jax.typeof(leaf) if isinstance(leaf, (bool, int, float, complex)) else leaf
+    weak = " (weak type)" if getattr(aval, "weak_type", False) else ""
+    return f"{aval.dtype}[{','.join(map(str, aval.shape))}]{weak}"
+
+
+def walk(jaxpr: Any, count: int = 1, in_kernel: bool = False) -> Iterator[tuple[Any, int, bool]]:
+    """Yield every equation, how often loops repeat it, and whether it is inside of a kernel."""
+    for equation in getattr(jaxpr, "jaxpr", jaxpr).eqns:
+        yield equation, count, in_kernel
+        name = equation.primitive.name
+        times = count
+        if name == "scan":
+            times *= equation.params["length"]
+        elif name == "pallas_call":
+            grid = getattr(equation.params.get("grid_mapping"), "grid", ())
+            times *= math.prod(size for size in grid if isinstance(size, int))
+        elif name == "shard_map":
+            mesh = equation.params["mesh"]
+            manual = equation.params.get("manual_axes") or mesh.axis_names
+            times *= math.prod(mesh.shape[axis] for axis in manual)
+        for inner in inner_jaxprs(equation.params):
+            yield from walk(inner, times, in_kernel or name == "pallas_call")
+
+
+def inner_jaxprs(params: dict[str, Any]) -> list[Any]:
+    """Return the jaxprs among an equation's parameters."""
+    found: list[Any] = []
+    for value in params.values():
+        for candidate in value if isinstance(value, (tuple, list)) else (value,):
+            if hasattr(getattr(candidate, "jaxpr", candidate), "eqns"):
+                found.append(candidate)
+    return found
+
+
+def _product(equation: Any, count: int, in_kernel: bool) -> WrittenProduct:
+    (left_contracted, _), (left_batch, _) = equation.params["dimension_numbers"]
+    left, right = (variable.aval for variable in equation.invars[:2])
+    depth = math.prod(left.shape[axis] for axis in left_contracted)
+    batch = math.prod(left.shape[axis] for axis in left_batch)
+    frames = _frames(equation)
+    scope = str(equation.source_info.name_stack)
+    sizes = (left.shape, right.shape, str(equation.params["dimension_numbers"]))
+    return WrittenProduct(
+        batch=batch,
+        rows=math.prod(left.shape) // max(1, batch * depth),
+        depth=depth,
+        columns=math.prod(right.shape) // max(1, batch * depth),
+        dtypes=(str(left.dtype), str(right.dtype)),
+        count=count,
+        in_kernel=in_kernel,
+        written=hash((tuple(frames), _DIGITS.sub("#", scope), sizes)),
+        scope=scope,
+        source=_source(frames),
+    )
+
+
+def _bytes(aval: Any) -> int:
+    shape, dtype = getattr(aval, "shape", None), getattr(aval, "dtype", None)
+    return math.prod(shape) * dtype.itemsize if shape is not None and dtype is not None else 0
+
+
+def _kernel_name(equation: Any) -> str:
+    info = equation.params.get("name_and_src_info")
+    return str(getattr(info, "name", "") or equation.params.get("name") or "kernel")
+
+
+def _frames(equation: Any) -> list[tuple[str, int, str]]:
+    """Return file, line and function of the calls behind an equation, the innermost first.
+
+    JAX's own files are left out, and so is all that lies outside of the traced function.
+    """
+    found: list[tuple[str, int, str]] = []
+    stack = equation.source_info.traceback
+    for frame in stack.frames if stack is not None else ():
+        if is_entrance(frame.file_name):
+            break
+        if not frame.file_name.startswith(_JAX):
+            found.append((frame.file_name, frame.line_num, frame.function_name))
+    return found
+
+
+def _source(frames: list[tuple[str, int, str]]) -> SourceLine | None:
+    for file, line, function in frames:
+        if not is_library(file):
+            return SourceLine(file, line, function)
+    return SourceLine(*frames[0]) if frames else None
