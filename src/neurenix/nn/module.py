@@ -212,7 +212,7 @@ class Module(_TrainerSlot, nnx.Module):
             ['layers.0.bias', 'layers.0.kernel']
         """
         flat = nnx.to_flat_state(nnx.state(self, nnx.Param))
-        return {".".join(map(str, path)): variable[...] for path, variable in flat}
+        return {".".join(map(str, path)): variable.get_value() for path, variable in flat}
 
     @property
     def num_parameters(self) -> int:

@@ -1,0 +1,342 @@
+"""Models: their numbers against independent ones, their loops, experts and recomputation."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import neurenix as nx
+from neurenix import models
+from neurenix._core.errors import ArgumentError, ArgumentTypeError, ShapeError, UnknownNameError
+from neurenix._nnx import nnx
+from neurenix.distribute.rules import ShardingRules
+from neurenix.models import rope
+from neurenix.models.experts import Experts
+from neurenix.models.layers import Attention
+
+pytestmark = pytest.mark.cpu8
+
+RNG = np.random.default_rng(0)
+LOSS = nx.losses.SparseCategoricalCrossentropy(from_logits=True)
+TINY = models.get("tiny")
+
+
+def tokens(count: int = 2, length: int = 16) -> jax.Array:
+    return jnp.asarray(RNG.integers(0, TINY.vocab_size, (count, length)), jnp.int32)
+
+
+def as_float64(module: nnx.Module, *path: str) -> np.ndarray:
+    for name in path:
+        module = getattr(module, name)
+    return np.asarray(module[...], np.float64)  # pyright: ignore[reportIndexIssue]  a variable
+
+
+# --- sizes --------------------------------------------------------------------------------------
+
+# In millions. Those of MaxText, Llama and GPT-3 are the totals that the published runs were
+# counted with; the others are those of the models' own releases, exact.
+PARAMETERS = {
+    "gpt2": 124.439808,
+    "bert-base": 109.514298,
+    "vit-b16": 86.567656,
+    "resnet50": 25.557032,
+    "gpt3-175b": 175_182.4,
+    "llama2-70b": 68_976.6,
+    "llama3.1-8b": 8_030.0,
+    "llama3.1-70b": 70_552.4,
+    "llama3.1-405b": 405_849.2,
+    "mistral-7b": 7_241.7,
+    "mixtral-8x7b": 46_702.8,
+    "mixtral-8x22b": 140_630.0,
+    "mt-16b": 15_831.4,
+    "mt-32b": 31_662.8,
+    "mt-64b": 62_801.3,
+    "mt-128b": 125_078.3,
+    "mt-256b": 250_200.0,
+    "mt-512b": 499_264.8,
+    "mt-1024b": 997_500.0,
+    "mt-22b-v4": 22_136.5,
+    "mt-52b-v4": 52_300.0,
+}
+
+
+@pytest.mark.parametrize("name", PARAMETERS)
+def test_a_model_of_shapes_has_as_many_parameters_as_the_published_one(name: str) -> None:
+    model = models.abstract(name)
+    exact = PARAMETERS[name] < 1000
+    assert model.num_parameters / 1e6 == pytest.approx(
+        PARAMETERS[name], rel=1e-12 if exact else 3e-3
+    )
+    leaves = jax.tree.leaves(nnx.state(model))
+    assert all(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in leaves)
+    assert all(leaf.dtype == jnp.float32 for leaf in leaves)
+
+
+@pytest.mark.parametrize("name", models.names())
+def test_every_matrix_is_divided_by_some_rule(name: str) -> None:
+    model = models.abstract(name)
+    rules = ShardingRules(model.sharding_rules())
+    axes = {"fsdp": 2, "tensor": 2}
+    for path, leaf in model.parameters().items():
+        partition = rules.partition(path, leaf.shape, axes)
+        matrix = len(leaf.shape) - path.startswith("layers.") >= 2
+        if matrix and leaf.size >= 2**20:
+            assert any(partition), f"{path} {leaf.shape} is whole on every device"
+
+
+def test_names_that_nearly_match_are_suggested() -> None:
+    with pytest.raises(UnknownNameError, match=r"Did you mean 'llama3.1-8b'"):
+        models.get("llama3-8b")
+    with pytest.raises(UnknownNameError, match="Did you mean 'num_layers'"):
+        TINY.replace(num_layer=3)
+    with pytest.raises(UnknownNameError, match="Did you mean 'minimal'"):
+        TINY.replace(remat="minimum")
+    with pytest.raises(UnknownNameError, match="Did you mean 'query_proj'"):
+        models.Remat(save=("query_pro",))
+
+
+def test_sizes_that_cannot_be_are_refused() -> None:
+    with pytest.raises(ArgumentError, match="num_kv_heads=3 does not divide"):
+        TINY.replace(num_kv_heads=3)
+    with pytest.raises(ArgumentError, match="num_layers must be"):
+        TINY.replace(num_layers=0)
+    with pytest.raises(ArgumentError, match="experts_per_token=5"):
+        TINY.replace(num_experts=4, experts_per_token=5)
+    with pytest.raises(ArgumentError, match="saved or offloaded"):
+        models.Remat(save=("context",), offload=("context",))
+
+
+def test_sizes_that_follow_from_others_follow_them() -> None:
+    changed = models.get("gpt2").replace(embed_dim=64, num_heads=2)
+    assert (changed.head_dim, changed.num_kv_heads) == (32, 2)
+
+
+def test_what_a_decoder_cannot_take_is_said() -> None:
+    model = models.build("tiny")
+    with pytest.raises(ArgumentTypeError, match="as integers"):
+        model(jnp.zeros((2, 4)))
+    with pytest.raises(ShapeError, match=r"\(N, T\)"):
+        model(jnp.zeros(4, jnp.int32))
+    with pytest.raises(ShapeError, match="256 tokens; got 300"):
+        model(jnp.zeros((1, 300), jnp.int32))
+
+
+# --- numbers ------------------------------------------------------------------------------------
+
+
+def reference_rope(x: np.ndarray, theta: float) -> np.ndarray:
+    """Rotate (T, H, D) by complex numbers, pairs i and i + D/2."""
+    half = x.shape[-1] // 2
+    turn = np.exp(1j * np.outer(np.arange(len(x)), theta ** (-np.arange(half) / half)))
+    turned = (x[..., :half] + 1j * x[..., half:]) * turn[:, None]
+    return np.concatenate([turned.real, turned.imag], axis=-1)
+
+
+def test_rotary_positions_are_turns_in_the_complex_plane() -> None:
+    x = RNG.normal(size=(12, 3, 8))
+    found = rope.rotate(jnp.asarray(x, jnp.float32)[None], rope.angles(12, 8, 500.0, None))[0]
+    np.testing.assert_allclose(found, reference_rope(x, 500.0), atol=1e-5)
+
+
+def test_long_waves_are_slowed_and_short_ones_are_not() -> None:
+    scaling = rope.RopeScaling(factor=8.0, low=1.0, high=4.0, original_length=8192)
+    ratio = np.asarray(rope.angles(2, 128, 5e5, scaling)[1] / rope.angles(2, 128, 5e5, None)[1])
+    assert ratio[0] == 1 and ratio[-1] == pytest.approx(1 / 8)
+    assert np.all(np.diff(ratio) <= 1e-6) and np.any((ratio > 0.2) & (ratio < 0.9))
+
+
+def reference_decoder(model: models.Decoder, ids: np.ndarray) -> np.ndarray:
+    """The tiny decoder in float64, layer by layer and head by head, for one sequence (T,)."""
+    config = model.config
+
+    def norm(x: np.ndarray, scale: np.ndarray) -> np.ndarray:
+        return x / np.sqrt((x**2).mean(-1, keepdims=True) + config.norm_eps) * scale
+
+    def weights(layer: int, *path: str) -> np.ndarray:
+        return as_float64(model.layers, *path)[layer]
+
+    x = as_float64(model, "embedding")[ids]
+    length, size = len(ids), config.head_dim
+    for layer in range(config.num_layers):
+        y = norm(x, weights(layer, "attention_norm", "scale"))
+        q, k, v = (
+            (y @ weights(layer, "attention", name, "kernel")).reshape(length, -1, size)
+            for name in ("query", "key", "value")
+        )
+        q, k = (reference_rope(a, config.rope_theta) for a in (q, k))
+        mixed = np.zeros_like(q)
+        for head in range(config.num_heads):
+            group = head // (config.num_heads // config.num_kv_heads)
+            for t in range(length):
+                scores = k[: t + 1, group] @ q[t, head] / np.sqrt(size)
+                share = np.exp(scores - scores.max())
+                mixed[t, head] = share / share.sum() @ v[: t + 1, group]
+        x = x + mixed.reshape(length, -1) @ weights(layer, "attention", "out", "kernel")
+        y = norm(x, weights(layer, "mlp_norm", "scale"))
+        gate = y @ weights(layer, "mlp", "gate", "kernel")
+        hidden = gate / (1 + np.exp(-gate)) * (y @ weights(layer, "mlp", "up", "kernel"))
+        x = x + hidden @ weights(layer, "mlp", "down", "kernel")
+    return norm(x, as_float64(model, "norm", "scale")) @ as_float64(model, "unembedding", "kernel")
+
+
+def test_a_decoder_gives_what_numpy_gives() -> None:
+    model, ids = models.build("tiny", num_kv_heads=2, num_layers=3), tokens(1, 9)
+    wanted = reference_decoder(model, np.asarray(ids[0]))
+    np.testing.assert_allclose(model(ids)[0], wanted, rtol=1e-3, atol=1e-4)
+
+
+def gradients(model: models.Decoder, ids: jax.Array) -> dict[str, jax.Array]:
+    def loss(model: models.Decoder) -> jax.Array:
+        return LOSS(ids, model(ids))
+
+    state = nnx.grad(loss)(model)
+    return {".".join(map(str, path)): v[...] for path, v in nnx.to_flat_state(state)}
+
+
+VARIANTS = {
+    "unrolled": {"scan_layers": False},
+    "full": {"remat": "full"},
+    "minimal": {"remat": "minimal"},
+    "minimal, unrolled": {"remat": "minimal", "scan_layers": False},
+    "saved by name": {"remat": models.Remat(save=("decoder_layer_input", "context"))},
+}
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_loops_and_recomputation_change_no_number(name: str) -> None:
+    plain, ids = models.build("tiny"), tokens()
+    model = models.build("tiny", **VARIANTS[name])
+    nnx.update(model, nnx.state(plain))
+    np.testing.assert_allclose(model(ids), plain(ids), rtol=1e-4, atol=1e-5)
+    wanted = gradients(plain, ids)
+    for path, found in gradients(model, ids).items():
+        np.testing.assert_allclose(found, wanted[path], rtol=1e-3, atol=1e-5, err_msg=path)
+
+
+def saved(policy: str | models.Remat, capsys: pytest.CaptureFixture[str]) -> str:
+    """What the backward pass finds stored, as JAX tells it."""
+    model, ids = models.build("tiny", remat=policy, scan_layers=False), tokens()
+    structure, state = nnx.split(model)
+
+    def loss(state: nnx.State) -> jax.Array:
+        return LOSS(ids, nnx.merge(structure, state)(ids))
+
+    jax.ad_checkpoint.print_saved_residuals(loss, state)
+    return capsys.readouterr().out
+
+
+def test_a_policy_keeps_what_it_names(capsys: pytest.CaptureFixture[str]) -> None:
+    text = saved(models.Remat(save=("mlp_gate",)), capsys)
+    assert text.count("named 'mlp_gate'") == TINY.num_layers
+    assert "named 'query_proj'" not in text
+    hidden = f"f32[2,16,{TINY.mlp_dim}]"
+    counts = [saved(policy, capsys).count(hidden) for policy in remat.POLICIES]
+    assert counts[0] > counts[1] > counts[2]
+
+
+@pytest.mark.parametrize(("mlp", "shared"), [("gated", 0), ("plain", 1)])
+def test_experts_give_what_a_loop_over_experts_gives(mlp: str, shared: int) -> None:
+    config = TINY.replace(
+        num_experts=6, experts_per_token=2, num_shared_experts=shared, mlp=mlp, mlp_dim=24
+    )
+    layer = Experts(config, config.mlp_dim, lead=(), rngs=nnx.Rngs(1))
+    x = RNG.normal(size=(2, 7, config.embed_dim))
+    rows = x.reshape(-1, config.embed_dim)
+
+    def silu(y: np.ndarray) -> np.ndarray:
+        return y / (1 + np.exp(-y))
+
+    def dense(up: np.ndarray, gate: np.ndarray | None, down: np.ndarray) -> np.ndarray:
+        return (silu(rows @ up) if gate is None else silu(rows @ gate) * (rows @ up)) @ down
+
+    scores = rows @ as_float64(layer, "router", "kernel")
+    share = np.exp(scores) / np.exp(scores).sum(-1, keepdims=True)
+    chosen = np.argsort(-share, axis=-1)[:, :2]
+    wanted = np.zeros_like(rows)
+    for expert in range(6):
+        up, down = (as_float64(layer, "experts", name)[expert] for name in ("up", "down"))
+        gate = as_float64(layer, "experts", "gate")[expert] if mlp == "gated" else None
+        picked = (chosen == expert).any(-1)
+        weight = np.where(picked, share[:, expert], 0) / np.take_along_axis(share, chosen, -1).sum(
+            -1
+        )
+        wanted += weight[:, None] * dense(up, gate, down)
+    if shared:
+        parts = (as_float64(layer, "shared", name, "kernel") for name in ("up", "down"))
+        up, down = parts
+        wanted += dense(up, None, down)
+    found = layer(jnp.asarray(x, jnp.float32))
+    np.testing.assert_allclose(found.reshape(wanted.shape), wanted, rtol=1e-3, atol=1e-4)
+    assert {*np.asarray(layer.route(jnp.asarray(x, jnp.float32))[1]).reshape(-1)} == {
+        *chosen.reshape(-1)
+    }
+
+
+def test_attention_that_is_not_causal_sees_the_future() -> None:
+    x = jnp.asarray(RNG.normal(size=(1, 6, TINY.embed_dim)), jnp.float32)
+    for causal, sees in ((True, False), (False, True)):
+        layer = Attention(TINY, causal=causal, lead=(), rngs=nnx.Rngs(0))
+        moved = jnp.abs(layer(x, None) - layer(x.at[:, 4].add(1.0), None)).max((0, 2))
+        assert bool(moved[0] > 0) is sees
+
+
+# --- training -----------------------------------------------------------------------------------
+
+
+def repeated(count: int = 64, length: int = 16) -> tuple[np.ndarray, np.ndarray]:
+    rows = (np.arange(length + 1)[None] + np.arange(count)[:, None]) % 8
+    return rows[:, :-1].astype(np.int32), rows[:, 1:].astype(np.int32)
+
+
+STRATEGIES = {
+    "one CPU": lambda: nx.distribute.OneDeviceStrategy("cpu"),
+    "data": lambda: nx.distribute.TPUStrategy(),
+    "fsdp and tensor": lambda: nx.distribute.TPUStrategy(mesh={"fsdp": 4, "tensor": 2}),
+}
+
+
+@pytest.mark.parametrize("name", STRATEGIES)
+@pytest.mark.parametrize("experts", [0, 4])
+def test_a_decoder_trains_with_fit(name: str, experts: int) -> None:
+    x, y = repeated()
+    with STRATEGIES[name]().scope():
+        model = models.build(
+            "tiny", remat="minimal", num_experts=experts, experts_per_token=experts and 2
+        )
+        model.compile(optimizer=nx.optim.Adam(1e-2), loss=LOSS, metrics=["accuracy"])
+        history = model.fit(x, y, epochs=8, batch_size=32)
+    assert history["loss"][-1] < 0.5 * history["loss"][0]
+    assert history["accuracy"][-1] > 0.9
+
+
+SMALL = {
+    "bert-base": ({"num_layers": 1, "embed_dim": 32, "num_heads": 2, "mlp_dim": 64,
+                   "vocab_size": 50, "dtype": "float32"}, (16, 12), (16, 12), 50),
+    "vit-b16": ({"num_layers": 1, "embed_dim": 32, "num_heads": 2, "mlp_dim": 64,
+                 "image_size": 16, "patch_size": 8, "num_classes": 4, "dtype": "float32"},
+                (16, 16, 16, 3), (16,), 4),
+    "resnet50": ({"blocks": (1, 1), "width": 8, "num_classes": 4, "dtype": "float32"},
+                 (16, 32, 32, 3), (16,), 4),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_the_other_models_train_with_fit(name: str) -> None:
+    changes, inputs, targets, classes = SMALL[name]
+    y = RNG.integers(0, classes, targets).astype(np.int32)
+    x = y if inputs == targets else RNG.normal(size=inputs).astype(np.float32)
+    model = models.build(name, **changes)
+    model.compile(optimizer=nx.optim.Adam(3e-3), loss=LOSS)
+    history = model.fit(x, y, epochs=20, batch_size=16)
+    assert history["loss"][-1] < 0.8 * history["loss"][0]
+
+
+def test_a_model_of_shapes_says_that_it_cannot_train() -> None:
+    model = models.abstract("tiny").compile(optimizer="adam", loss=LOSS)
+    x, y = repeated()
+    for call in (lambda: model.fit(x, y), lambda: model.evaluate(x, y), lambda: model.predict(x)):
+        with pytest.raises(ArgumentError, match="The module is abstract"):
+            call()
+    assert "106,816 parameters, 427,264 bytes" in str(model.summary((2, 16), dtype="int32"))
