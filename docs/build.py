@@ -1,18 +1,49 @@
-"""Build the API pages from the docstrings: ``python docs/build.py FOLDER``."""
+"""Build the docs: ``python docs/build.py FOLDER``.
+
+API pages from the docstrings, and the pages of preflight's rules from ``docs/rules``.
+"""
 
 from __future__ import annotations
 
+import re
 import sys
 import warnings
+from html import escape
 from pathlib import Path
 
+import markdown2  # comes with pdoc
 import pdoc
 
 import neurenix
 
+RULES = Path(__file__).parent / "rules"
+_LINK = re.compile(r"\]\(([\w-]+)\.md\)")
+_PAGE = """<!doctype html>
+<html lang="en"><head><meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<title>{title}</title><style>
+body{{font:16px/1.5 system-ui,sans-serif;max-width:46rem;margin:2rem auto;padding:0 1rem}}
+pre{{padding:.8rem;overflow:auto;border:1px solid #8886;border-radius:6px}}
+table{{border-collapse:collapse}}td,th{{padding:.2rem .8rem .2rem 0;text-align:left}}
+:root{{color-scheme:light dark}}
+</style></head><body>
+<nav><a href="index.html">Rules</a> · <a href="../neurenix.html">API</a></nav>
+{body}</body></html>
+"""
+
+
+def rule_pages(folder: Path) -> None:
+    """Write one HTML page for each rule of preflight, and their list."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for path in sorted(RULES.glob("*.md")):
+        text = _LINK.sub(r"](\1.html)", path.read_text())
+        body = markdown2.markdown(text, extras=["fenced-code-blocks", "tables"])
+        page = _PAGE.format(title=escape(path.stem), body=body)
+        (folder / f"{path.stem}.html").write_text(page)
+
 
 def main(folder: Path) -> None:
-    """Write one HTML page per public module."""
+    """Write one HTML page per public module and per rule."""
     # Public names are imported when first used; pdoc shows what it finds in the module.
     names = [name for name in neurenix.__all__ if getattr(neurenix, name) is not None]
     folder.mkdir(parents=True, exist_ok=True)
@@ -24,6 +55,7 @@ def main(folder: Path) -> None:
     missing = [name for name in names if name not in page.read_text() and name != "__version__"]
     if missing:
         raise SystemExit(f"{page} does not show {missing}")
+    rule_pages(folder / "rules")
     print(f"{len(list(folder.rglob('*.html')))} pages in {folder}")
 
 
