@@ -1,92 +1,189 @@
-"""One page that needs nothing but itself: memory, time, roofline, operations, findings.
+"""One page that needs nothing but itself: of one report, of several, or of a search.
 
-Owns the drawing. Every name from a program is escaped; there is no network access in the page, and
-its script only sorts and filters a table that is complete without it.
+Owns the document: its head, the verdict, the order of the sections. Each section is a ``page_*``
+module's. Every name from a program is escaped, and the page forbids itself the network and any
+script but its own (a content security policy).
 """
 
 from __future__ import annotations
 
-import math
+import base64
+import hashlib
+from collections.abc import Sequence
 from html import escape
 from typing import TYPE_CHECKING
 
-from neurenix.preflight.page_style import SCRIPT, STYLE
-from neurenix.preflight.text import KIND_NAMES, amount, bytes_text, seconds_text, source_text
+from neurenix._core.errors import ArgumentError
+from neurenix.preflight.cost import Pricing, usd_text
+from neurenix.preflight.page_findings import findings_section
+from neurenix.preflight.page_memory import memory_section
+from neurenix.preflight.page_operations import operations_section
+from neurenix.preflight.page_plan import candidates_section, compare_section
+from neurenix.preflight.page_roofline import time_section
+from neurenix.preflight.page_style import HATCH, SCRIPT, STYLE
+from neurenix.preflight.text import KIND_NAMES, amount, bytes_text, seconds_text
 
 if TYPE_CHECKING:
-    from neurenix.compiler.time import Operation
+    from neurenix.preflight.planning import Plan
     from neurenix.preflight.report import Report
 
-_COLOURS = {
-    "parameters": "#3b6fb6", "optimizer": "#6a51a3", "model_state": "#2b8a8a",
-    "metrics": "#8c8c8c", "batch": "#3a8a4d", "other": "#a0a0a0", "argument": "#3b6fb6",
-    "temporaries": "#c8742b", "new results": "#b0413e", "code": "#707070",
-    "compute": "#3a8a4d", "hbm": "#c8742b", "ici": "#3b6fb6", "dcn": "#b0413e",
-    "vector": "#2b8a8a", "overhead": "#8c8c8c",
-}  # fmt: skip
-_SHOWN_OPERATIONS = 400
+_ESTIMATED = (
+    "<p class=sub><span class=stamp>Estimated, not measured</span> Compiled with the TPU compiler; "
+    "nothing ran on a TPU.</p>"
+)
+
+_REFUSED = {
+    "hbm": "does not fit",
+    "vmem": "has a kernel out of VMEM",
+    "crash": "crashed the compiler, so whether it fits is not known,",
+    "timeout": "took the compiler too long, so whether it fits is not known,",
+}
 
 
-def page(report: Report) -> str:
-    """Return the page of a report as one HTML document."""
-    title = f"Preflight of {report.name} on {report.slice.name}"
-    sections = [_head(report), _summary(report), _memory(report)]
-    if report.step_time is not None:
-        sections += [_time(report), _roofline(report)]
-    sections += [_findings(report), _operations(report), _notes(report)]
+def page(report: Report | Sequence[Report], pricing: Pricing | None = None) -> str:
+    """Return the page of one report, or of several with a comparison and a tab for each.
+
+    Args:
+        report: one, or a list of them as ``preflight`` returns it for a list of slices.
+        pricing: of the costs; on demand in the US if left out.
+
+    Raises:
+        ArgumentError: the list is empty.
+    """
+    pricing = pricing or Pricing()
+    reports = list(report) if isinstance(report, Sequence) else [report]
+    if not reports:
+        raise ArgumentError("A page needs at least one report; got an empty list.")
+    names = ", ".join(each.slice.name for each in reports)
+    title = f"Preflight of {reports[0].name} on {names}"
+    if len(reports) == 1:
+        name = escape(reports[0].name)
+        body = f"<h1>Preflight of {name}</h1>{_ESTIMATED}{_target(reports[0], pricing)}"
+    else:
+        body = (
+            f"<h1>Preflight of {escape(reports[0].name)} on {amount(len(reports), 'target')}</h1>"
+            f"{_ESTIMATED}{compare_section(reports, pricing)}{_targets(reports, pricing)}"
+        )
+    return _document(title, body)
+
+
+def plan_page(plan: Plan, pricing: Pricing | None = None) -> str:
+    """Return the page of a search: its frontier, its candidates, and the winner in full.
+
+    Args:
+        plan: as ``search`` returns it.
+        pricing: of the costs; on demand in the US if left out.
+    """
+    pricing = pricing or Pricing()
+    winners = [c.report for c in plan.candidates[:1] if c.report and c.value is not None]
+    named = winners or [c.report for c in plan.candidates if c.report]
+    name = named[0].name if named else "a program"
+    body = (
+        f"<h1>Plan for {escape(name)}</h1>{_ESTIMATED}{candidates_section(plan, pricing)}"
+        + "".join(
+            f'<section class=target><h2 class="target-name">The best: '
+            f"{escape(winner.slice.name)}</h2>{_target(winner, pricing)}</section>"
+            for winner in winners
+        )
+    )
+    return _document(f"Plan for {name}", body)
+
+
+def _document(title: str, body: str) -> str:
+    """Return a whole document that may run its one script and load nothing."""
+    digest = base64.b64encode(hashlib.sha256(SCRIPT.encode()).digest()).decode()
+    policy = (
+        f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}'; "
+        "base-uri 'none'; form-action 'none'"
+    )
     return (
         '<!doctype html><html lang="en"><head><meta charset="utf-8">'
+        f'<meta http-equiv="Content-Security-Policy" content="{policy}">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<title>{escape(title)}</title><style>{STYLE}</style></head><body><main>"
-        f"{''.join(sections)}</main><script>{SCRIPT}</script></body></html>"
+        f"<title>{escape(title)}</title><style>{STYLE}</style></head><body>{HATCH}<main>"
+        f"{body}</main><script>{SCRIPT}</script></body></html>"
     )
 
 
-def _head(report: Report) -> str:
+def _targets(reports: Sequence[Report], pricing: Pricing) -> str:
+    parts = []
+    for number, report in enumerate(reports, start=1):
+        name = escape(report.slice.name)
+        parts.append(
+            f'<section class=target id="target-{number}" data-name="{name}">'
+            f'<h2 class="target-name">{name}</h2>{_target(report, pricing)}</section>'
+        )
+    return "".join(parts)
+
+
+def _target(report: Report, pricing: Pricing) -> str:
     where = report.slice
-    return (
-        f"<h1>Preflight of {escape(report.name)}</h1>"
-        f"<p class=sub>{escape(where.name)}: {amount(where.num_chips, 'chip')} "
+    about = (
+        f"{escape(where.name)}: {amount(where.num_chips, 'chip')} "
         f"{escape(where.generation.device_kind)}, {amount(where.num_devices, 'device')}, "
-        f"{amount(where.num_hosts, 'host')}. Compiled with the TPU compiler; nothing ran on a TPU, "
-        "and every time on this page is an estimate.</p>"
+        f"{amount(where.num_hosts, 'host')}."
+    )
+    sections = (
+        _verdict(report), _cards(report, pricing), _published(report), findings_section(report),
+        time_section(report), memory_section(report), operations_section(report), _notes(report),
+    )  # fmt: skip
+    return f"<p class=sub>{about}</p>{''.join(sections)}"
+
+
+def _verdict(report: Report) -> str:
+    """Say the whole answer in one sentence."""
+    time, where = report.step_time, escape(report.slice.name)
+    if time is None:
+        no = _REFUSED.get(report.refused or "", "does not compile")
+        return f"<p class=verdict><b class=bad>✕ It {no}</b> on {where}.</p>{_suggestions(report)}"
+    bound = escape(KIND_NAMES.get(time.bound, time.bound))
+    return (
+        f"<p class=verdict><b class=good>✓ It fits</b> on {where}. A step takes about "
+        f"{seconds_text(time.seconds)}, between {seconds_text(time.low)} and "
+        f"{seconds_text(time.high)}, bound by {bound}.</p>"
     )
 
 
-def _summary(report: Report) -> str:
+def _suggestions(report: Report) -> str:
+    """Return the changes that were compiled because the program did not fit."""
+    rows = []
+    for suggestion in report.suggestions:
+        memory, time = suggestion.analysis.memory, suggestion.analysis.time
+        cells = (
+            suggestion.change,
+            "✓ fits" if suggestion.fits else "✕ does not fit",
+            f"{bytes_text(memory.peak_bytes)} of {bytes_text(memory.limit_bytes)}",
+            f"{seconds_text(time.seconds)}" if time else "",
+        )
+        rows.append(f"<tr>{''.join(f'<td class=why>{escape(cell)}</td>' for cell in cells)}</tr>")
+    if not rows:
+        return ""
+    heads = ("change", "then", "HBM", "step (est.)")
+    head = "".join(f"<th scope=col>{name}</th>" for name in heads)
+    return (
+        "<h2>What would make it fit (each compiled again)</h2>"
+        '<div class=wide tabindex=0 role=region aria-label="Changes"><table><thead><tr>'
+        f"{head}</tr></thead><tbody>{''.join(rows)}</tbody></table></div>"
+    )
+
+
+def _cards(report: Report, pricing: Pricing) -> str:
     memory, time = report.hbm, report.step_time
     used = memory.peak_bytes / memory.limit_bytes
-    cards = [
-        (
-            "HBM on each device",
-            "fits" if report.fits else "does not fit",
-            f"{bytes_text(memory.peak_bytes)} of {bytes_text(memory.limit_bytes)} ({used:.1%})",
-            "good" if report.fits else "bad",
-        )
-    ]
+    fits = "✓ fits" if report.fits else "✕ does not fit"
+    held = f"{bytes_text(memory.peak_bytes)} of {bytes_text(memory.limit_bytes)} ({used:.1%})"
+    if report.refused not in (None, "hbm"):
+        fits, held = "✕ no answer", "its memory is not known"
+    cards = [("HBM on each device", fits, held, "good" if report.fits else "bad")]
     if time is not None:
-        cards.append(
-            (
-                "Step time, estimated",
-                seconds_text(time.seconds),
-                f"{seconds_text(time.low)} to {seconds_text(time.high)}",
-                "",
-            )
-        )
-        bound = KIND_NAMES.get(time.bound, time.bound)
-        mfu = f"{report.mfu:.1%} MFU" if report.mfu is not None else ""
-        cards.append(("Bound by", bound, mfu, ""))
-        cost = report.cost(1000)
-        cards.append(
-            (
-                "1,000 steps, estimated",
-                "no public price" if cost.usd is None else f"{cost.usd:.4g} USD",
-                ""
-                if cost.price is None
-                else f"{cost.usd_per_chip_hour:.2f} USD a chip-hour, {cost.price.as_of}",
-                "",
-            )
-        )
+        mfu = "no products" if report.mfu is None else f"{report.mfu:.1%}"
+        interval = f"{seconds_text(time.low)} to {seconds_text(time.high)}"
+        cards += [
+            ("Step time, estimated", seconds_text(time.seconds), interval, ""),
+            ("Bound by", KIND_NAMES.get(time.bound, time.bound), _share(report), ""),
+            ("MFU, estimated", mfu, _rate(report), ""),
+            ("1,000 steps, estimated", *_cost(report, pricing), ""),
+        ]
     return (
         "<div class=cards>"
         + "".join(
@@ -98,172 +195,41 @@ def _summary(report: Report) -> str:
     )
 
 
-def _bar(parts: list[tuple[str, float, str]], whole: float) -> str:
-    """Draw a bar of (name, amount, text) parts against ``whole``."""
-    pieces, legend = [], []
-    for name, size, text in parts:
-        if size <= 0:
-            continue
-        colour = _COLOURS.get(name, "#808080")
-        label = escape(f"{KIND_NAMES.get(name, name)} {text}")
-        pieces.append(
-            f'<span style="width:{min(100.0, size / whole * 100):.3f}%;background:{colour}" '
-            f'title="{label}"></span>'
-        )
-        legend.append(f'<li><i style="background:{colour}"></i>{label}</li>')
-    return f"<div class=bar>{''.join(pieces)}</div><ul class=legend>{''.join(legend)}</ul>"
+def _cost(report: Report, pricing: Pricing) -> tuple[str, str]:
+    """Return 1,000 steps in USD and where the price is from."""
+    cost = report.cost(1000, **vars(pricing))
+    if cost.usd is None:
+        return "no public price", ""
+    hourly = f"{cost.usd_per_chip_hour:g} USD a chip-hour"
+    if cost.price is None:
+        return usd_text(cost.usd), f"{hourly}, your price"
+    which = f"{cost.price.region} {cost.price.commitment}"
+    return usd_text(cost.usd), f"{hourly}, {which}, list of {cost.price.as_of}"
 
 
-def _memory(report: Report) -> str:
-    memory = report.hbm
-    parts = [(role, float(size), bytes_text(size)) for role, size in memory.roles.items()]
-    new = memory.outputs_bytes - memory.aliased_bytes
-    for name, size in (
-        ("temporaries", memory.temporaries_bytes),
-        ("new results", new),
-        ("code", memory.code_bytes),
-    ):
-        parts.append((name, float(size), bytes_text(size)))
-    rows = "".join(
-        f"<tr><td>{escape(b.path)}</td><td>{escape(b.role)}</td><td>{escape(b.shape)}</td>"
-        f"<td class=n>{bytes_text(b.logical_bytes)}</td>"
-        f"<td class=n>{bytes_text(b.padded_bytes)}</td></tr>"
-        for b in sorted(memory.buffers, key=lambda b: -b.padded_bytes)[:20]
-    )
-    scale = max(memory.limit_bytes, memory.peak_bytes)
-    used = memory.peak_bytes / memory.limit_bytes
-    zoomed = ""
-    if used < 0.2:
-        zoomed = f"<h3>The part in use</h3>{_bar(parts, memory.peak_bytes)}"
-        parts_bar = f'<div class=bar><span style="width:{used * 100:.2f}%"></span></div>'
-    else:
-        parts_bar = _bar(parts, scale)
-    return (
-        f"<h2>Memory of one device</h2><p>{bytes_text(memory.peak_bytes)} of "
-        f"{bytes_text(memory.limit_bytes)}; {bytes_text(max(0, memory.headroom_bytes))} left. "
-        f"{bytes_text(memory.aliased_bytes)} of state are donated: updated in place.</p>"
-        f"{parts_bar}{zoomed}<details><summary>Largest arguments</summary><table>"
-        "<thead><tr><th>argument</th><th>role</th><th>on one device</th><th class=n>bytes</th>"
-        f"<th class=n>padded</th></tr></thead><tbody>{rows}</tbody></table></details>"
-    )
+def _rate(report: Report) -> str:
+    if report.tokens_per_second:
+        return f"{report.tokens_per_second:,.0f} tokens/s"
+    rate = report.examples_per_second
+    return f"{rate:,.0f} examples/s" if rate else ""
 
 
-def _time(report: Report) -> str:
-    time = report.step_time
-    if time is None:
+def _published(report: Report) -> str:
+    run = report.published_run
+    if run is None or report.step_time is None:
         return ""
-    parts = [
-        (kind, share, f"{share:.1%} ({seconds_text(share * time.device_seconds)})")
-        for kind, share in time.shares.items()
-    ]
-    return (
-        f"<h2>Where the step goes (estimated)</h2>{_bar(parts, 1.0)}"
-        f"<p class=sub>Calibrated on {escape(time.basis)}. Host: about "
-        f"{seconds_text(time.host_seconds)} a step, beside the device.</p>"
+    words = (
+        f"Nearest published run, for orientation and not ours: {run.model} on {run.machine}, "
+        f"batch {run.batch_size} × {run.sequence_length}, MFU {run.mfu:.0%}, "
+        f"{run.tokens_per_second_per_chip:,.0f} tokens/s/chip ({run.source})."
     )
+    return f"<p class=sub>{escape(words)}</p>"
 
 
-def _roofline(report: Report) -> str:
-    """Draw achieved FLOP/s against FLOPs per byte of the operations, both axes logarithmic."""
-    generation = report.slice.generation
-    peak = generation.peak_flops_per_second["bfloat16"]
-    bandwidth = generation.hbm_bandwidth_bytes_per_second_per_device
-    points = [
-        (o, o.flops / o.bytes, o.flops / report.calibrated(o.seconds))
-        for o in report.operations
-        if o.flops > 0 and o.bytes > 0 and o.seconds > 0
-    ]
-    if not points:
-        return ""
-    left, right = -1.0, 5.0
-    top = math.log10(peak) + 0.3
-    bottom = top - 5.0
-
-    def x(value: float) -> float:
-        return 50 + (min(max(math.log10(value), left), right) - left) / (right - left) * 610
-
-    def y(value: float) -> float:
-        return 10 + (top - min(max(math.log10(value), bottom), top)) / (top - bottom) * 250
-
-    ridge = peak / bandwidth
-    start = max(10**left, 10**bottom / bandwidth)
-    circles = "".join(
-        f'<circle cx="{x(i):.1f}" cy="{y(f):.1f}" r="{_radius(o, report):.1f}">'
-        f"<title>{escape(o.name)}: {f / 1e12:.2f} TFLOP/s, {i:.1f} FLOP/byte</title></circle>"
-        for o, i, f in points[:200]
-    )
-    ticks = "".join(
-        f'<text x="{x(10.0**e):.0f}" y="278" class=tick text-anchor="middle">{10.0**e:g}</text>'
-        for e in range(-1, 6)
-    )
-    return (
-        "<h2>Roofline of one device (estimated)</h2>"
-        '<svg viewBox="0 0 700 300" role="img" aria-label="Roofline">'
-        f'<polyline points="{x(start):.1f},{y(start * bandwidth):.1f} {x(ridge):.1f},{y(peak):.1f} '
-        f'{x(10**right):.1f},{y(peak):.1f}" class=roof />{circles}{ticks}'
-        f'<text x="675" y="{y(peak) - 6:.0f}" class=tick text-anchor="end">'
-        f"{peak / 1e12:.0f} TFLOP/s bfloat16</text>"
-        '<text x="365" y="296" class=tick text-anchor="middle">FLOPs per byte of HBM</text>'
-        "</svg>"
-    )
-
-
-def _radius(operation: Operation, report: Report) -> float:
+def _share(report: Report) -> str:
     time = report.step_time
-    whole = time.device_seconds if time else 1.0
-    return 2.5 + 14 * math.sqrt(min(1.0, report.calibrated(operation.seconds) / (whole or 1.0)))
-
-
-def _findings(report: Report) -> str:
-    if not report.findings:
-        return "<h2>Findings</h2><p>None.</p>"
-    items = []
-    for finding in report.findings:
-        effect = ""
-        if finding.effect_seconds > 0:
-            effect = f" <b>≈ {seconds_text(finding.effect_seconds)} of a step</b>"
-        if finding.effect_bytes > 0:
-            effect += f" <b>{bytes_text(finding.effect_bytes)}</b>"
-        named = [finding.scope, source_text(finding.source)]
-        source = f"<code>{escape(' '.join(filter(None, named)))}</code>"
-        items.append(
-            f"<li class={finding.severity}><span class=badge>{finding.severity}</span> "
-            f"<span class=rule>{escape(finding.rule)}</span>{effect}<p class=pre>"
-            f"{escape(finding.message)}</p>"
-            f"<p class=fix>{escape(finding.fix)}</p>{source}</li>"
-        )
-    return f"<h2>Findings</h2><ol class=findings>{''.join(items)}</ol>"
-
-
-def _operations(report: Report) -> str:
-    if not report.operations:
-        return ""
-    time = report.step_time
-    whole = time.device_seconds if time else 1.0
-    rows = []
-    for o in report.operations[:_SHOWN_OPERATIONS]:
-        seconds = report.calibrated(o.seconds)
-        source = source_text(o.source)
-        rows.append(
-            f'<tr><td class=n data-v="{seconds:.3e}">{seconds_text(seconds)}</td>'
-            f'<td class=n data-v="{seconds / whole:.6f}">{seconds / whole:.1%}</td>'
-            f"<td>{KIND_NAMES.get(o.kind, escape(o.kind))}</td><td>{escape(o.name)}</td>"
-            f"<td class=n data-v={o.count}>{o.count}</td>"
-            f'<td class=n data-v="{o.flops:.0f}">{o.flops / 1e9:.2f}</td>'
-            f'<td class=n data-v="{o.bytes}">{bytes_text(o.bytes)}</td>'
-            f"<td>{escape(o.shape)}</td><td>{escape(source)}</td><td>{escape(o.op_name)}</td></tr>"
-        )
-    heads = ("time", "share", "kind", "operation", "times", "GFLOP", "HBM", "makes", "at", "from")
-    numeric = {"time", "share", "times", "GFLOP", "HBM"}
-    head = "".join(f"<th{' class=n' if h in numeric else ''}>{h}</th>" for h in heads)
-    left_out = len(report.operations) - len(rows)
-    more = f"<p class=sub>{left_out} cheaper ones are in the JSON.</p>" if left_out > 0 else ""
-    return (
-        "<h2>Operations (estimated)</h2>"
-        '<input id=filter type=search placeholder="Filter" aria-label="Filter operations">'
-        f"<div class=wide><table id=operations><thead><tr>{head}</tr></thead>"
-        f"<tbody>{''.join(rows)}</tbody></table></div>{more}"
-    )
+    share = time.shares.get(time.bound) if time else None
+    return f"{share:.0%} of the device's time" if share else ""
 
 
 def _notes(report: Report) -> str:

@@ -1,0 +1,213 @@
+"""The geometry of the page's pictures: rectangles of a treemap, axes, and the frame of an SVG.
+
+Owns arithmetic and the escaping of text in pictures; what is drawn is the ``page_*`` modules'.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from html import escape
+
+CHARACTER_WIDTH = 7.2
+"""Width of a character at 12 px: 0.6 em, the average of a wide sans-serif such as DejaVu Sans."""
+
+
+@dataclass(frozen=True)
+class Box:
+    """A rectangle in units of its picture."""
+
+    x: float
+    y: float
+    width: float
+    height: float
+
+    def inset(self, margin: float, top: float = 0.0) -> Box:
+        """Return the box within a margin, and ``top`` more at its upper edge.
+
+        Example:
+            >>> Box(0, 0, 10, 10).inset(1, top=2)
+            Box(x=1, y=3, width=8, height=6)
+        """
+        return Box(
+            self.x + margin,
+            self.y + margin + top,
+            max(0, self.width - 2 * margin),
+            max(0, self.height - 2 * margin - top),
+        )
+
+    def rect(self, attributes: str = "", inner: str = "") -> str:
+        """Return the box as an SVG element; ``inner`` is markup, such as a ``<title>``."""
+        return (
+            f'<rect x="{self.x:.1f}" y="{self.y:.1f}" width="{self.width:.1f}" '
+            f'height="{self.height:.1f}" {attributes}>{inner}</rect>'
+        )
+
+
+def squarify(sizes: Sequence[float], box: Box) -> list[Box]:
+    """Divide a box into rectangles as nearly square as they get, areas as the sizes.
+
+    The sizes are positive and best given from large to small; the order is kept. The method is the
+    squarified treemap of Bruls, Huizing and van Wijk (2000): a row along the shorter side takes
+    sizes for as long as its worst aspect ratio improves.
+
+    Example:
+        >>> [round(b.width * b.height) for b in squarify([6, 3, 1], Box(0, 0, 10, 10))]
+        [60, 30, 10]
+    """
+    whole = sum(sizes)
+    if not sizes or whole <= 0 or box.width <= 0 or box.height <= 0:
+        return [Box(box.x, box.y, 0.0, 0.0) for _ in sizes]
+    areas = [size / whole * box.width * box.height for size in sizes]
+    done: list[Box] = []
+    while len(done) < len(areas):
+        side = min(box.width, box.height)
+        end = len(done) + 1
+        while end < len(areas):
+            row, longer = areas[len(done) : end], areas[len(done) : end + 1]
+            if _worst(longer, side) > _worst(row, side):
+                break
+            end += 1
+        placed, box = _lay(areas[len(done) : end], box)
+        done += placed
+    return done
+
+
+def _worst(row: Sequence[float], side: float) -> float:
+    """Return the worst aspect ratio of a row of areas along ``side``."""
+    if side <= 0:
+        return math.inf
+    thick = sum(row) / side
+    return max(max(thick * thick / area, area / (thick * thick)) for area in row if area > 0)
+
+
+def _lay(row: Sequence[float], box: Box) -> tuple[list[Box], Box]:
+    """Lay a row along the shorter side; return it and what is left of the box."""
+    total = sum(row)
+    upright = box.width >= box.height
+    side = box.height if upright else box.width
+    thick = total / side if side > 0 else 0.0
+    placed, along = [], 0.0
+    for area in row:
+        length = area / thick if thick > 0 else 0.0
+        if upright:
+            placed.append(Box(box.x, box.y + along, thick, length))
+        else:
+            placed.append(Box(box.x + along, box.y, length, thick))
+        along += length
+    if upright:
+        return placed, Box(box.x + thick, box.y, max(0.0, box.width - thick), box.height)
+    return placed, Box(box.x, box.y + thick, box.width, max(0.0, box.height - thick))
+
+
+@dataclass(frozen=True)
+class Axis:
+    """Values from ``low`` to ``high`` laid from ``start`` to ``stop`` in units of the picture.
+
+    On a logarithmic axis all values are positive. What lies outside is drawn at the end.
+    """
+
+    low: float
+    high: float
+    start: float
+    stop: float
+    logarithmic: bool = False
+
+    def __call__(self, value: float) -> float:
+        """Return the place of a value."""
+        low, high = self.low, self.high
+        value = min(max(value, low), high)
+        if self.logarithmic:
+            low, high, value = math.log10(low), math.log10(high), math.log10(value)
+        part = (value - low) / (high - low) if high > low else 0.5
+        return self.start + part * (self.stop - self.start)
+
+    def ticks(self) -> list[float]:
+        """Return round values within the axis: powers of ten, or four to eight equal steps.
+
+        Example:
+            >>> Axis(0, 0.9, 0, 1).ticks(), Axis(0.5, 200, 0, 1, logarithmic=True).ticks()
+            ([0.0, 0.2, 0.4, 0.6, 0.8], [1.0, 10.0, 100.0])
+        """
+        if self.logarithmic:
+            first, last = math.ceil(math.log10(self.low)), math.floor(math.log10(self.high))
+            return [10.0**power for power in range(first, last + 1)]
+        span = (self.high - self.low) or 1.0
+        rough = 10.0 ** math.floor(math.log10(span))
+        step = next(s for s in (rough / 5, rough / 2, rough, 2 * rough) if span / s < 8)
+        first, last = math.ceil(self.low / step), math.floor(self.high / step + 1e-9)
+        return [float(f"{k * step:.6g}") for k in range(first, last + 1)]
+
+
+def svg(size: tuple[float, float], label: str, body: str, kind: str = "") -> str:
+    """Return a picture of ``size`` (width, height) that scales, in a frame that scrolls.
+
+    Args:
+        size: of the drawing, in its own units.
+        label: what a screen reader says in its place; it is escaped.
+        body: markup.
+        kind: a class for the style sheet.
+    """
+    width, height = size
+    return (
+        f'<div class="picture {kind}"><svg viewBox="0 0 {width:g} {height:g}" role="img" '
+        f'aria-label="{escape(label)}">{body}</svg></div>'
+    )
+
+
+def text(x: float, y: float, words: str, kind: str = "", anchor: str = "start") -> str:
+    """Return words at a place, escaped."""
+    place = f'x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}"'
+    return f'<text {place} class="{kind}">{escape(words)}</text>'
+
+
+def line(x1: float, y1: float, x2: float, y2: float, kind: str) -> str:
+    """Return a straight line."""
+    return f'<line x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}" class="{kind}"/>'
+
+
+def shortened(words: str, width: float, *, keep_end: bool = False) -> str:
+    """Return as much of ``words`` as ``width`` holds; nothing when that is under four characters.
+
+    Example:
+        >>> shortened("convolution", 50), shortened("layers.0.kernel", 60, keep_end=True)
+        ('convo…', '….kernel')
+    """
+    room = int(width / CHARACTER_WIDTH)
+    if len(words) <= room:
+        return words
+    if room < 4:
+        return ""
+    return "…" + words[1 - room :] if keep_end else words[: room - 1] + "…"
+
+
+def scaled(value: float, unit: str) -> str:
+    """Return a number with the decimal prefix that keeps it short.
+
+    Example:
+        >>> scaled(197e12, "FLOP/s"), scaled(0.5, "FLOP/s")
+        ('197 TFLOP/s', '0.5 FLOP/s')
+    """
+    for prefix, size in (("P", 1e15), ("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3)):
+        if abs(value) >= size:
+            return f"{value / size:.4g} {prefix}{unit}"
+    return f"{value:.4g} {unit}"
+
+
+def mark(kind: str, x: float, y: float, radius: float, inner: str = "") -> str:
+    """Return the sign of a kind of operation, told by shape as well as by colour."""
+    r = radius
+    style = f'class="mark k-{kind}"'
+    if kind == "hbm":
+        return Box(x - r * 0.89, y - r * 0.89, r * 1.78, r * 1.78).rect(style, inner)
+    if kind in ("overhead", "vector", "ici", "dcn"):
+        corners = {
+            "overhead": ((0, -1.25), (1.25, 0), (0, 1.25), (-1.25, 0)),
+            "vector": ((0, -1.3), (1.2, 0.9), (-1.2, 0.9)),
+            "ici": ((0, 1.3), (1.2, -0.9), (-1.2, -0.9)),
+            "dcn": ((-0.7, -1.1), (0.7, -1.1), (1.3, 0), (0.7, 1.1), (-0.7, 1.1), (-1.3, 0)),
+        }[kind]
+        points = " ".join(f"{x + dx * r:.1f},{y + dy * r:.1f}" for dx, dy in corners)
+        return f'<polygon points="{points}" {style}>{inner}</polygon>'
+    return f'<circle cx="{x:.1f}" cy="{y:.1f}" r="{r:.1f}" {style}>{inner}</circle>'
