@@ -19,6 +19,7 @@ explains XLA's and libtpu's texts (``neurenix.hardware.tpu``).
     ├── TrainingDivergedError (RuntimeError)    the loss is not finite
     ├── RecompilationError (RuntimeError)
     ├── CheckpointError (RuntimeError)          a file of weights that does not fit, or is damaged
+    ├── ArtefactError (RuntimeError)            a compiled program's file: damaged, or of elsewhere
     ├── CompilationError (RuntimeError)         the TPU compiler refused, crashed or ran out of time
     │   └── OutOfMemoryError
     └── MissingExtraError (ImportError)         an optional package is not installed
@@ -84,6 +85,10 @@ class RecompilationError(NeurenixError, RuntimeError):
 
 class CheckpointError(NeurenixError, RuntimeError):
     """A file of weights that does not fit the model, or is damaged."""
+
+
+class ArtefactError(NeurenixError, RuntimeError):
+    """A file of a compiled program that is damaged, or was made for other versions or devices."""
 
 
 class CompilationError(NeurenixError, RuntimeError):

@@ -7,6 +7,7 @@ numbers mean is for ``memory``, ``time`` and ``findings``.
 
 from __future__ import annotations
 
+import base64
 import importlib.util
 import json
 import os
@@ -73,6 +74,8 @@ class Compiled:
 
     ``memory`` holds the byte counts of ``memory_analysis`` for one device, ``hlo`` the text of
     the optimised module, ``seconds`` what the worker spent, ``notes`` what the cache had to say.
+    ``executable`` is PJRT's serialized program and ``placement`` its devices and divisions, where
+    ``compile_all`` was asked for them.
     """
 
     target: Target
@@ -82,11 +85,13 @@ class Compiled:
     seconds: dict[str, float]
     from_cache: bool
     notes: tuple[str, ...] = ()
+    executable: bytes = b""
+    placement: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class Refusal:
-    """The compiler's no: ``kind`` is ``"hbm"``, ``"vmem"``, ``"crash"`` or ``"error"``.
+    """No program: ``kind`` is ``"hbm"``, ``"vmem"``, ``"crash"``, ``"timeout"`` or ``"error"``.
 
     ``needed_bytes`` is what the program would take, where the compiler says so.
     """
@@ -100,21 +105,26 @@ class Refusal:
 
 
 def compile_all(
-    programs: Sequence[tuple[Program, Target]], options: CompileOptions | None = None
+    programs: Sequence[tuple[Program, Target]],
+    options: CompileOptions | None = None,
+    *,
+    executables: bool = False,
 ) -> list[Compiled | Refusal]:
     """Compile each program for its target, side by side, and return the answers in order.
 
-    Ctrl-C stops every worker before it is passed on; nothing half-written stays behind.
+    A target whose time is up, or whose compiler crashes, is a ``Refusal``; the others go on.
+    Ctrl-C stops every worker before it is passed on; nothing half-written stays behind. With
+    ``executables`` the answers hold them, and a cached answer without one does not count.
 
     Raises:
         DeviceInitializationError: the TPU compiler does not run on this machine.
-        CompilationError: a worker ran out of time, or ended without an answer.
+        CompilationError: given up, because another compilation of the request failed.
     """
     options = options or CompileOptions()
     workers = options.workers or max(1, (os.cpu_count() or 1) // 2)
     given_up = Event()
     with ThreadPoolExecutor(max_workers=workers) as pool:
-        futures = [pool.submit(_compile, p, t, options, given_up) for p, t in programs]
+        futures = [pool.submit(_compile, p, t, options, given_up, executables) for p, t in programs]
         try:
             _wait_aloud(futures, [target.name for _, target in programs])
             return [future.result() for future in futures]
@@ -142,7 +152,7 @@ def _wait_aloud(futures: Sequence[Future[Any]], names: Sequence[str]) -> None:
 
 
 def _compile(
-    program: Program, target: Target, options: CompileOptions, given_up: Event
+    program: Program, target: Target, options: CompileOptions, given_up: Event, executables: bool
 ) -> Compiled | Refusal:
     request = {
         "target": target.as_json(),
@@ -150,14 +160,21 @@ def _compile(
         "donated": list(program.donated),
         "compiler_options": dict(options.compiler_options),
     }
+    if program.unused:  # they are no parameters: other results than version 0.1.0 kept
+        request["used_only"] = True
     cache = cache_module.Cache(options.cache_directory or cache_module.default_directory())
     name = cache_module.key(program.fingerprint, request)
-    entry = cache.load(name) if options.cache else None
+    use_cache = options.cache and target.platform == "tpu"  # a CPU's answer is for that CPU alone
+    entry = cache.load(name) if use_cache else None
+    if executables and entry and entry["outcome"] == "compiled" and "executable" not in entry:
+        entry = None
     cached = entry is not None
     if entry is None:
-        check_machine()
+        if target.platform == "tpu":
+            check_machine()
+        request["artefact"] = executables
         entry = _run(program, request, options.timeout_seconds, given_up)
-        if options.cache and entry["outcome"] != "crashed":
+        if use_cache and entry["outcome"] not in ("crashed", "timeout"):
             cache.store(name, entry)
     return _read(entry, target, cached, tuple(cache.notes))
 
@@ -205,16 +222,15 @@ def _run(
         log_text = (folder / "log.txt").read_text(errors="replace")
         result = folder / "result.json"
         if code is None:
-            raise CompilationError(
-                f"Compiling {program.name} for {request['target']['name']} took longer than "
-                f"{timeout_seconds:.0f} s and was stopped. Allow more with "
-                "CompileOptions(timeout_seconds=…), or compile fewer layers."
-            )
+            return {"outcome": "timeout", "error": f"{timeout_seconds:g} s"}
         if not result.exists():
             return {"outcome": "crashed", "code": code, "error": _tail(log_text)}
         entry = json.loads(result.read_text())
         if entry["outcome"] == "compiled":
             entry["hlo"] = (folder / "optimized.hlo").read_text()
+            executable = folder / "executable.bin"
+            if executable.exists():
+                entry["executable"] = base64.b64encode(executable.read_bytes()).decode()
         return entry
 
 
@@ -268,9 +284,14 @@ def _read(
             seconds=entry["seconds"],
             from_cache=cached,
             notes=notes,
+            executable=base64.b64decode(entry.get("executable", "")),
+            placement=entry.get("placement", {}),
         )
     if entry["outcome"] == "crashed":
         return Refusal(target, "crash", _crash_text(entry, target), notes=notes)
+    if entry["outcome"] == "timeout":
+        text = f"Compiling for {target.name} took longer than {entry['error']} and was stopped."
+        return Refusal(target, "timeout", text, notes=notes)
     text = entry["error"]
     needed = _TOTAL_NEEDED.search(text) or _USED_OF.search(text)
     if "lockfile" in text or "Unable to initialize backend" in text:
@@ -280,7 +301,8 @@ def _read(
     if needed or "Ran out of memory on HBM" in text or "memory space hbm" in text:
         size = int(float(needed[1]) * _UNITS[needed[2]]) if needed else None
         return Refusal(target, "hbm", text, size, cached, notes)
-    kind = "vmem" if "ScopedVmemOom" in text or "E1001" in text else "error"
+    too_large = ("ScopedVmemOom", "E1001", "space=vmem")
+    kind = "vmem" if any(words in text for words in too_large) else "error"
     return Refusal(target, kind, text, None, cached, notes)
 
 

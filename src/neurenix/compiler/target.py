@@ -6,9 +6,42 @@ names (``neurenix.chips``).
 
 from __future__ import annotations
 
+import re
 from dataclasses import asdict, dataclass
 
 from neurenix.chips import Slice
+
+_CPU = re.compile(r"cpu(?:[-:]([1-9]\d{0,3}))?")
+
+
+@dataclass(frozen=True)
+class CpuHost:
+    """The CPU of a machine as a target: ``num_devices`` virtual devices."""
+
+    num_devices: int
+
+    @property
+    def name(self) -> str:
+        """``"cpu"``, or ``"cpu-8"`` for eight devices."""
+        return "cpu" if self.num_devices == 1 else f"cpu-{self.num_devices}"
+
+
+def cpu_host(name: object) -> CpuHost | None:
+    """Return the CPU that ``"cpu"`` or ``"cpu-8"`` names, ``None`` for every other name.
+
+    Example:
+        >>> cpu_host("cpu-8")
+        CpuHost(num_devices=8)
+        >>> cpu_host("v5e-8") is None
+        True
+    """
+    found = _CPU.fullmatch(name) if isinstance(name, str) else None
+    return CpuHost(int(found[1] or 1)) if found else None
+
+
+def platform_of(where: Slice | CpuHost) -> str:
+    """Return JAX's name of the platform: ``"tpu"`` or ``"cpu"``."""
+    return "cpu" if isinstance(where, CpuHost) else "tpu"
 
 
 @dataclass(frozen=True)
@@ -23,7 +56,7 @@ class Target:
     num_devices: int
 
     @classmethod
-    def of(cls, where: Slice) -> Target:
+    def of(cls, where: Slice | CpuHost) -> Target:
         """Build the target of a slice.
 
         Example:
@@ -31,6 +64,8 @@ class Target:
             >>> Target.of(chips.resolve("v4-8")).chip_config_name
             'megacore'
         """
+        if isinstance(where, CpuHost):
+            return cls(where.name, "", (), 1, None, where.num_devices)
         return cls(
             name=where.name,
             topology_name=where.topology_name,
@@ -39,6 +74,11 @@ class Target:
             chip_config_name=where.generation.chip_config_name,
             num_devices=where.num_devices,
         )
+
+    @property
+    def platform(self) -> str:
+        """JAX's name of the platform: ``"tpu"`` or ``"cpu"``."""
+        return "tpu" if self.topology_name else "cpu"
 
     def as_json(self) -> dict[str, object]:
         """Return plain data for the worker and for the key of the cache."""

@@ -1,8 +1,8 @@
 """The process that compiles: ``python -m neurenix.compiler.worker DIRECTORY``.
 
 Owns the meeting with libtpu, so that its crash, its lock and its memory are not the user's. It
-reads ``request.json`` and ``program.bin`` and writes ``optimized.hlo`` and then ``result.json``,
-each whole or not at all. It judges nothing.
+reads ``request.json`` and ``program.bin`` and writes ``optimized.hlo``, where an artefact is wanted
+``executable.bin``, and then ``result.json``, each whole or not at all. It judges nothing.
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ import threading
 import time
 from pathlib import Path
 from typing import Any
+
+from neurenix.compiler.host import cpu
 
 
 def main(directory: str) -> int:
@@ -33,10 +35,10 @@ def main(directory: str) -> int:
     return 0
 
 
-def write_whole(path: Path, text: str) -> None:
+def write_whole(path: Path, content: str | bytes) -> None:
     """Write a file so that it is there whole or not at all."""
     partial = path.with_name(path.name + ".partial")
-    partial.write_text(text)
+    partial.write_bytes(content if isinstance(content, bytes) else content.encode())
     os.replace(partial, path)
 
 
@@ -53,8 +55,18 @@ def _compile(folder: Path, request: dict[str, Any], result: dict[str, Any]) -> N
         jax.ShapeDtypeStruct(aval.shape, aval.dtype, sharding=sharding)
         for aval, sharding in zip(exported.in_avals, exported.in_shardings_jax(mesh), strict=True)
     ]
-    jitted = jax.jit(exported.call, donate_argnums=tuple(request["donated"]))
-    lowered = jitted.lower(*arguments)
+    used = exported.module_kept_var_idx
+
+    def call(*given: Any) -> Any:
+        """Take what the program uses; the rest is not a parameter of the compiled program."""
+        whole: list[Any] = [jax.numpy.empty(a.shape, a.dtype) for a in exported.in_avals]
+        for index, value in zip(used, given, strict=True):
+            whole[index] = value
+        return exported.call(*whole)
+
+    function = exported.call if len(used) == len(arguments) else call
+    jitted = jax.jit(function, donate_argnums=tuple(request["donated"]), keep_unused=True)
+    lowered = jitted.lower(*(arguments[index] for index in used))
     result["seconds"]["lower"] = time.perf_counter() - started
     started = time.perf_counter()
     compiled = lowered.compile(compiler_options=request["compiler_options"] or None)
@@ -65,6 +77,40 @@ def _compile(folder: Path, request: dict[str, Any], result: dict[str, Any]) -> N
     }
     result["device_kind"] = mesh.devices.flat[0].device_kind
     write_whole(folder / "optimized.hlo", compiled.as_text() or "")
+    if request.get("artefact"):
+        result["placement"] = placement = _placement(exported, compiled, mesh)
+        executable = compiled.runtime_executable()
+        if executable is not None and "problem" not in placement:
+            write_whole(folder / "executable.bin", executable.serialize())
+
+
+def _placement(exported: Any, compiled: Any, mesh: Any) -> dict[str, Any]:
+    """Say on which devices, and how divided over them, the executable takes and leaves arrays.
+
+    The answer is a ``"problem"`` when the executable needs more than its arrays to run.
+    """
+    if exported.ordered_effects or exported.unordered_effects:
+        return {"problem": "it has effects, such as calls of the host, beside its result"}
+    shardings = (*compiled.input_shardings[0], *compiled.output_shardings)
+    if unnamed := [s for s in shardings if not hasattr(s, "spec")]:
+        return {"problem": f"an array is divided in a way that no mesh axis names: {unnamed[0]}"}
+    devices = list(mesh.devices.flat)
+    outputs = zip(exported.out_avals, compiled.output_shardings, strict=True)
+    return {
+        "device_ids": [device.id for device in devices],
+        "machine": cpu() if devices[0].platform == "cpu" else {},
+        "coordinates": [list(getattr(device, "coords", ())) for device in devices],
+        "arguments": [_division(sharding) for sharding in compiled.input_shardings[0]],
+        "outputs": [
+            {"shape": list(aval.shape), "dtype": str(aval.dtype), **_division(sharding)}
+            for aval, sharding in outputs
+        ],
+    }
+
+
+def _division(sharding: Any) -> dict[str, Any]:
+    partition = [list(p) if isinstance(p, tuple) else p for p in sharding.spec]
+    return {"partition": partition, "memory_kind": sharding.memory_kind}
 
 
 def _mesh(request: dict[str, Any]) -> Any:
@@ -72,6 +118,12 @@ def _mesh(request: dict[str, Any]) -> Any:
     from jax.experimental import topologies
 
     target = request["target"]
+    names, sizes = request["axes"]
+    auto = (jax.sharding.AxisType.Auto,) * len(names)
+    if not target["topology_name"]:
+        jax.config.update("jax_num_cpu_devices", target["num_devices"])
+        grid = _grid(jax.devices("cpu"), tuple(sizes), target["num_slices"])
+        return jax.sharding.Mesh(grid, tuple(names), axis_types=auto)
     options: dict[str, Any] = {"chips_per_host_bounds": list(target["chips_per_host_bounds"])}
     if target["num_slices"] > 1:
         options["num_slices"] = target["num_slices"]
@@ -80,8 +132,6 @@ def _mesh(request: dict[str, Any]) -> Any:
     topology = topologies.get_topology_desc(
         platform="tpu", topology_name=target["topology_name"], **options
     )
-    names, sizes = request["axes"]
-    auto = (jax.sharding.AxisType.Auto,) * len(names)
     grid = _grid(topology.devices, tuple(sizes), target["num_slices"])
     return jax.sharding.Mesh(grid, tuple(names), axis_types=auto)
 

@@ -1,0 +1,262 @@
+"""Running a compiled program from its file, without compiling.
+
+Owns the checks that need this machine (versions, devices, slice), the hand-over to PJRT, and the
+call. The file and its own checks are in ``artefact``.
+
+What has been run and what has not: the whole way, execution included, on CPUs, one device and
+eight. For TPUs every step up to PJRT's ``deserialize_executable`` is tested; no TPU executable has
+been run from a file yet.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+from jaxlib import xla_client
+
+from neurenix import chips
+from neurenix._core.errors import (
+    ArgumentTypeError,
+    ArtefactError,
+    DeviceNotFoundError,
+    ShapeError,
+    did_you_mean,
+)
+from neurenix.compiler import artefact as artefact_module
+from neurenix.compiler import host, plain_tree
+from neurenix.compiler.artefact import Artefact
+from neurenix.hardware.tpu import TPUBackend
+from neurenix.hardware.tpu_topology import TPUTopology
+from neurenix.simulation import simulated
+
+
+class LoadedProgram:
+    """A compiled program on this machine's devices; calling it compiles nothing.
+
+    Call it with the arguments of the function that was compiled: the same positions and names, with
+    arrays of the same global shapes and dtypes. Arrays that are not on the devices yet are put
+    there, divided as ``shardings`` says. Donated arguments are deleted by the call.
+
+    Dictionaries, lists and tuples of the result are as the function returned them; a dataclass or
+    another registered node comes back as a dictionary of its fields, and is taken back as such.
+
+    Attributes:
+        artefact: the file's content.
+        mesh: of the devices that it runs on.
+    """
+
+    def __init__(self, artefact: Artefact, devices: Sequence[Any]) -> None:
+        manifest = artefact.manifest
+        self.artefact = artefact
+        axes = [(name, size) for name, size in manifest["axes"]]
+        grid = np.array(devices, dtype=object).reshape([size for _, size in axes])
+        self.mesh = Mesh(
+            grid, tuple(name for name, _ in axes), axis_types=(AxisType.Auto,) * len(axes)
+        )
+        self._arguments = {entry["path"]: entry for entry in manifest["arguments"]}
+        self._unused = frozenset(manifest["unused_arguments"])
+        self._placed = [self._sharding(entry) for entry in manifest["arguments"]]
+        self._results = [
+            (tuple(entry["shape"]), self._sharding(entry)) for entry in manifest["outputs"]
+        ]
+        self._executable = _deserialize(artefact, devices)
+
+    @property
+    def shardings(self) -> dict[str, NamedSharding]:
+        """How each argument is divided, by its path, such as ``"0.layers.0.kernel"``."""
+        return dict(zip(self._arguments, self._placed, strict=True))
+
+    def __call__(self, *args: Any) -> Any:
+        """Run the program once.
+
+        Raises:
+            ArgumentTypeError: an argument is missing, is not known, or has another dtype.
+            ShapeError: an argument has another shape.
+        """
+        given = self._matched(args)
+        arrays = [
+            jax.device_put(leaf, sharding)
+            for leaf, sharding in zip(given, self._placed, strict=True)
+        ]
+        shards = self._executable.execute_sharded(arrays).disassemble_into_single_device_arrays()
+        results = [
+            jax.make_array_from_single_device_arrays(shape, sharding, list(parts))
+            for (shape, sharding), parts in zip(self._results, shards, strict=True)
+        ]
+        return plain_tree.build(self.artefact.manifest["output_tree"], iter(results))
+
+    def _matched(self, args: tuple[Any, ...]) -> list[Any]:
+        flat, _ = jax.tree_util.tree_flatten_with_path(args)
+        given = {
+            jax.tree_util.keystr(path, simple=True, separator="."): leaf for path, leaf in flat
+        }
+        missing = [path for path in self._arguments if path not in given]
+        unknown = [p for p in given if p not in self._arguments and p not in self._unused]
+        if missing or unknown:
+            said = [f"{path!r} is missing" for path in missing[:3]]
+            said += [f"{p!r} is not known.{did_you_mean(p, self._arguments)}" for p in unknown[:3]]
+            raise ArgumentTypeError(
+                f"{self.artefact.manifest['name']} takes {len(self._arguments)} arrays, and these "
+                f"are others: {'; '.join(said)} (The first number of a path is the argument's "
+                "position.)"
+            )
+        return [_checked(given[path], entry) for path, entry in self._arguments.items()]
+
+    def _sharding(self, entry: dict[str, Any]) -> NamedSharding:
+        parts = [tuple(p) if isinstance(p, list) else p for p in entry["partition"]]
+        return NamedSharding(self.mesh, PartitionSpec(*parts), memory_kind=entry.get("memory_kind"))
+
+
+def load_compiled(path: str | os.PathLike[str], *, sha256: str | None = None) -> LoadedProgram:
+    """Load a program that ``neurenix compile`` or ``nx.compile_for`` wrote, without compiling.
+
+    No TPU executable has been run from a file yet (see the module); CPU executables have.
+
+    Loading runs the machine code in the file. Load only files of people whom you trust.
+
+    Args:
+        path: of the file.
+        sha256: what the whole file must have, as ``neurenix compile`` printed it; left out, the
+            file is checked against itself only.
+
+    Returns:
+        A callable that takes the arguments of the function that was compiled.
+
+    Raises:
+        ArtefactError: in this order: the file is no artefact or cut short, its manifest is of
+            another schema, a member was changed, it was made by other versions of jax, jaxlib or
+            libtpu, or for another slice than this one.
+        DeviceNotFoundError: it is for a TPU, and there is none here; or for more CPU devices than
+            there are.
+        DeviceInitializationError: there is a TPU and it does not start.
+
+    Example:
+        On the laptop, and then on the TPU machine::
+
+            nx.compile_for(step, state, batch, on="v5e-8", path="step.nxc")
+
+            step = nx.load_compiled("step.nxc")
+            state, logs = step(state, batch)
+    """
+    artefact = artefact_module.read(Path(path), sha256=sha256)
+    artefact_module.check_versions(artefact)
+    if artefact.manifest["platform"] == "cpu":
+        devices = _cpu_devices(artefact)
+    else:
+        devices = _tpu_devices(artefact)
+    return LoadedProgram(artefact, devices)
+
+
+def check_slice(artefact: Artefact, topology: TPUTopology) -> None:
+    """Raise unless the devices here are the slice that the program was compiled for.
+
+    Raises:
+        ArtefactError: another slice; the message names both.
+    """
+    wanted = chips.resolve(artefact.target)
+    if (topology.slice_name, topology.num_devices) != (wanted.name, wanted.num_devices):
+        raise ArtefactError(
+            f"{artefact.path} was compiled for {wanted.name} ({wanted.num_devices} devices), and "
+            f"this is {topology}. Start it on {wanted.name}, or compile it for this slice: "
+            f"neurenix compile {artefact.path} --on {topology.slice_name} -o FILE"
+        )
+
+
+def arrange(artefact: Artefact, devices: Sequence[Any]) -> list[Any]:
+    """Return the devices in the order of the program's mesh.
+
+    The executable knows its devices by number, and their places decide which links it uses.
+
+    Raises:
+        ArtefactError: the devices are numbered in another way than the compiler's.
+    """
+    numbered = {device.id: device for device in devices}
+    ids = artefact.manifest["device_ids"]
+    places = artefact.manifest["coordinates"]
+    if set(ids) != set(numbered) or any(
+        list(getattr(numbered[number], "coords", ())) != place
+        for number, place in zip(ids, places, strict=True)
+    ):
+        raise ArtefactError(
+            f"The devices of this machine are numbered in another way than those that "
+            f"{artefact.path} was compiled for ({artefact.target}). Compile it again on this "
+            "machine, and report it at https://github.com/jax-ml/jax/issues."
+        )
+    return [numbered[number] for number in ids]
+
+
+def _tpu_devices(artefact: Artefact) -> list[Any]:
+    active = simulated()
+    if active is not None:
+        raise DeviceNotFoundError(
+            f"{artefact.path} is a program for real TPUs ({artefact.target}), and this process "
+            f"simulates {active.name} on the CPU, which cannot run it. Load it on {artefact.target}"
+            ', or compile the function for this machine: on="cpu".'
+        )
+    backend = TPUBackend()
+    try:
+        backend.initialize()
+    except DeviceNotFoundError as error:
+        raise DeviceNotFoundError(
+            f"{artefact.path} is a program for {artefact.target}, and this machine has no TPU. "
+            f"Load it on a machine of {artefact.target}."
+        ) from error
+    check_slice(artefact, backend.topology)
+    return arrange(artefact, backend.devices)
+
+
+def _cpu_devices(artefact: Artefact) -> list[Any]:
+    made, here = artefact.manifest["machine"], host.cpu()
+    lacking = sorted(set(made.get("features", ())) - set(here["features"]))
+    if made.get("architecture") != here["architecture"] or lacking:
+        without = f", without {', '.join(lacking[:5])}" if lacking else ""
+        raise ArtefactError(
+            f"{artefact.path} was compiled for a CPU ({made.get('architecture')}) that has what "
+            f"this one ({here['architecture']}{without}) has not. Compile it again here: neurenix "
+            f"compile {artefact.path} -o FILE"
+        )
+    devices = jax.devices("cpu")
+    wanted = artefact.manifest["target"]["num_devices"]
+    if len(devices) < wanted:
+        raise DeviceNotFoundError(
+            f"{artefact.path} is a program for {wanted} CPU devices, and this process has "
+            f"{len(devices)}. Set JAX_NUM_CPU_DEVICES={wanted} before it starts."
+        )
+    return arrange(artefact, devices[:wanted])
+
+
+def _deserialize(artefact: Artefact, devices: Sequence[Any]) -> Any:
+    client = devices[0].client
+    # In the order of the mesh: the runtime ends the process when results lie in another.
+    ordered = xla_client.DeviceList(tuple(devices))
+    try:
+        return client.deserialize_executable(artefact.executable, executable_devices=ordered)
+    except jax.errors.JaxRuntimeError as error:
+        raise ArtefactError(
+            f"The runtime does not take the executable of {artefact.path}, although versions and "
+            f"devices are those it was compiled for. Compile it again. It said: {error}"
+        ) from error
+
+
+def _checked(leaf: Any, entry: dict[str, Any]) -> Any:
+    path, shape, dtype = entry["path"], tuple(entry["shape"]), jax.numpy.dtype(entry["dtype"])
+    if isinstance(leaf, (bool, int, float, complex)):
+        leaf = jax.numpy.result_type(leaf).type(leaf)
+    if not hasattr(leaf, "shape") or not hasattr(leaf, "dtype"):
+        raise ArgumentTypeError(f"Argument {path} is a {type(leaf).__name__}, and not an array.")
+    if tuple(leaf.shape) != shape:
+        raise ShapeError(
+            f"Argument {path} has shape {tuple(leaf.shape)}; the program was compiled for {shape}."
+        )
+    if leaf.dtype != dtype:
+        raise ArgumentTypeError(
+            f"Argument {path} is of {leaf.dtype}; the program was compiled for {dtype}. Convert it "
+            f"with .astype({str(dtype)!r})."
+        )
+    return leaf

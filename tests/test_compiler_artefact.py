@@ -1,0 +1,670 @@
+"""Compiled programs as files: written, read, refused, and run on CPUs.
+
+No TPU is here. For TPUs everything up to PJRT's own loading is tested, with the real compiler.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import random
+import subprocess
+import textwrap
+import zipfile
+from pathlib import Path
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import neurenix as nx
+from neurenix import chips, nn
+from neurenix._core.errors import (
+    ArgumentError,
+    ArgumentTypeError,
+    ArtefactError,
+    CompilationError,
+    DeviceNotFoundError,
+    OutOfMemoryError,
+    ShapeError,
+    UnknownNameError,
+)
+from neurenix.compiler import host, plain_tree
+from neurenix.compiler.artefact import Artefact, check_versions, read
+from neurenix.compiler.loaded import arrange, check_slice
+from neurenix.hardware.tpu_topology import topology_of_devices
+from neurenix.preflight import CompileOptions, PreflightOptions, recompile
+
+pytestmark = [pytest.mark.tpu_compile, pytest.mark.xdist_group("libtpu")]
+
+
+class Logs(NamedTuple):
+    loss: jax.Array
+    count: jax.Array
+
+
+def step(unused, state, x):
+    """Two weights, a batch, and something that nobody looks at."""
+    gradient = x.T @ (x @ state["w"])
+    return {"w": state["w"] - 0.01 * gradient, "n": state["n"] + 1}, Logs(jnp.sum(x), state["n"])
+
+
+ARGUMENTS = (
+    nx.spec((3,)),
+    {"w": nx.spec((4, 2)), "n": nx.spec((), "int32")},
+    nx.spec((16, 4), partition=("data",)),
+)
+
+
+def options(folder: Path, donate: tuple[int, ...] = (1,)) -> PreflightOptions:
+    compiler = CompileOptions(cache_directory=folder / "cache")
+    return PreflightOptions(donate_argnums=donate, compiler=compiler)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("artefacts")
+
+
+@pytest.fixture(scope="module")
+def for_tpu(folder: Path) -> Artefact:
+    path = folder / "tpu.nxc"
+    return nx.compile_for(step, *ARGUMENTS, on="v5e-8", path=path, options=options(folder))
+
+
+@pytest.fixture(scope="module")
+def for_cpu(folder: Path) -> Artefact:
+    path = folder / "cpu.nxc"
+    return nx.compile_for(step, *ARGUMENTS, on="cpu", path=path, options=options(folder))
+
+
+def values() -> tuple[np.ndarray, dict[str, np.ndarray], np.ndarray]:
+    draw = np.random.default_rng(0)
+    state = {"w": draw.normal(size=(4, 2)).astype(np.float32), "n": np.int32(7)}
+    return np.zeros(3, np.float32), state, draw.normal(size=(16, 4)).astype(np.float32)
+
+
+def repacked(artefact: Artefact, path: Path, members=None, **manifest) -> Path:
+    """Write the artefact anew with other content and hashes that are right for it."""
+    described = dict(artefact.manifest) | manifest
+    held = {"executable.bin": artefact.executable, "program.bin": artefact.program}
+    held |= members or {}
+    if "members" not in manifest:
+        described["members"] = {
+            name: {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+            for name, content in held.items()
+        }
+    text = json.dumps(described).encode()
+    comment = b"neurenix-artefact manifest-sha256=" + hashlib.sha256(text).hexdigest().encode()
+    pack(path, {"manifest.json": text, **held}, comment)
+    return path
+
+
+def pack(path: Path, members: dict[str, bytes], comment: bytes, packed: int = 0) -> None:
+    with zipfile.ZipFile(path, "w", packed) as file:
+        for name, content in members.items():
+            file.writestr(name, content)
+        file.comment = comment
+
+
+# Running.
+
+
+def test_a_program_runs_from_its_file_and_nothing_is_compiled(for_cpu: Artefact) -> None:
+    unused, state, x = values()
+    placed = jax.device_put(state, jax.devices("cpu")[0])
+    expected, logs = step(unused, state, x)
+    compiled: list[str] = []
+    jax.monitoring.register_event_duration_secs_listener(
+        lambda event, seconds, **more: compiled.append(event)
+    )
+    program = nx.load_compiled(for_cpu.path)
+    after, said = program(unused, placed, x)
+    assert not [event for event in compiled if "backend_compile" in event]
+    np.testing.assert_allclose(after["w"], expected["w"], rtol=1e-5)
+    assert (int(after["n"]), after["n"].dtype) == (8, jnp.int32)
+    np.testing.assert_allclose(said["loss"], logs.loss, rtol=1e-5)  # a named tuple is a dictionary
+    assert int(said["count"]) == 7
+    assert placed["w"].is_deleted()  # donated
+
+
+def test_the_listener_of_the_test_before_sees_compilations() -> None:
+    compiled: list[str] = []
+    jax.monitoring.register_event_duration_secs_listener(
+        lambda event, seconds, **more: compiled.append(event)
+    )
+    jax.jit(lambda x: x * 3.25 + 1)(jnp.ones(7)).block_until_ready()
+    assert [event for event in compiled if "backend_compile" in event]
+
+
+def test_results_go_back_in(for_cpu: Artefact) -> None:
+    unused, state, x = values()
+    program = nx.load_compiled(for_cpu.path)
+    expected, given = state, jax.tree.map(jnp.asarray, state)
+    for _ in range(3):
+        expected, _ = step(unused, expected, x)
+        given, _ = program(unused, given, x)
+    np.testing.assert_allclose(given["w"], expected["w"], rtol=1e-4)
+    assert int(given["n"]) == 10
+
+
+EIGHT = """
+    import sys
+    import jax, jax.numpy as jnp, numpy as np
+    import neurenix as nx
+    from neurenix.compiler.compile import CompileOptions
+    from neurenix.preflight import PreflightOptions
+
+    def step(w, x):
+        y = jnp.tanh(x @ w)
+        return {"y": y, "mean": y.mean(0), "rolled": jnp.roll(x, 3, 0)}
+
+    if sys.argv[1] == "write":
+        w = nx.spec((8, 4), partition=(None, "tensor"))
+        x = nx.spec((16, 8), partition=("data",))
+        nx.compile_for(step, w, x, on="cpu-8", path="step.nxc", mesh={"data": 4, "tensor": 2})
+    else:
+        assert len(jax.devices()) == 8
+        program = nx.load_compiled("step.nxc")
+        draw = np.random.default_rng(0)
+        w, x = draw.normal(size=(8, 4)), draw.normal(size=(16, 8))
+        w, x = w.astype(np.float32), x.astype(np.float32)
+        out = program(w, x)
+        for name, expected in step(w, x).items():
+            np.testing.assert_allclose(out[name], expected, rtol=1e-5, atol=1e-6)
+        assert tuple(program.shardings["0"].spec) == (None, "tensor")
+        print(len(out["y"].sharding.device_set), out["y"].sharding.shard_shape(out["y"].shape))
+"""
+
+
+def test_a_divided_program_runs_on_eight_devices(run_python) -> None:
+    code = textwrap.dedent(EIGHT)
+    written = run_python("write", code=code)
+    assert written.returncode == 0, written.stderr
+    env = {"JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": "8"}
+    done = run_python("run", code=code, env=env)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("8 (4, 2)")
+    few = run_python(
+        "run", code=code.replace("== 8", "== 2"), env=env | {"JAX_NUM_CPU_DEVICES": "2"}
+    )
+    assert "is a program for 8 CPU devices, and this process has 2" in few.stderr
+    assert "JAX_NUM_CPU_DEVICES=8" in few.stderr
+
+
+OTHER_ORDER = """
+    import jax, numpy as np
+    from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
+    from neurenix.compiler import host
+    from neurenix.compiler.artefact import write
+    from neurenix.compiler.compile import Compiled, CompileOptions
+    from neurenix.compiler.loaded import load_compiled
+    from neurenix.compiler.program import spec, trace, TraceOptions
+    from neurenix.compiler.target import CpuHost, Target
+
+    def f(x):
+        return x.sum(0), jax.numpy.roll(x, 3, 0)
+
+    order = [0, 3, 1, 2, 7, 5, 6, 4]
+    mesh = Mesh(np.array([jax.devices()[i] for i in order]), ("data",))
+    whole, rows = NamedSharding(mesh, P()), NamedSharding(mesh, P("data"))
+    x = np.arange(64, dtype=np.float32).reshape(16, 4)
+    compiled = jax.jit(f, in_shardings=rows, out_shardings=(whole, rows)).lower(x).compile()
+    program = trace(f, (spec((16, 4), partition=("data",)),), axes={"data": 8},
+                    options=TraceOptions(platform="cpu"))
+    def entry(shape, *partition):
+        return {"shape": shape, "dtype": "float32", "partition": partition, "memory_kind": "device"}
+    placement = {
+        "device_ids": order, "coordinates": [[]] * 8, "machine": host.cpu(),
+        "arguments": [{"partition": ["data"], "memory_kind": "device"}],
+        "outputs": [entry([4]), entry([16, 4], "data")],
+    }
+    answer = Compiled(Target.of(CpuHost(8)), {}, "", "cpu", {}, False, (),
+                      compiled.runtime_executable().serialize(), placement)
+    write("permuted.nxc", program, answer, CompileOptions())
+    total, rolled = load_compiled("permuted.nxc")(x)
+    assert np.array_equal(total, x.sum(0)) and np.array_equal(rolled, np.roll(x, 3, 0))
+    print([device.id for device in rolled.sharding.mesh.devices.flat])
+"""
+
+
+def test_devices_in_the_order_of_the_mesh(run_python) -> None:
+    env = {"JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": "8"}
+    done = run_python(code=textwrap.dedent(OTHER_ORDER), env=env)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == "[0, 3, 1, 2, 7, 5, 6, 4]"
+
+
+def test_the_training_step_of_a_model(folder: Path) -> None:
+    model = nn.Sequential(nn.Linear(6, 4), nn.ReLU(), nn.Linear(4, 3))
+    loss = nx.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(optimizer=nx.optim.Adam(1e-2), loss=loss)
+    artefact = nx.compile_for(model, on="cpu", path=folder / "model.nxc", input_shape=(8, 6))
+    program = nx.load_compiled(artefact.path)
+    draw = np.random.default_rng(0)
+    given: dict = {}
+    for argument in artefact.manifest["arguments"]:
+        value = draw.normal(size=argument["shape"]).astype(argument["dtype"])
+        if argument["role"] not in ("parameters", "batch"):
+            value = np.zeros_like(value)
+        elif argument["dtype"] == "int32":
+            value = draw.integers(0, 3, size=argument["shape"]).astype("int32")
+        put(given, argument["path"].split("."), value)
+    state, batch = given["0"], given["1"]
+    roles = {a["path"]: a["role"] for a in artefact.manifest["arguments"]}
+    for _ in range(2):  # what comes out goes in again: a dataclass on the way in, a dictionary now
+        state, _ = program(state, batch)
+    assert "parameters" in roles.values()
+    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(state))
+
+
+def put(tree: dict, keys: list[str], value: object) -> None:
+    for key in keys[:-1]:
+        tree = tree.setdefault(key, {})
+    tree[keys[-1]] = value
+
+
+WRONG_CALLS = [
+    (lambda u, s, x: (u, s), ArgumentTypeError, "'2' is missing"),
+    (lambda u, s, x: (u, {"v": s["w"], "n": s["n"]}, x), ArgumentTypeError, "'1.w' is missing"),
+    (lambda u, s, x: (u, {**s, "ww": x}, x), ArgumentTypeError, "'1.ww' is not known. Did you"),
+    (lambda u, s, x: (u, s, x[:8]), ShapeError, r"shape \(8, 4\); the program .* \(16, 4\)"),
+    (lambda u, s, x: (u, s, x.astype("float16")), ArgumentTypeError, "astype.'float32'"),
+    (lambda u, s, x: (u, {**s, "n": 7.5}, x), ArgumentTypeError, "1.n is of float32"),
+    (lambda u, s, x: (u, {**s, "n": "seven"}, x), ArgumentTypeError, "1.n is a str"),
+]
+
+
+@pytest.mark.parametrize(("change", "kind", "message"), WRONG_CALLS)
+def test_a_wrong_call_is_named_before_anything_runs(for_cpu, change, kind, message) -> None:
+    program = nx.load_compiled(for_cpu.path)
+    with pytest.raises(kind, match=message):
+        program(*change(*values()))
+    program(*values())
+
+
+# The file.
+
+
+def test_the_manifest_says_what_it_is(for_tpu: Artefact) -> None:
+    manifest = json.loads(zipfile.ZipFile(for_tpu.path).read("manifest.json"))
+    assert manifest == for_tpu.manifest
+    assert manifest["target"]["name"] == "v5e-8"
+    assert manifest["target"]["topology_name"] == "v5e:2x4"
+    assert set(manifest["versions"]) == {"jax", "jaxlib", "libtpu", "neurenix"}
+    assert [(a["path"], a["shape"], a["dtype"], a["partition"], a["donated"])
+            for a in manifest["arguments"]] == [
+        ("1.n", [], "int32", [], True),
+        ("1.w", [4, 2], "float32", [], True),
+        ("2", [16, 4], "float32", ["data"], False),
+    ]  # fmt: skip
+    assert manifest["unused_arguments"] == ["0"]
+    assert [o["shape"] for o in manifest["outputs"]] == [[], [4, 2], [], []]
+    assert sorted(manifest["device_ids"]) == list(range(8))
+    assert len(for_tpu.executable) > 1000
+    assert for_tpu.sha256 == hashlib.sha256(for_tpu.path.read_bytes()).hexdigest()
+    assert "v5e-8" in str(for_tpu)
+    assert for_tpu.sha256 in str(for_tpu)
+
+
+def test_nothing_in_it_is_a_pickle(for_tpu: Artefact, for_cpu: Artefact) -> None:
+    for artefact in (for_tpu, for_cpu):
+        with zipfile.ZipFile(artefact.path) as file:
+            assert sorted(file.namelist()) == ["executable.bin", "manifest.json", "program.bin"]
+            for name in file.namelist():
+                assert file.read(name)[:1] != b"\x80"  # how a pickle begins
+
+
+def test_reading_gives_what_was_written(for_tpu: Artefact) -> None:
+    assert read(for_tpu.path) == for_tpu
+    assert read(for_tpu.path, sha256=for_tpu.sha256.upper()) == for_tpu
+
+
+def test_a_file_of_elsewhere_is_told_by_its_sha256(for_tpu: Artefact) -> None:
+    with pytest.raises(ArtefactError, match=r"not the file that was asked for.*0000 was expected"):
+        read(for_tpu.path, sha256="0000")
+
+
+NO_ARTEFACTS = {
+    "nothing": b"",
+    "text": b"import jax\n",
+    "pickle": b"\x80\x04N.",
+}
+
+
+@pytest.mark.parametrize("content", NO_ARTEFACTS.values(), ids=NO_ARTEFACTS)
+def test_what_is_no_artefact(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "x.nxc").write_bytes(content)
+    with pytest.raises(ArtefactError, match="not a Neurenix artefact"):
+        nx.load_compiled(tmp_path / "x.nxc")
+
+
+def test_a_file_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(ArtefactError, match=r"cannot be read: No such file"):
+        nx.load_compiled(tmp_path / "x.nxc")
+
+
+def test_a_foreign_zip_file(tmp_path: Path) -> None:
+    pack(tmp_path / "x.nxc", {"manifest.json": b"{}"}, b"")
+    with pytest.raises(ArtefactError, match="a ZIP file, and not a Neurenix artefact"):
+        nx.load_compiled(tmp_path / "x.nxc")
+
+
+@pytest.mark.parametrize("eighths", range(1, 8))
+def test_a_file_cut_short(for_tpu: Artefact, tmp_path: Path, eighths: int) -> None:
+    content = for_tpu.path.read_bytes()
+    (tmp_path / "x.nxc").write_bytes(content[: len(content) * eighths // 8])
+    with pytest.raises(ArtefactError, match="cut short or damaged"):
+        nx.load_compiled(tmp_path / "x.nxc")
+
+
+def test_a_file_without_its_last_bytes(for_tpu: Artefact, tmp_path: Path) -> None:
+    content = for_tpu.path.read_bytes()
+    for missing in (1, 10, 64, 100, 200):
+        (tmp_path / "x.nxc").write_bytes(content[:-missing])
+        with pytest.raises(ArtefactError):
+            nx.load_compiled(tmp_path / "x.nxc")
+
+
+@pytest.mark.parametrize("member", ["manifest.json", "executable.bin", "program.bin"])
+def test_a_changed_member(for_tpu: Artefact, tmp_path: Path, member: str) -> None:
+    with zipfile.ZipFile(for_tpu.path) as file:
+        members, comment = {n: file.read(n) for n in file.namelist()}, file.comment
+    content = members[member]
+    place = content.index(b"v5e-8") if member == "manifest.json" else len(content) // 2
+    members[member] = content[:place] + bytes([content[place] ^ 1]) + content[place + 1 :]
+    pack(tmp_path / "x.nxc", members, comment)  # a whole ZIP file, its checksums right
+    with pytest.raises(ArtefactError, match=f"damaged or was changed: {member}"):
+        nx.load_compiled(tmp_path / "x.nxc")
+
+
+def test_members_that_do_not_belong(for_tpu: Artefact, tmp_path: Path) -> None:
+    with zipfile.ZipFile(for_tpu.path) as file:
+        members, comment = {n: file.read(n) for n in file.namelist()}, file.comment
+    pack(tmp_path / "more.nxc", members | {"code.py": b"print()"}, comment)
+    pack(tmp_path / "packed.nxc", members, comment, zipfile.ZIP_DEFLATED)
+    pack(tmp_path / "fewer.nxc", {"manifest.json": members["manifest.json"]}, comment)
+    for name in ("more", "packed", "fewer"):
+        with pytest.raises(ArtefactError, match="the list of members"):
+            nx.load_compiled(tmp_path / f"{name}.nxc")
+
+
+def test_no_flipped_byte_goes_unnoticed(for_tpu: Artefact, tmp_path: Path) -> None:
+    content = for_tpu.path.read_bytes()
+    draw = random.Random(0)
+    # Headers at the front and the end, where ZIP has fields that say nothing of the content.
+    places = [*range(120), *range(len(content) - 400, len(content))]
+    places += [draw.randrange(len(content)) for _ in range(150)]
+    noticed = 0
+    for place in places:
+        changed = bytes([content[place] ^ (1 << draw.randrange(8))])
+        (tmp_path / "x.nxc").write_bytes(content[:place] + changed + content[place + 1 :])
+        try:
+            found = read(tmp_path / "x.nxc")
+        except ArtefactError:
+            noticed += 1
+        else:
+            assert found.manifest == for_tpu.manifest
+            assert (found.executable, found.program) == (for_tpu.executable, for_tpu.program)
+    assert noticed > len(places) // 2
+
+
+def test_an_unknown_schema_is_told_before_anything_else(for_tpu: Artefact, tmp_path: Path) -> None:
+    versions = {"neurenix": "9.1"}
+    path = repacked(for_tpu, tmp_path / "x.nxc", schema=2, versions=versions, members={})
+    with pytest.raises(ArtefactError, match=r"schema 2, written by neurenix 9\.1; .* schema 1"):
+        nx.load_compiled(path)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"axes": None}, {"outputs": []}, {"arguments": [{"path": "0"}]}, {"output_tree": ["set", []]}],
+)
+def test_a_manifest_that_makes_no_sense(for_tpu: Artefact, tmp_path: Path, change) -> None:
+    path = repacked(for_tpu, tmp_path / "x.nxc", **change)
+    with pytest.raises(ArtefactError, match="not a valid one"):
+        nx.load_compiled(path)
+
+
+# This machine.
+
+
+def test_other_versions_are_named_with_the_command(for_tpu: Artefact, tmp_path: Path) -> None:
+    here = for_tpu.manifest["versions"]
+    versions = {**here, "jaxlib": "0.9.9", "libtpu": "0.0.1"}
+    path = repacked(for_tpu, tmp_path / "x.nxc", versions=versions)
+    with pytest.raises(ArtefactError) as caught:  # and not that there is no TPU: that comes after
+        nx.load_compiled(path)
+    text = str(caught.value)
+    assert f"jaxlib 0.9.9, and here is {here['jaxlib']}" in text
+    assert f"libtpu 0.0.1, and here is {here['libtpu']}" in text
+    assert f"pip install jax=={here['jax']} jaxlib==0.9.9 libtpu==0.0.1" in text
+    assert f"neurenix compile {path} -o x-new.nxc" in text
+
+
+def test_libtpu_does_not_matter_to_a_cpu(for_cpu: Artefact, tmp_path: Path) -> None:
+    versions = {**for_cpu.manifest["versions"], "libtpu": "0.0.1", "neurenix": "9"}
+    nx.load_compiled(repacked(for_cpu, tmp_path / "x.nxc", versions=versions))(*values())
+
+
+def test_a_simulated_slice_runs_no_tpu_code(for_tpu: Artefact) -> None:
+    with pytest.raises(DeviceNotFoundError, match=r"real TPUs \(v5e-8\), and .* simulates v5e-8"):
+        nx.load_compiled(for_tpu.path)
+
+
+def test_no_tpu_here(for_tpu: Artefact, run_python) -> None:
+    code = f"import neurenix as nx; nx.load_compiled({str(for_tpu.path)!r})"
+    done = run_python(code=code)
+    if "DeviceNotFoundError" not in done.stderr:
+        pytest.skip("this machine has a TPU")
+    assert "is a program for v5e-8, and this machine has no TPU." in done.stderr
+
+
+def tpu_devices(name: str) -> list:
+    from jax.experimental import topologies
+
+    where = chips.resolve(name)
+    bounds = list(where.chips_per_host_bounds)
+    return topologies.get_topology_desc(
+        platform="tpu", topology_name=where.topology_name, chips_per_host_bounds=bounds
+    ).devices
+
+
+@pytest.mark.parametrize("name", ["v6e-8", "v5e-4", "v5e-16"])
+def test_another_slice_is_named(for_tpu: Artefact, name: str) -> None:
+    with pytest.raises(ArtefactError) as caught:
+        check_slice(for_tpu, topology_of_devices(tpu_devices(name)))
+    assert "compiled for v5e-8 (8 devices)" in str(caught.value)
+    assert f"this is {name}" in str(caught.value)
+    assert f"--on {name}" in str(caught.value)
+
+
+def test_the_devices_of_the_slice_are_taken_by_number_and_place(for_tpu: Artefact) -> None:
+    devices = tpu_devices("v5e-8")
+    check_slice(for_tpu, topology_of_devices(devices))
+    check_versions(for_tpu)
+    arranged = arrange(for_tpu, list(reversed(devices)))
+    assert [device.id for device in arranged] == for_tpu.manifest["device_ids"]
+    with pytest.raises(ArtefactError, match="numbered in another way"):
+        arrange(for_tpu, tpu_devices("v5e-16"))
+    places = list(reversed(for_tpu.manifest["coordinates"]))
+    moved = Artefact(for_tpu.path, {**for_tpu.manifest, "coordinates": places}, "", b"", b"")
+    with pytest.raises(ArtefactError, match="numbered in another way"):
+        arrange(moved, devices)
+
+
+def test_a_cpu_with_fewer_instructions(for_cpu: Artefact, tmp_path: Path) -> None:
+    machine = host.cpu()
+    path = repacked(
+        for_cpu,
+        tmp_path / "x.nxc",
+        machine={**machine, "features": [*machine["features"], "avx4096"]},
+    )
+    with pytest.raises(ArtefactError, match="without avx4096"):
+        nx.load_compiled(path)
+
+
+def test_cpu_features_are_read_where_linux_tells_them(tmp_path: Path) -> None:
+    assert host.cpu(tmp_path)["features"] == []
+    (tmp_path / "proc").mkdir()
+    (tmp_path / "proc/cpuinfo").write_text("processor\t: 0\nflags\t\t: fpu avx2 aes\n\nflags : x\n")
+    assert host.cpu(tmp_path)["features"] == ["aes", "avx2", "fpu"]
+
+
+def test_an_executable_that_the_runtime_refuses(for_cpu: Artefact, tmp_path: Path) -> None:
+    members = {"executable.bin": for_cpu.executable[:500]}
+    with pytest.raises(ArtefactError, match="runtime does not take the executable"):
+        nx.load_compiled(repacked(for_cpu, tmp_path / "x.nxc", members))
+
+
+# Making one.
+
+
+def test_only_an_entry_with_an_executable_answers(folder: Path, tmp_path: Path) -> None:
+    asked = options(tmp_path, ())
+
+    def double(x):
+        return x * 2
+
+    report = nx.preflight(double, nx.spec((8, 128)), on="v5e-1", options=asked)
+    assert not report.analysis.from_cache
+    (entry,) = (tmp_path / "cache").iterdir()
+    text_only = entry.stat().st_size
+    where = {"on": "v5e-1", "options": asked}
+    first = nx.compile_for(double, nx.spec((8, 128)), path=tmp_path / "1.nxc", **where)
+    (entry,) = (tmp_path / "cache").iterdir()
+    assert entry.stat().st_size > text_only
+    again = nx.compile_for(double, nx.spec((8, 128)), path=tmp_path / "2.nxc", **where)
+    assert first.executable == again.executable  # from the cache, as it was
+    report = nx.preflight(double, nx.spec((8, 128)), on="v5e-1", options=asked)
+    assert report.analysis.from_cache
+
+
+def test_donation_follows_arguments_that_are_not_used(tmp_path: Path) -> None:
+    report = nx.preflight(step, *ARGUMENTS, on="v5e-8", options=options(tmp_path))
+    assert sorted(buffer.path for buffer in report.hbm.buffers) == ["1.n", "1.w", "2"]
+    assert report.hbm.aliased_bytes >= 4 * 2 * 4
+
+
+def test_what_a_file_cannot_hold(tmp_path: Path) -> None:
+    def printing(x):
+        jax.debug.print("{}", x.sum())
+        return x * 2
+
+    def drawing(key, x):
+        return x + jax.random.normal(key, x.shape)
+
+    key = jax.eval_shape(lambda: jax.random.key(0))
+    x = nx.spec((4,))
+    for function, args, message in [
+        (printing, (x,), r"calls the host .*test_compiler_artefact\.py:"),
+        (drawing, (key, x), r"0 is a random key .*key_data"),
+    ]:
+        with pytest.raises(ArgumentError, match=message):
+            nx.compile_for(function, *args, on="cpu", path=tmp_path / "x.nxc")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_refused_program_leaves_the_old_file(folder: Path, tmp_path: Path) -> None:
+    path = tmp_path / "x.nxc"
+    path.write_text("old")
+    huge = nx.spec((2**17, 2**17))
+    with pytest.raises(OutOfMemoryError, match=r"could not be compiled for v5e-1; nothing"):
+        nx.compile_for(lambda x: x @ x, huge, on="v5e-1", path=path, options=options(folder, ()))
+    assert path.read_text() == "old"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_place_that_cannot_be_written(tmp_path: Path) -> None:
+    with pytest.raises(ArgumentError, match=r"cannot be written: No such file or directory"):
+        nx.compile_for(jnp.sin, nx.spec((4,)), on="cpu", path=tmp_path / "no" / "x.nxc")
+
+
+@pytest.mark.parametrize("name", ["v5e-9", "cpu-0", "gpu"])
+def test_an_unknown_target(tmp_path: Path, name: str) -> None:
+    with pytest.raises(UnknownNameError):
+        nx.compile_for(jnp.sin, nx.spec((4,)), on=name, path=tmp_path / "x.nxc")
+
+
+def test_the_program_inside_is_compiled_again(for_tpu: Artefact, for_cpu, tmp_path: Path) -> None:
+    where = CompileOptions(cache_directory=tmp_path / "cache")
+    other = recompile(for_tpu.path, tmp_path / "v6e.nxc", on="v6e-8", options=where)
+    assert other.target == "v6e-8"
+    assert other.program == for_tpu.program
+    assert other.executable != for_tpu.executable
+    for key in ("arguments", "outputs", "output_tree", "fingerprint", "axes", "unused_arguments"):
+        assert other.manifest[key] == for_tpu.manifest[key]
+    with pytest.raises(CompilationError, match=r"8 tpu device\(s\), and v5e-4 has 4"):
+        recompile(for_tpu.path, tmp_path / "x.nxc", on="v5e-4")
+    again = recompile(for_cpu.path, tmp_path / "cpu.nxc")
+    after, _ = nx.load_compiled(again.path)(*values())
+    np.testing.assert_allclose(after["w"], step(*values())[0]["w"], rtol=1e-5)
+
+
+def test_trees_come_back_from_plain_data() -> None:
+    tree = {"b": [1, (2, None)], "a": {}, "l": Logs(jnp.ones(()), jnp.ones(2))}
+    described = json.loads(json.dumps(plain_tree.describe(tree)))
+    loss, count = jax.tree.leaves(tree)[-2:]
+    built = plain_tree.build(described, iter(jax.tree.leaves(tree)))
+    assert built == {"a": {}, "b": [1, (2, None)], "l": {"loss": loss, "count": count}}
+
+
+# The command.
+
+SCRIPT = """
+    import sys
+    import neurenix as nx
+    from neurenix import nn
+
+    @nx.jit
+    def train(w, x):
+        return w + x.sum(0)
+
+    print(sys.argv[1:])
+    train(nx.ones((4,)), nx.ones((16, 4)))
+    print("went on")
+"""
+
+
+def command(run_python, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return run_python("-m", "neurenix", "compile", *arguments)
+
+
+def test_the_command_writes_a_file_that_runs(run_python, tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(textwrap.dedent(SCRIPT))
+    done = command(run_python, "train.py", "--on", "cpu", "-o", "step.nxc", "--", "--epochs", "3")
+    assert done.returncode == 0, done.stderr
+    assert "['--epochs', '3']" in done.stdout
+    assert "went on" not in done.stdout
+    assert "compiled for cpu with jax" in done.stdout
+    out = nx.load_compiled(tmp_path / "step.nxc")(np.ones(4, "f4"), np.ones((16, 4), "f4"))
+    assert np.asarray(out).tolist() == [17.0] * 4
+    again = command(run_python, "step.nxc", "-o", "new.nxc")
+    assert again.returncode == 0, again.stderr
+    assert read(tmp_path / "new.nxc").program == read(tmp_path / "step.nxc").program
+
+
+def test_the_command_for_a_slice(run_python, tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(textwrap.dedent(SCRIPT))
+    done = command(run_python, "train.py", "--on", "v5e-8", "-o", "step.nxc")
+    assert done.returncode == 0, done.stderr
+    assert read(tmp_path / "step.nxc").target == "v5e-8"
+    assert sorted(path.name for path in tmp_path.glob("*.nxc*")) == ["step.nxc"]
+
+
+def test_mistakes_in_the_command(run_python, tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("pass")
+    for arguments, message in [
+        (("train.py", "-o", "x.nxc"), "name a slice, such as --on v5e-8"),
+        (("train.py", "--on", "v5e-9", "-o", "x.nxc"), "There is no slice 'v5e-9'. Did you mean"),
+        (("train.py", "--on", "v5e-8"), "--output"),
+        (("none.py", "--on", "v5e-8", "-o", "x.nxc"), "There is no script 'none.py'"),
+        (("train.py", "--on", "v5e-8", "-o", "x.nxc"), "ended without a step"),
+    ]:
+        done = command(run_python, *arguments)
+        assert done.returncode != 0
+        assert message in done.stderr + done.stdout
+        assert "Traceback" not in done.stderr
+    assert not list(tmp_path.glob("*.nxc*"))
