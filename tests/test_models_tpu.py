@@ -1,0 +1,52 @@
+"""Models under the real TPU compiler: sharded, with experts, with activations on the host."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+import neurenix as nx
+from neurenix import models
+from neurenix.preflight import CompileOptions, PreflightOptions, Report
+
+pytestmark = [pytest.mark.tpu_compile, pytest.mark.xdist_group("libtpu")]
+
+LOSS = nx.losses.SparseCategoricalCrossentropy(from_logits=True)
+BATCH = (8, 256)
+SIZES = {"num_layers": 2, "embed_dim": 256, "num_heads": 4, "num_kv_heads": 2, "head_dim": 128,
+         "mlp_dim": 512, "vocab_size": 512, "max_length": 256, "dtype": "bfloat16"}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def options(tmp_path_factory: pytest.TempPathFactory) -> PreflightOptions:
+    directory = tmp_path_factory.mktemp("cache")
+    return PreflightOptions(compiler=CompileOptions(cache_directory=directory))
+
+
+def preflight(options: PreflightOptions, on: str, mesh: dict[str, int], **changes: Any) -> Report:
+    model = models.abstract("tiny", **{**SIZES, **changes})
+    model.compile(optimizer=nx.optim.AdamW(1e-3), loss=LOSS)
+    return nx.preflight(model, nx.spec(BATCH, "int32"), on=on, mesh=mesh, options=options)
+
+
+def test_a_decoder_of_shapes_compiles_divided_over_two_axes(options: PreflightOptions) -> None:
+    report = preflight(options, "v5e-8", {"fsdp": 4, "tensor": 2}, remat="full")
+    assert report.fits
+    share = 4 * models.abstract("tiny", **SIZES).num_parameters / 8
+    assert report.hbm.roles["parameters"] == pytest.approx(share, rel=0.02)
+
+
+def test_experts_compile_divided(options: PreflightOptions) -> None:
+    report = preflight(
+        options, "v5e-8", {"fsdp": 4, "tensor": 2}, num_experts=8, experts_per_token=2, remat="full"
+    )
+    assert report.fits
+
+
+def test_named_values_wait_on_the_host(options: PreflightOptions) -> None:
+    names = ("decoder_layer_input", "query_proj", "key_proj", "value_proj", "out_proj")
+    report = preflight(
+        options, "v6e-8", {"fsdp": 8}, remat=models.Remat(save=("context",), offload=names)
+    )
+    assert report.fits
