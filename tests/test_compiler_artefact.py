@@ -466,10 +466,35 @@ def tpu_devices(name: str) -> list:
     from jax.experimental import topologies
 
     where = chips.resolve(name)
+    more = {"num_slices": where.num_slices} if where.num_slices > 1 else {}
     bounds = list(where.chips_per_host_bounds)
     return topologies.get_topology_desc(
-        platform="tpu", topology_name=where.topology_name, chips_per_host_bounds=bounds
+        platform="tpu", topology_name=where.topology_name, chips_per_host_bounds=bounds, **more
     ).devices
+
+
+@pytest.mark.parametrize(
+    ("name", "mesh"),
+    [
+        ("tpu7x-8", {"data": 4, "tensor": 2}),  # two devices on a chip
+        ("v6e-16", {"data": 8, "tensor": 2}),  # an axis longer than any of the slice's 4x4
+        ("2x v5e-4", {"data": 8}),
+    ],
+)
+def test_meshes_of_other_slices(folder: Path, tmp_path: Path, name: str, mesh) -> None:
+    artefact = nx.compile_for(
+        lambda w, x: x @ w,
+        nx.spec((8, 8)),
+        nx.spec((64, 8), partition=("data",)),
+        on=name,
+        path=tmp_path / "x.nxc",
+        mesh=mesh,
+        options=options(folder, ()),
+    )
+    devices = tpu_devices(name)
+    check_slice(artefact, topology_of_devices(devices))
+    assert {device.id for device in arrange(artefact, devices)} == {d.id for d in devices}
+    assert artefact.manifest["outputs"][0]["partition"][0] == "data"
 
 
 @pytest.mark.parametrize("name", ["v6e-8", "v5e-4", "v5e-16"])

@@ -142,19 +142,26 @@ def _grid(devices: Any, sizes: tuple[int, ...], num_slices: int) -> Any:
     Several slices lie along the first axis, whose part inside a slice comes after the slices.
     """
     import numpy as np
-    from jax.experimental import mesh_utils
 
     if sum(size > 1 for size in sizes) < 2:
         return np.array(devices).reshape(sizes)
     if num_slices == 1:
-        return mesh_utils.create_device_mesh(sizes, devices=list(devices))
+        return _torus_grid(sizes, devices)
     per_slice = len(devices) // num_slices
     inner = (sizes[0] // num_slices, *sizes[1:])
     slices = [
-        mesh_utils.create_device_mesh(inner, devices=list(devices[i : i + per_slice]))
-        for i in range(0, len(devices), per_slice)
+        _torus_grid(inner, devices[i : i + per_slice]) for i in range(0, len(devices), per_slice)
     ]
     return np.concatenate(slices, axis=0)
+
+
+def _torus_grid(sizes: tuple[int, ...], devices: Any) -> Any:
+    """Arrange the devices of one slice; a mesh axis may be a part of one of the slice's axes."""
+    from jax.experimental import mesh_utils
+
+    return mesh_utils.create_device_mesh(
+        sizes, devices=list(devices), allow_split_physical_axes=True
+    )
 
 
 def _leave_with_parent() -> None:

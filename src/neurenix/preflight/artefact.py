@@ -1,7 +1,7 @@
 """From a model, a function or a script to a file that runs on a TPU without compiling.
 
-Owns the entrances. What is compiled is ``description``'s to say, and it is the program that ``preflight``
-compiles; the file is ``neurenix.compiler.artefact``'s, and running it ``neurenix.compiler.loaded``.
+Owns the entrances. What is compiled is what ``preflight`` compiles (``description``); the file is
+``neurenix.compiler.artefact``'s, and running it ``neurenix.compiler.loaded``'s.
 """
 
 from __future__ import annotations
