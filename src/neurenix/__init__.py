@@ -33,6 +33,7 @@ if TYPE_CHECKING:  # what editors and type checkers see; a test holds it and _EX
     from neurenix import train as train
     from neurenix._core.errors import ArgumentError as ArgumentError
     from neurenix._core.errors import ArgumentTypeError as ArgumentTypeError
+    from neurenix._core.errors import ArtefactError as ArtefactError
     from neurenix._core.errors import CheckpointError as CheckpointError
     from neurenix._core.errors import CompilationError as CompilationError
     from neurenix._core.errors import DataError as DataError
@@ -48,12 +49,15 @@ if TYPE_CHECKING:  # what editors and type checkers see; a test holds it and _EX
     from neurenix._core.errors import SimulationError as SimulationError
     from neurenix._core.errors import TrainingDivergedError as TrainingDivergedError
     from neurenix._core.errors import UnknownNameError as UnknownNameError
+    from neurenix.compiler.loaded import LoadedProgram as LoadedProgram
+    from neurenix.compiler.loaded import load_compiled as load_compiled
     from neurenix.device import Device as Device
     from neurenix.device import DeviceType as DeviceType
     from neurenix.device import device as device
     from neurenix.device import device_of as device_of
     from neurenix.device import devices as devices
     from neurenix.device import to as to
+    from neurenix.preflight import compile_for as compile_for
     from neurenix.preflight import preflight as preflight
     from neurenix.preflight import spec as spec
     from neurenix.random import seed as seed
@@ -79,13 +83,15 @@ _MODULES = (
 
 _EXPORTS = {
     "neurenix._core.errors": (
-        "ArgumentError ArgumentTypeError CheckpointError CompilationError DataError DeviceError "
+        "ArgumentError ArgumentTypeError ArtefactError CheckpointError CompilationError DataError "
+        "DeviceError "
         "DeviceInitializationError DeviceNotFoundError MissingExtraError NeurenixError "
         "NotCompiledError OutOfMemoryError RecompilationError ShapeError SimulationError "
         "TrainingDivergedError UnknownNameError"
     ),
+    "neurenix.compiler.loaded": "LoadedProgram load_compiled",
     "neurenix.device": "Device DeviceType device_of devices to",
-    "neurenix.preflight": "spec",
+    "neurenix.preflight": "compile_for spec",
     "neurenix.random": "seed",
     "neurenix.simulation": "SimulatedSlice simulate simulated",
     "neurenix.train": "History Optimizer Trainer grad jit multi_step value_and_grad",

@@ -2,5 +2,6 @@
 
 ``program`` traces and serialises, ``worker`` compiles in a process of its own, ``compile`` runs
 workers and ``cache`` remembers; ``hlo`` reads the result, ``memory``, ``time`` and ``findings``
-judge it. Nothing in here needs a live device, and nothing knows of models, trainers or reports.
+judge it. ``artefact`` keeps an executable in a file. Nothing in here needs a live device but
+``loaded``, which runs one; nothing knows of models, trainers or reports.
 """
