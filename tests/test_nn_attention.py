@@ -107,6 +107,33 @@ def test_a_tpu_takes_its_kernel_forward_and_backward():
     assert lowered("tpu").count("tpu_custom_call") >= 3
 
 
+def of_kind(kind):
+    device = jax.sharding.AbstractDevice(kind, None, "tpu" if "TPU" in kind else "cpu")
+    return AbstractMesh((2,), ("data",), axis_types=(AxisType.Auto,), abstract_device=device)
+
+
+@pytest.mark.parametrize(
+    ("kind", "dtype", "taken"),
+    [
+        ("TPU v5 lite", "bfloat16", True),
+        ("TPU v3", "bfloat16", False),
+        ("TPU v3", "float32", True),
+        ("cpu", "float32", False),
+    ],
+)
+def test_a_mesh_of_known_devices_decides_at_once(kind, dtype, taken):
+    assert ("tpu_custom_call" in lowered("tpu", mesh=of_kind(kind), dtype=dtype)) is taken
+
+
+def test_heads_are_divided_over_the_tensor_axis():
+    mesh = jax.make_mesh((2, 2), ("data", "tensor"), axis_types=(AxisType.Auto,) * 2)
+    q, k, v = heads(128, 4, 64), heads(128, 2, 64), heads(128, 2, 64)
+    with pltpu.force_tpu_interpret_mode(), jax.set_mesh(mesh):
+        found = jax.jit(splash.attention, static_argnames="causal")(q, k, v, causal=True)
+    assert found.sharding.spec == PartitionSpec("data", None, "tensor")
+    np.testing.assert_allclose(found, ref.attention(q, k, v, None, True), rtol=2e-3, atol=2e-3)
+
+
 def test_other_platforms_do_not():
     assert "tpu_custom_call" not in lowered("cpu")
 

@@ -13,7 +13,8 @@ platform   implementation                             when
 TPU        Pallas splash attention (ships with JAX)   no ``mask``; T and S multiples of 128; head
                                                       size up to 128 or a multiple of it; the trace
                                                       knows its mesh (``jax.set_mesh``), because a
-                                                      kernel is not split over devices by itself
+                                                      kernel is not split over devices by itself;
+                                                      on v2 and v3 float32 only
 CUDA       cuDNN flash attention                      no ``mask``; bfloat16 or float16; head size a
                                                       multiple of 8, up to 128; compute capability
                                                       8.0 or above
@@ -73,12 +74,13 @@ def dot_product_attention(
     """
     _check(query, key, value)
     mask = None if mask is None else four_axes(mask, query, key)
-    fits_tpu, platform = mask is None and splash.fits(query, key), _known_platform()
+    kind = _known_kind()
+    fits_tpu = mask is None and splash.fits(query, key, kind or "")
     kernel = functools.partial(splash.attention, causal=causal, checkpoint_name=checkpoint_name)
-    if fits_tpu and platform == "tpu":
+    if fits_tpu and kind is not None and kind.startswith("TPU"):
         return kernel(query, key, value)
     branches: dict[str, Callable[..., jax.Array]] = {}
-    if fits_tpu and platform is None:
+    if fits_tpu and kind is None:
         branches["tpu"] = kernel
     if mask is None and _cudnn_fits(query):
         branches["cuda"] = functools.partial(
@@ -136,12 +138,10 @@ def _check(query: jax.Array, key: jax.Array, value: jax.Array) -> None:
         )
 
 
-def _known_platform() -> str | None:
-    """Return what the devices of the mesh that the trace knows are: ``"tpu"``, ``"other"``."""
+def _known_kind() -> str | None:
+    """Return what kind the devices of the mesh are, such as ``"TPU v5 lite"``, where known."""
     device = jax.sharding.get_abstract_mesh().abstract_device
-    if device is None:
-        return None
-    return "tpu" if device.device_kind.startswith("TPU") else "other"
+    return None if device is None else device.device_kind
 
 
 def _cudnn_fits(query: jax.Array) -> bool:

@@ -19,10 +19,20 @@ from jax.sharding import AbstractMesh, PartitionSpec
 _LANES = 128  # rows of queries and keys that the kernel takes at least
 _QUERIES, _KEYS = 1024, 512  # of a block at most
 _HEADS_AXIS = "tensor"
+# Kernels have no bfloat16 products there: libtpu 0.0.42.1 answers E2001, "Unsupported matmul RHS".
+_WITHOUT_BFLOAT16 = ("TPU v2", "TPU v3")
 
 
-def fits(query: jax.Array, key: jax.Array) -> bool:
-    """Tell whether the kernel takes these shapes on the mesh that the trace knows."""
+def fits(query: jax.Array, key: jax.Array, kind: str = "") -> bool:
+    """Tell whether the kernel takes these shapes on the mesh that the trace knows.
+
+    Args:
+        query: (N, T, H, D).
+        key: (N, S, K, D).
+        kind: of the devices, where known.
+    """
+    if kind in _WITHOUT_BFLOAT16 and query.dtype != jnp.float32:
+        return False
     mesh, size = jax.sharding.get_abstract_mesh(), query.shape[3]
     if mesh.empty or (mesh.manual_axes and set(mesh.manual_axes) != set(mesh.axis_names)):
         return False
