@@ -13,15 +13,18 @@ from typing import Annotated, Any
 import typer
 
 from neurenix._core.errors import NeurenixError
+from neurenix.cli.compile import compile
 from neurenix.cli.devices import devices
 from neurenix.cli.env import env
-from neurenix.cli.preflight import preflight
+from neurenix.cli.failure import show
+from neurenix.cli.preflight import ScriptsCommand, preflight
 from neurenix.cli.run import run
 
-_COMMANDS: tuple[Callable[..., None], ...] = (devices, run, preflight, env)
+_COMMANDS: tuple[Callable[..., None], ...] = (devices, run, preflight, compile, env)
 # Everything after the script belongs to the script.
 _OF_A_SCRIPT = {"allow_interspersed_args": False, "ignore_unknown_options": True}
-_SETTINGS: dict[str, dict[str, Any]] = {"run": _OF_A_SCRIPT, "preflight": _OF_A_SCRIPT}
+_SETTINGS: dict[str, dict[str, Any]] = {"run": _OF_A_SCRIPT}
+_CLASSES = {"preflight": ScriptsCommand, "compile": ScriptsCommand}
 
 app = typer.Typer(
     name="neurenix",
@@ -31,7 +34,11 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 for _command in _COMMANDS:
-    app.command(_command.__name__, context_settings=_SETTINGS.get(_command.__name__))(_command)
+    app.command(
+        _command.__name__,
+        cls=_CLASSES.get(_command.__name__),
+        context_settings=_SETTINGS.get(_command.__name__),
+    )(_command)
 
 
 def _print_version(wanted: bool) -> None:
@@ -57,6 +64,5 @@ def main() -> None:
     try:
         app()
     except NeurenixError as error:
-        notes = "".join(f"\n{note}" for note in getattr(error, "__notes__", ()))
-        print(f"neurenix: {error}{notes}", file=sys.stderr)
+        show(error)
         sys.exit(1)

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import repeat
 
 from neurenix.compiler.hlo import Computation, Instruction, Module
 from neurenix.compiler.shapes import Shape
@@ -104,7 +104,7 @@ def _product(computation: Computation, instruction: Instruction) -> MatrixProduc
         batch, depth = _dot_sizes(instruction, left)
         columns = math.prod(right.sizes) // max(1, batch * depth)
     else:
-        batch, depth, columns = _convolution_sizes(instruction, right)
+        batch, depth, columns = _convolution_sizes(instruction, left, right)
     rows = math.prod(out.sizes) // max(1, batch * columns)
     return MatrixProduct(
         batch=batch,
@@ -125,36 +125,68 @@ def _dot_sizes(instruction: Instruction, left: Shape) -> tuple[int, int]:
     return product("lhs_batch_dims"), product("lhs_contracting_dims")
 
 
-def _convolution_sizes(instruction: Instruction, kernel: Shape) -> tuple[int, int, int]:
+def _convolution_sizes(
+    instruction: Instruction, left: Shape, kernel: Shape
+) -> tuple[int, int, int]:
     """Return batch, depth and columns of a convolution, the form of every product on a TPU.
 
-    The zeros of a dilated operand are no work. XLA writes the batch dimensions of a matrix product
-    as spatial ones, dilated by their own size and slid over with a stride of it, so that only the
-    diagonal is left: that is told from the gradient of a strided convolution by its stride.
+    Only the positions of the kernel that meet a number of the operand are work. XLA writes batch
+    dimensions of a matrix product as spatial ones, either dilated by their own size and slid over
+    with a stride of it, so that only the diagonal is left, or as a kernel that slides over a
+    single number between zeros.
     """
-    labels = instruction.attribute("dim_labels") or ""
-    kernel_labels = labels.partition("_")[2].partition("->")[0]
-    if len(kernel_labels) != len(kernel.sizes):
+    labels = re.fullmatch(r"(\w+)_(\w+)->(\w+)", instruction.attribute("dim_labels") or "")
+    if labels is None or len(labels[2]) != len(kernel.sizes):
         return 1, 1, 1
-    columns = kernel.sizes[kernel_labels.index("o")]
-    depth = math.prod(kernel.sizes) // max(1, columns)
+    columns = kernel.sizes[labels[2].index("o")]
+    depth = kernel.sizes[labels[2].index("i")]
     batch = 1
     window = instruction.attribute("window") or ""
-    fields = {name: _numbers(window, name) for name in ("size", "stride", "lhs_dilate")}
-    for size, stride, factor in zip(
-        fields["size"], fields["stride"] or repeat(1), fields["lhs_dilate"], strict=False
-    ):
-        if stride > 1 and factor >= size - 1:
+    for axis, (size, step, low, left_gap, gap) in enumerate(_windows(window)):
+        places = left.sizes[labels[1].index(str(axis))]
+        outputs = instruction.shapes[0].sizes[labels[3].index(str(axis))]
+        met = _met(places, outputs, size, step, low, left_gap, gap)
+        depth *= max(1, math.ceil(met / max(1, outputs)))
+        if step > 1 and left_gap >= size - 1:
             batch *= size
-            depth //= size
-        elif factor > 1:
-            depth //= factor
     return batch, max(1, depth), columns
 
 
+def _windows(window: str) -> Iterator[tuple[int, int, int, int, int]]:
+    """Yield size, stride, padding before, dilation of the operand and of the kernel, by axis."""
+    sizes = _numbers(window, "size")
+    rest = [_numbers(window, name) for name in ("stride", "pad", "lhs_dilate", "rhs_dilate")]
+    defaults = (1, 0, 1, 1)
+    for axis, size in enumerate(sizes):
+        step, low, left_gap, gap = (
+            part[axis] if axis < len(part) else default
+            for part, default in zip(rest, defaults, strict=True)
+        )
+        yield size, step, low, left_gap, gap
+
+
+def _met(places: int, outputs: int, size: int, step: int, low: int, left_gap: int, gap: int) -> int:
+    """Return how many pairs of an output and a kernel's position meet a number of the operand."""
+    last = (places - 1) * left_gap
+    met = 0
+    for position in range(size):
+        offset = position * gap - low
+        # outputs o with 0 <= o * step + offset <= last, on a multiple of the dilation
+        first = max(0, -(offset // step)) if offset < 0 else 0
+        end = min(outputs - 1, (last - offset) // step)
+        if end < first:
+            continue
+        if left_gap == 1:
+            met += end - first + 1
+        else:
+            met += sum((o * step + offset) % left_gap == 0 for o in range(first, end + 1))
+    return met
+
+
 def _numbers(window: str, name: str) -> list[int]:
-    found = re.search(rf"\b{name}=([\dx]+)", window)
-    return [int(part) for part in found[1].split("x")] if found else []
+    """Return one number for each axis; of a pair such as the padding's, the first."""
+    found = re.search(rf"\b{name}=([-\dx_]+)", window)
+    return [int(part.split("_")[0]) for part in found[1].split("x")] if found else []
 
 
 def moved_bytes(computation: Computation, instruction: Instruction) -> tuple[int, int]:
@@ -170,6 +202,41 @@ def moved_bytes(computation: Computation, instruction: Instruction) -> tuple[int
     hbm = sum(shape.padded_bytes for shape in shapes if shape.memory_space == 0)
     vmem = sum(shape.padded_bytes for shape in shapes if shape.memory_space == 1)
     return hbm, vmem
+
+
+HOST_MEMORY = 5
+"""XLA's memory space of pinned host memory."""
+
+
+def touches_host(instruction: Instruction) -> bool:
+    """Whether a transfer has an end in the host's memory."""
+    return any(shape.memory_space == HOST_MEMORY for shape in instruction.shapes)
+
+
+def leaves_device(instruction: Instruction) -> bool:
+    """Whether a transfer between device and host goes to the host.
+
+    An update of a slice does; of a copy and of the fetch of a slice the first shape is what is
+    written.
+
+    Example:
+        >>> from neurenix.compiler.shapes import parse_shapes
+        >>> shapes = parse_shapes("(f32[8]{0:S(5)}, f32[8]{0}, u32[]{:S(2)})")
+        >>> leaves_device(Instruction("c", "copy-start", shapes, (), "", "", False))
+        True
+    """
+    if instruction.opcode.startswith("dynamic-slice"):
+        return False
+    if instruction.opcode.startswith("dynamic-update-slice"):
+        return True
+    return instruction.shapes[0].memory_space == HOST_MEMORY
+
+
+def host_bytes(instruction: Instruction) -> int:
+    """Return the bytes that a transfer moves between device and host: its end on the device."""
+    return max(
+        (s.padded_bytes for s in instruction.shapes if s.memory_space != HOST_MEMORY), default=0
+    )
 
 
 def kernel_cost(instruction: Instruction) -> tuple[float, float] | None:

@@ -12,6 +12,7 @@ import re
 from dataclasses import dataclass, field
 
 from neurenix.chips import VMEM_BANDWIDTH_OVER_HBM, Slice
+from neurenix.compiler.attention_kernels import attention_cost
 from neurenix.compiler.calibration import (
     DISPATCH_SECONDS,
     KERNEL_SHARE_OF_PEAK,
@@ -26,10 +27,13 @@ from neurenix.compiler.operations import (
     MatrixProduct,
     base_opcode,
     collective_inside,
+    host_bytes,
     is_kernel,
     kernel_cost,
+    leaves_device,
     moved_bytes,
     top_level_products,
+    touches_host,
 )
 
 _TRANSFORM = re.compile(r"jit\([^)]*\)|(?:jvp|transpose|vmap|remat)\(")
@@ -38,6 +42,7 @@ _STRUCTURE = frozenset(
     "branch_1_fun shard_map custom_jvp_call custom_vjp_call pallas_call".split()
 )
 _SMALL_SECONDS = 5e-6
+HOST_LANES = ("from host", "to host")  # PCIe carries both ways at once
 _CHANNEL = re.compile(r"channel_id=(\d+)")
 
 
@@ -54,7 +59,8 @@ class Operation:
     - ``"vector"``: element-wise work that, by the compiler's cycles, takes over twice as long as
       its bytes;
     - ``"overhead"``: the fixed cost of an operation that has little to do;
-    - ``"ici"`` and ``"dcn"``: exchanges inside of a slice and between slices.
+    - ``"ici"`` and ``"dcn"``: exchanges inside of a slice and between slices;
+    - ``"host"``: values that are offloaded to the host's memory and fetched from it.
     """
 
     name: str
@@ -121,7 +127,7 @@ class Schedule:
 
     def _computation(self, computation: Computation, count: int) -> float:
         now = 0.0
-        free: dict[str, float] = {lane: 0.0 for lane in ("hbm", "dcn", *DIRECTIONS)}
+        free: dict[str, float] = {lane: 0.0 for lane in (*HOST_LANES, "dcn", *DIRECTIONS)}
         pending: dict[str, _Pending] = {}
         for instruction in computation.instructions:
             now = self._step(computation, instruction, count, now, free, pending)
@@ -148,8 +154,8 @@ class Schedule:
         half = self._half(instruction)
         if half == "start":
             kind, duration = self._transfer(instruction)
-            lanes = directions(instruction) if kind == "ici" else (kind,)
-            finish = max(now, *(free[lane] for lane in lanes)) + duration
+            lanes = self._lanes(instruction, kind)
+            finish = max([now, *(free[lane] for lane in lanes)]) + duration
             free.update((lane, finish) for lane in lanes)
             key = self._channel(instruction) or instruction.name
             pending[key] = _Pending(finish, duration, kind, instruction)
@@ -203,9 +209,20 @@ class Schedule:
         if inner is not None:
             return "ici", ici_seconds(inner, self.where)
         generation = self.where.generation
+        if touches_host(instruction):
+            pcie = generation.pcie_bytes_per_second_per_chip / self.where.devices_per_chip
+            return "host", host_bytes(instruction) / pcie
         moved = max((s.padded_bytes for s in instruction.shapes if not s.in_hbm), default=0)
         moved = moved or max(s.padded_bytes for s in instruction.shapes)
         return "hbm", moved / generation.hbm_bandwidth_bytes_per_second_per_device
+
+    def _lanes(self, instruction: Instruction, kind: str) -> tuple[str, ...]:
+        """Return what transfers queue for. Copies between HBM and VMEM wait for no other."""
+        if kind == "ici":
+            return directions(instruction)
+        if kind == "host":
+            return (HOST_LANES[leaves_device(instruction)],)
+        return (kind,) if kind == "dcn" else ()
 
     def _wait(
         self, instruction: Instruction, count: int, now: float, pending: dict[str, _Pending]
@@ -235,7 +252,9 @@ class Schedule:
         moved, inside = moved_bytes(computation, instruction)
         products = tuple(top_level_products(self.module, computation, instruction))
         flops = sum(product.flops for product in products)
-        stated = kernel_cost(instruction) if is_kernel(instruction) else None
+        stated = None
+        if is_kernel(instruction):
+            stated = kernel_cost(instruction) or attention_cost(computation, instruction, moved)
         if stated:
             flops, moved = stated[0], int(stated[1])
         compute = flops / peak

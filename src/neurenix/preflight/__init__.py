@@ -1,25 +1,34 @@
 """Preflight: what a program will do on a TPU slice, asked on a machine without one.
 
 ``nx.preflight(model, on="v5e-8", input_shape=(256, 784))`` compiles the training step that ``fit``
-runs with the real TPU compiler; ``nx.preflight.search`` compares slices. Compiling and judging is
+runs with the real TPU compiler; ``nx.preflight.search`` compares slices. ``nx.compile_for`` keeps
+the executable in a file, and ``nx.load_compiled`` runs it on that slice. Compiling and judging is
 ``neurenix.compiler``'s; here are the entrances, the report and the page.
 """
 
 from neurenix._core.callable_module import make_callable
 from neurenix.compiler.compile import CompileOptions
 from neurenix.compiler.program import spec
-from neurenix.preflight.entry import PreflightOptions, preflight
-from neurenix.preflight.planning import Candidate, Plan, search
+from neurenix.preflight.advice import Suggestion
+from neurenix.preflight.artefact import compile_for, recompile
+from neurenix.preflight.description import PreflightOptions
+from neurenix.preflight.entry import preflight
+from neurenix.preflight.planning import Candidate, Deadline, Plan, SearchSpace, search
 from neurenix.preflight.report import Cost, Report
 
 __all__ = [
+    "Suggestion",
+    "SearchSpace",
+    "Deadline",
     "Candidate",
     "CompileOptions",
     "Cost",
     "Plan",
     "PreflightOptions",
     "Report",
+    "compile_for",
     "preflight",
+    "recompile",
     "search",
     "spec",
 ]

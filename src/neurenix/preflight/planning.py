@@ -1,27 +1,43 @@
-"""Which slice? Every candidate compiled, compared and listed with why it lost.
+"""Which slice, and how? Candidates pruned by bounds, compiled, compared, each loser with a reason.
 
-Owns the comparison. The candidates are the slices asked about, each with the batch as given and
-the batch divided over all devices; what a candidate does is ``preflight``'s to say.
+Owns the search. A candidate's program is ``choice``'s, its estimate is ``preflight``'s. Bounds only
+ever drop what cannot win: state that is larger than HBM, a batch above one that did not fit, and a
+time below which the peak of the matrix units lets nothing go.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import itertools
+import math
+import os
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from neurenix import chips
 from neurenix._core.errors import ArgumentError, ShapeError, unknown_name
-from neurenix.preflight.entry import On, PreflightOptions, describe, preflight
+from neurenix.compiler.analysis import analyse
+from neurenix.compiler.compile import compile_all
+from neurenix.compiler.program import Program
+from neurenix.compiler.target import Target
+from neurenix.preflight.choice import Choice, Workload
+from neurenix.preflight.description import PreflightOptions
+from neurenix.preflight.entry import On
 from neurenix.preflight.report import Report
 from neurenix.preflight.text import bytes_text, seconds_text
 
-_OBJECTIVES = {"time": "estimated step time", "cost": "cost of a step"}
+_OBJECTIVES = {"time": "estimated time", "cost": "estimated cost"}
+COLLECTIVE_MATMUL_OFF = {"xla_jf_spmd_threshold_for_windowed_einsum_mib": 1_000_000}
+"""Gathers before products rather than in pieces between them: halved a GPT-2 step on v5e-8."""
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """One slice that was tried. ``reason`` says why it lost, and is empty for the winner."""
+    """One choice that was looked at. ``reason`` says why it lost, and is empty for the winner.
+
+    ``value`` is what it was judged by: seconds or USD per example (of a function: per call).
+    """
 
     slice: chips.Slice
     mesh: str
@@ -30,6 +46,8 @@ class Candidate:
     report: Report | None
     value: float | None
     reason: str
+    compiler_options: str = ""
+    choice: Choice | None = None
 
 
 @dataclass(frozen=True)
@@ -48,33 +66,108 @@ class Plan:
         """
         first = self.candidates[0]
         if first.value is None or first.report is None:
-            raise ArgumentError(f"No slice can run this program:\n{self.table()}")
+            raise ArgumentError(f"No candidate can run this program:\n{self.table()}")
         return first.report
 
     def table(self) -> str:
-        """Return every candidate tried as a table of text. Times are estimates."""
-        head = ("slice", "mesh", "batch", "remat", "fits", "HBM", "step (est.)", "USD/1k steps", "")
+        """Return every candidate as a table of text. Times are estimates."""
+        head = ["slice", "mesh", "batch", "remat", "XLA options", "fits", "HBM", "step (est.)",
+                "USD/1k steps", ""]  # fmt: skip
         rows = [head, *(_row(candidate, self.objective) for candidate in self.candidates)]
-        widths = [max(len(row[i]) for row in rows) for i in range(len(head))]
-        return "\n".join(
-            "  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip()
-            for row in rows
-        )
+        used = [i for i in range(len(head)) if any(row[i] for row in rows[1:])]
+        widths = {i: max(len(row[i]) for row in rows) for i in used}
+        return "\n".join("  ".join(row[i].ljust(widths[i]) for i in used).rstrip() for row in rows)
 
     def __str__(self) -> str:
         return self.table()
 
 
+@dataclass(frozen=True)
+class SearchSpace:
+    """What a search may change; each field a list, or ``"auto"`` for what is worth trying.
+
+    Attributes:
+        meshes: of axis names and sizes. ``"auto"``: data parallel, FSDP, and FSDP with tensor
+            parallelism of 2, 4 and 8 where the model's rules know the axis. By default the mesh of
+            the model's strategy.
+        batches: global batch sizes. By default the one given.
+        remats: policies. ``"auto"``: all that the model or the trainer has. By default its own.
+        compiler_options: mappings. ``"auto"``: XLA's own choice, and collective matmul off. By
+            default XLA's own choice.
+    """
+
+    meshes: Sequence[Mapping[str, int]] | str | None = None
+    batches: Sequence[int] | None = None
+    remats: Sequence[str] | str | None = None
+    compiler_options: Sequence[Mapping[str, Any]] | str | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("meshes", "remats", "compiler_options"):
+            value = getattr(self, name)
+            if isinstance(value, str) and value != "auto":
+                raise ArgumentError(f'SearchSpace: {name} is a list or "auto"; got {value!r}.')
+
+    @classmethod
+    def auto(cls) -> SearchSpace:
+        """Return the space in which everything but the batch is chosen."""
+        return cls(meshes="auto", remats="auto", compiler_options="auto")
+
+    def choices(self, workload: Workload, slices: Sequence[chips.Slice]) -> list[Choice]:
+        """Return every combination."""
+        if workload.trainer is None and (self.batches or self.remats):
+            raise ArgumentError(
+                "SearchSpace: batches and remats are a training step's; a plain function is "
+                "compiled as it is written. Pass a compiled model or a Trainer."
+            )
+        remats = workload.remats if self.remats == "auto" else self.remats
+        for remat in remats or ():
+            if remat not in workload.remats:
+                raise unknown_name("remat policy", remat, workload.remats)
+        options: Sequence[Any] = (None, COLLECTIVE_MATMUL_OFF)
+        if not isinstance(self.compiler_options, str):
+            options = self.compiler_options or (None,)
+        return [
+            Choice(where, mesh, batch, remat, compiler_options=option or {})
+            for where in slices
+            for mesh, batch, remat, option in itertools.product(
+                self._meshes(workload, where), self.batches or (None,), remats or (None,), options
+            )
+        ]
+
+    def _meshes(self, workload: Workload, where: chips.Slice) -> Sequence[Any]:
+        if isinstance(self.meshes, str):
+            return workload.meshes(where)
+        return self.meshes or (None,)
+
+
+@dataclass(frozen=True)
+class Deadline:
+    """Everything must be done in time: ``examples`` trained on within ``hours``."""
+
+    examples: float
+    hours: float
+
+    def misses(self, seconds_per_example: float) -> str:
+        """Return why a candidate is too slow, or an empty string."""
+        needed = seconds_per_example * self.examples / 3600
+        if needed <= self.hours:
+            return ""
+        return f"takes {needed:.3g} h (est.), and the deadline is {self.hours:.3g} h"
+
+
 def search(
     target: Any,
     *args: Any,
-    on: Sequence[On],
+    on: On | Sequence[On],
     input_shape: Sequence[int] | None = None,
     dtype: Any = "float32",
     objective: str = "time",
+    space: SearchSpace | None = None,
+    deadline: Deadline | None = None,
+    budget_seconds: float = math.inf,
     options: PreflightOptions | None = None,
 ) -> Plan:
-    """Compile a program for each slice and order the slices by time or by cost.
+    """Find the slice, mesh, batch, recomputation and compiler options that are fastest or cheapest.
 
     Args:
         target: a compiled model, a ``Trainer`` or a jittable function, as for ``preflight``.
@@ -82,89 +175,203 @@ def search(
         on: names of slices.
         input_shape: of one global batch, the same on every slice.
         dtype: of the inputs.
-        objective: ``"time"`` (of a step) or ``"cost"`` (of a step, on demand in the US).
+        objective: ``"time"`` or ``"cost"`` (on demand in the US), per example.
+        space: what else may be changed; by default nothing.
+        deadline: leaves out what is too slow for it: ``objective="cost"`` with a deadline is the
+            cheapest way to be done in time.
+        budget_seconds: after which no further candidate is compiled.
         options: as for ``preflight``.
 
     Raises:
-        UnknownNameError: an objective or a slice that does not exist.
+        UnknownNameError: an objective, a slice or a policy that does not exist.
         ArgumentError: as ``preflight``; a batch that does not divide is a reason and no error.
 
     Example:
         ::
 
             plan = nx.preflight.search(model, on=["v5e-8", "v6e-8"], input_shape=(8192, 1000),
-                                       objective="cost")
+                                       objective="cost", space=nx.preflight.SearchSpace.auto())
             print(plan.table())
     """
     if objective not in _OBJECTIVES:
         raise unknown_name("objective", objective, _OBJECTIVES)
-    slices = [chips.resolve(name) for name in ([on] if isinstance(on, str) else on)]
-    shape = {"input_shape": input_shape, "dtype": dtype, "options": options}
-    possible, refused = [], []
-    for where in slices:
+    names = [on] if isinstance(on, (str, chips.Slice)) else on
+    slices = [chips.resolve(name) for name in names]
+    workload = Workload.of(target, args, input_shape, dtype, options)
+    hunt = _Hunt(workload, objective, deadline, time.monotonic() + budget_seconds)
+    hunt.run((space or SearchSpace()).choices(workload, slices))
+    return Plan(objective, hunt.ranked(budget_seconds))
+
+
+@dataclass(frozen=True)
+class _Described:
+    choice: Choice
+    program: Program
+    least_seconds: float
+
+
+class _Hunt:
+    """The state of one search."""
+
+    def __init__(
+        self, workload: Workload, objective: str, deadline: Deadline | None, end: float
+    ) -> None:
+        self._workload, self._objective = workload, objective
+        self._deadline, self._end = deadline, end
+        self._done: list[Candidate] = []
+        self._best = math.inf
+
+    def run(self, choices: Sequence[Choice]) -> None:
+        """Describe, prune and compile."""
+        waiting = list(filter(None, map(self._described, choices)))
+        waiting.sort(key=lambda d: self._value(d.choice, d.least_seconds) or math.inf)
+        workers = self._workload.options.compiler.workers or max(1, (os.cpu_count() or 1) // 2)
+        while waiting:
+            left = self._end - time.monotonic()
+            wave: list[_Described] = []
+            while waiting and len(wave) < workers and left > 0:
+                same = not wave or (
+                    waiting[0].choice.compiler_options == wave[0].choice.compiler_options
+                )
+                if not same:
+                    break
+                described = waiting.pop(0)
+                why = self._cannot_win(described)
+                if why:
+                    self._lose(described.choice, why)
+                else:
+                    wave.append(described)
+            if wave:
+                self._compile(wave, left)
+            elif left <= 0:
+                break
+        for described in waiting:
+            self._lose(described.choice, "not compiled: the time for the search was up")
+
+    def ranked(self, budget_seconds: float) -> tuple[Candidate, ...]:
+        """Return all candidates, the best first, each loser with its reason."""
+        del budget_seconds
+        self._done.sort(key=lambda c: (c.value is None, c.report is None, c.value or 0.0))
+        best = self._done[0].value if self._done else None
+        ranked = []
+        for number, candidate in enumerate(self._done):
+            if number and best and candidate.value is not None and not candidate.reason:
+                ratio = candidate.value / best
+                reason = f"{_OBJECTIVES[self._objective]} {ratio:.2f} × the best"
+                candidate = replace(candidate, reason=reason)
+            ranked.append(candidate)
+        return tuple(ranked)
+
+    def _described(self, choice: Choice) -> _Described | None:
         try:
-            describe(target, args, where, **shape)
+            program = self._workload.program(choice)
         except ShapeError as error:
-            refused.append(
-                Candidate(where, _mesh(where), None, "as written", None, None, str(error))
+            self._lose(choice, str(error))
+            return None
+        generation = choice.slice.generation
+        held = sum(leaf.device_bytes for leaf in program.leaves)
+        if held > generation.hbm_bytes_per_device:
+            self._lose(
+                choice,
+                f"state and batch alone take {bytes_text(held)} of "
+                f"{bytes_text(generation.hbm_bytes_per_device)}",
             )
+            return None
+        peak = generation.peak_flops_per_second["bfloat16"] * program.num_devices
+        choice = replace(choice, mesh=program.axes)
+        return _Described(choice, program, program.model_flops / peak)
+
+    def _cannot_win(self, described: _Described) -> str:
+        choice = described.choice
+        for other in self._done:
+            tried = other.choice
+            if (
+                tried is not None
+                and other.report is not None
+                and other.report.refused == "hbm"
+                and replace(tried, batch=None) == replace(choice, batch=None)
+                and (tried.batch or 0) < (choice.batch or 0)
+            ):
+                return f"a batch of {tried.batch} already did not fit"
+        least = self._value(choice, described.least_seconds)
+        if least is not None and least >= self._best:
+            return "slower than the best even at the peak of the matrix units"
+        return ""
+
+    def _compile(self, wave: Sequence[_Described], left: float) -> None:
+        timeout = None if math.isinf(left) else max(left, 1.0)
+        options = self._workload.compile_options(wave[0].choice, timeout)
+        pairs = [(d.program, Target.of(d.choice.slice)) for d in wave]
+        for described, answer in zip(wave, compile_all(pairs, options), strict=True):
+            where = described.choice.slice
+            self._judge(described.choice, Report(analyse(described.program, where, answer)))
+
+    def _judge(self, choice: Choice, report: Report) -> None:
+        value, reason = None, ""
+        if report.step_time is None:
+            reason = report.findings[0].message.split("\n", 1)[0]
         else:
-            possible.append(where)
-    reports = preflight(target, *args, on=possible, **shape) if possible else []
-    measured = [_candidate(report, objective) for report in reports]
-    measured.sort(key=lambda c: (c.value is None, c.value or 0.0))
-    return Plan(objective, (*_explain(measured, objective), *refused))
+            value = self._value(choice, report.step_time.seconds)
+            if value is None:
+                reason = f"no public price for {choice.slice.generation.name}"
+            elif self._deadline is not None:
+                per_example = report.step_time.seconds / (self._batch(choice) or 1)
+                reason = self._deadline.misses(per_example)
+                value = None if reason else value
+        if value is not None:
+            self._best = min(self._best, value)
+        self._done.append(self._candidate(choice, report, value, reason))
+
+    def _value(self, choice: Choice, seconds: float) -> float | None:
+        """Return seconds or USD per example of a step of ``seconds``."""
+        per_example = seconds / (self._batch(choice) or 1)
+        if self._objective == "time":
+            return per_example
+        price = chips.price(choice.slice.generation.name)
+        if price is None:
+            return None
+        return per_example * price.usd_per_chip_hour * choice.slice.num_chips / 3600
+
+    def _batch(self, choice: Choice) -> int | None:
+        return choice.batch or self._workload.batch
+
+    def _lose(self, choice: Choice, reason: str) -> None:
+        self._done.append(self._candidate(choice, None, None, reason))
+
+    def _candidate(
+        self, choice: Choice, report: Report | None, value: float | None, reason: str
+    ) -> Candidate:
+        return Candidate(
+            slice=choice.slice,
+            mesh=choice.mesh_text,
+            batch=self._batch(choice) or (report.batch_size if report else None),
+            remat=choice.remat or self._workload.remat,
+            report=report,
+            value=value,
+            reason=reason,
+            compiler_options=choice.options_text,
+            choice=choice,
+        )
 
 
-def _mesh(where: chips.Slice) -> str:
-    return f"data={where.num_devices}"
-
-
-def _candidate(report: Report, objective: str) -> Candidate:
-    value: float | None = None
-    reason = ""
-    if report.step_time is None:
-        reason = report.findings[0].message.split("\n", 1)[0]
-    elif objective == "time":
-        value = report.step_time.seconds
-    else:
-        value = report.cost(1).usd
-        if value is None:
-            reason = f"no public price for {report.slice.generation.name}"
-    mesh = ", ".join(f"{k}={v}" for k, v in report.analysis.program.axes.items())
-    return Candidate(report.slice, mesh, report.batch_size, "as written", report, value, reason)
-
-
-def _explain(measured: list[Candidate], objective: str) -> list[Candidate]:
-    explained = []
-    for number, candidate in enumerate(measured):
-        reason = candidate.reason
-        if number and candidate.value is not None and measured[0].value:
-            ratio = candidate.value / measured[0].value
-            reason = f"{_OBJECTIVES[objective]} {ratio:.2f} × the best"
-        explained.append(
-            Candidate(
-                candidate.slice, candidate.mesh, candidate.batch, candidate.remat,
-                candidate.report, candidate.value, reason,
-            )
-        )  # fmt: skip
-    return explained
-
-
-def _row(candidate: Candidate, objective: str) -> tuple[str, ...]:
+def _row(candidate: Candidate, objective: str) -> list[str]:
     report = candidate.report
-    if report is None:
-        return (candidate.slice.name, candidate.mesh, "", "", "", "", "", "", candidate.reason)
-    time = report.step_time
-    usd = report.cost(1000).usd if time else None
-    return (
+    chosen = [
         candidate.slice.name,
         candidate.mesh,
         str(candidate.batch or ""),
         candidate.remat,
+        candidate.compiler_options,
+    ]
+    if report is None:
+        return [*chosen, "", "", "", "", candidate.reason]
+    when = report.step_time
+    usd = report.cost(1000).usd if when else None
+    return [
+        *chosen,
         "yes" if report.fits else "no",
         bytes_text(report.hbm.peak_bytes),
-        seconds_text(time.seconds) if time else "",
+        seconds_text(when.seconds) if when else "",
         "" if usd is None else f"{usd:.4g}",
         candidate.reason or f"best {objective}",
-    )
+    ]

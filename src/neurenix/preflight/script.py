@@ -10,15 +10,22 @@ import os
 import runpy
 import signal
 import sys
-from collections.abc import Callable, Iterator, Sequence
+import traceback
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from neurenix._core.errors import ArgumentError, CompilationError
+from neurenix._core.errors import ArgumentError, CompilationError, NeurenixError
 from neurenix.compiler import intercept
-from neurenix.preflight.entry import On, PreflightOptions, preflight
+from neurenix.compiler.source import is_library
+from neurenix.preflight.description import PreflightOptions
+from neurenix.preflight.entry import On, preflight
 from neurenix.preflight.report import Report
+
+_SHOWN_FRAMES = 4
+_TOLD_AT_MOST = 3
+_AGAIN_SECONDS = 2.0
 
 
 class _Reached(intercept.StopScript):
@@ -52,24 +59,76 @@ def preflight_script(
         options: as for ``preflight``.
 
     Raises:
-        ArgumentError: there is no such file, or the script ended without a step.
+        ArgumentError: there is no such file, or the script failed or ended without a step.
+        CompilationError: it did not reach one in time.
+    """
+    target, args = first_step(path, arguments, timeout_seconds=timeout_seconds)
+    return preflight(target, *args, on=list(on), options=options)
+
+
+def first_step(
+    path: str | os.PathLike[str], arguments: Sequence[str] = (), *, timeout_seconds: float = 600.0
+) -> tuple[Any, tuple[Any, ...]]:
+    """Run a script up to its first training step and return what it was about to run, and on what.
+
+    Args:
+        path: of the script.
+        arguments: its command line.
+        timeout_seconds: in which the script must reach a step.
+
+    Raises:
+        ArgumentError: there is no such file, or the script failed or ended without a step.
         CompilationError: it did not reach one in time.
     """
     script = Path(path)
     if not script.is_file():
         raise ArgumentError(f"There is no script {str(path)!r}.")
+    found = _run(script, arguments, timeout_seconds)
+    return found.target, found.args_of_step
+
+
+def _run(script: Path, arguments: Sequence[str], timeout_seconds: float) -> _Reached:
+    """Run the script until it reaches a step, and return that step.
+
+    A script whose bare ``except:`` catches what is to stop it has reached its step all the same.
+    """
+    reached: list[_Reached] = []
+
+    def stop(target: Any, args: tuple[Any, ...]) -> None:
+        reached.append(_Reached(target, args))
+        raise reached[-1]
+
+    def at_fit(trainer: Any, x: Any, y: Any) -> None:
+        stop(trainer, (x,) if y is None else (x, y))
+
+    late = (
+        f"{script} reached no training step within {timeout_seconds:g} s. Allow more with "
+        "--timeout, or let the script begin with less data."
+    )
+    left: SystemExit | None = None
     try:
-        with intercept.listening(_stop_at_fit, _stop_at_call), _as_main(script, arguments):
-            with _time_limit(timeout_seconds):
+        with intercept.listening(at_fit, stop), _as_main(script, arguments):
+            with _time_limit(timeout_seconds, late):
                 runpy.run_path(str(script), run_name="__main__")
-    except _Reached as reached:
-        return preflight(reached.target, *reached.args_of_step, on=list(on), options=options)
-    except _OutOfTime:
-        raise CompilationError(
-            f"{script} reached no training step within {timeout_seconds:.0f} s. Allow more with "
-            "--timeout, or let the script begin with less data."
-        ) from None
-    except SystemExit as left:
+    except (_Reached, _OutOfTime) as stopped:
+        if not reached:
+            raise CompilationError(late) from stopped.__cause__
+    except SystemExit as error:
+        left = error
+    except NeurenixError as error:
+        if not reached:
+            error.add_note(f"It came from {script}, before any training step:\n{_frames(error)}")
+            raise
+    except Exception as error:
+        if not reached:
+            failure = ArgumentError(
+                f"{script} failed before any training step: {type(error).__name__}: {error}"
+            )
+            failure.add_note(_frames(error))
+            raise failure from error
+    if reached:
+        return reached[0]
+    if left is not None:
         raise ArgumentError(
             f"{script} ended (exit code {left.code or 0}) before any step: it called neither fit "
             "nor a function compiled by nx.jit."
@@ -80,12 +139,13 @@ def preflight_script(
     )
 
 
-def _stop_at_fit(trainer: Any, x: Any, y: Any) -> None:
-    raise _Reached(trainer, (x,) if y is None else (x, y))
-
-
-def _stop_at_call(function: Callable[..., Any], args: tuple[Any, ...]) -> None:
-    raise _Reached(function, args)
+def _frames(error: BaseException) -> str:
+    """Return where an error comes from, in the user's own lines."""
+    if isinstance(error, SyntaxError):
+        return f'  File "{error.filename}", line {error.lineno}'
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [frame for frame in frames if not is_library(frame.filename)]
+    return "".join(traceback.format_list(own[-_SHOWN_FRAMES:])).rstrip()
 
 
 @contextmanager
@@ -100,18 +160,29 @@ def _as_main(script: Path, arguments: Sequence[str]) -> Iterator[None]:
 
 
 @contextmanager
-def _time_limit(seconds: float) -> Iterator[None]:
-    """Raise ``_OutOfTime`` after ``seconds``, where the system has a timer signal."""
+def _time_limit(seconds: float, message: str) -> Iterator[None]:
+    """Raise ``_OutOfTime`` after ``seconds``, where the system has a timer signal.
+
+    A script that catches even that is told again, and at last the process ends with ``message``
+    and status 2: nothing else can end it.
+    """
     if not hasattr(signal, "setitimer"):
         yield
         return
 
+    told = 0
+
     def expired(number: int, frame: Any) -> None:
+        nonlocal told
         del number, frame
+        told += 1
+        if told > _TOLD_AT_MOST:
+            os.write(2, f"neurenix: {message} It catches what should stop it.\n".encode())
+            os._exit(2)
         raise _OutOfTime("out of time")
 
     before = signal.signal(signal.SIGALRM, expired)
-    signal.setitimer(signal.ITIMER_REAL, seconds)
+    signal.setitimer(signal.ITIMER_REAL, seconds, _AGAIN_SECONDS)
     try:
         yield
     finally:

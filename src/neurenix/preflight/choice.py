@@ -1,0 +1,147 @@
+"""One way to run a workload: slice, mesh, batch, recomputation, optimizer state, XLA options.
+
+Owns the workload (what was asked about) and its translation into the program of one choice. It
+compiles nothing; ``planning`` and ``advice`` choose.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import jax
+
+from neurenix import chips
+from neurenix.compiler.program import Program, spec
+from neurenix.preflight.description import PreflightOptions, describe, trainer_of
+
+GENERIC_REMATS = ("none", "dots")
+_TENSOR_SIZES = (2, 4, 8)
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What can be chosen; ``None`` is as the workload has it."""
+
+    slice: chips.Slice
+    mesh: Mapping[str, int] | None = None
+    batch: int | None = None
+    remat: str | None = None
+    accumulate_steps: int | None = None
+    moment_dtype: str | None = None
+    compiler_options: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def mesh_text(self) -> str:
+        """The mesh as ``fsdp=4, tensor=2``."""
+        return mesh_text(self.mesh or {"data": self.slice.num_devices})
+
+    @property
+    def options_text(self) -> str:
+        """The compiler options, for a table."""
+        return ", ".join(f"{k}={v}" for k, v in self.compiler_options.items())
+
+
+@dataclass(frozen=True)
+class Workload:
+    """A model, trainer or function, and its arguments as ``preflight`` takes them."""
+
+    target: Any
+    args: tuple[Any, ...]
+    options: PreflightOptions
+
+    @classmethod
+    def of(
+        cls,
+        target: Any,
+        args: tuple[Any, ...],
+        input_shape: Sequence[int] | None,
+        dtype: Any,
+        options: PreflightOptions | None,
+    ) -> Workload:
+        """Take what a user gave; ``input_shape`` becomes the first argument's spec."""
+        if input_shape is not None:
+            args = (spec(input_shape, dtype), *args)
+        return cls(target, args, options or PreflightOptions())
+
+    @property
+    def trainer(self) -> Any:
+        """What describes the training step, or None for a plain function."""
+        return trainer_of(self.target)
+
+    @property
+    def batch(self) -> int | None:
+        """Examples in the global batch of a training step."""
+        leaves = jax.tree.leaves(self.args[:1])
+        return int(leaves[0].shape[0]) if self.trainer is not None and leaves else None
+
+    @property
+    def remats(self) -> tuple[str, ...]:
+        """Policies of recomputation that can be asked for."""
+        if self.trainer is None:
+            return ()
+        return tuple(getattr(self.trainer.module, "remat_policies", GENERIC_REMATS))
+
+    @property
+    def remat(self) -> str:
+        """The policy as it is."""
+        if self.trainer is None:
+            return "as written"
+        own = getattr(self.trainer.module, "remat", None)
+        return str(own if own is not None else self.trainer.options.remat or "none")
+
+    def meshes(self, where: chips.Slice) -> list[dict[str, int]]:
+        """Return the meshes worth trying on a slice: data, FSDP, and tensor where rules know it."""
+        count, slices = where.num_devices, where.num_slices
+        if self.trainer is None or count == 1:
+            return [{"data": count}]
+        across = {"data": slices} if slices > 1 else {}
+        inside = count // slices
+        meshes = [{"data": count}, {**across, "fsdp": inside}]
+        rules = self.trainer.model_rules()
+        if rules is not None and any("tensor" in str(axes) for _, axes in rules.rules):
+            meshes += [
+                {**across, "fsdp": inside // size, "tensor": size}
+                for size in _TENSOR_SIZES
+                if inside % size == 0 and inside > size
+            ]
+        return meshes
+
+    def program(self, choice: Choice) -> Program:
+        """Return the program of a choice.
+
+        Raises:
+            ShapeError, ArgumentError, NotCompiledError: as ``preflight``.
+        """
+        target, args = self.target, self.args
+        changes: dict[str, Any] = {}
+        if choice.remat is not None and choice.remat != self.remat:
+            changes["remat"] = None if choice.remat == "none" else choice.remat
+        if choice.accumulate_steps is not None:
+            changes["accumulate_steps"] = choice.accumulate_steps
+        if changes or choice.moment_dtype:
+            target = self.trainer.variant(moment_dtype=choice.moment_dtype, **changes)
+        if choice.batch is not None and choice.batch != self.batch:
+            args = jax.tree.map(
+                lambda leaf: spec((choice.batch, *leaf.shape[1:]), leaf.dtype), args
+            )
+        return describe(target, args, choice.slice, mesh=choice.mesh, options=self.options)
+
+    def compile_options(self, choice: Choice, timeout_seconds: float | None = None) -> Any:
+        """Return the compiler's options for a choice."""
+        own = self.options.compiler
+        merged = {**own.compiler_options, **choice.compiler_options}
+        timeout = min(own.timeout_seconds, timeout_seconds or math.inf)
+        return replace(own, compiler_options=merged, timeout_seconds=timeout)
+
+
+def mesh_text(mesh: Mapping[str, int]) -> str:
+    """Return a mesh for a table.
+
+    Example:
+        >>> mesh_text({"fsdp": 4, "tensor": 2})
+        'fsdp=4, tensor=2'
+    """
+    return ", ".join(f"{name}={size}" for name, size in mesh.items())

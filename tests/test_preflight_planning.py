@@ -1,0 +1,144 @@
+"""Search over slices, meshes, batches, recomputation and options; suggestions when it does not fit."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax.numpy as jnp
+import pytest
+from flax import nnx
+
+import neurenix as nx
+from neurenix import nn
+from neurenix.preflight import Deadline, PreflightOptions, SearchSpace
+
+pytestmark = [pytest.mark.cpu8, pytest.mark.tpu_compile]
+
+
+def model(width: int = 512) -> Any:
+    net = nn.Sequential(nn.Linear(256, width), nn.GELU(), nn.Linear(width, 128))
+    net.compile(optimizer="adam", loss="mse")
+    return net
+
+
+def by(plan: Any, **wanted: Any) -> list[Any]:
+    return [c for c in plan.candidates if all(getattr(c, k) == v for k, v in wanted.items())]
+
+
+def test_every_combination_is_a_candidate_and_losers_have_reasons() -> None:
+    space = SearchSpace(
+        meshes=[{"data": 4}, {"fsdp": 4}], batches=[64, 66, 128], remats=["none", "dots"]
+    )
+    plan = nx.preflight.search(model(), on=["v5e-4"], input_shape=(64, 256), space=space)
+    assert len(plan.candidates) == 2 * 3 * 2
+    assert {c.batch for c in plan.candidates} == {64, 66, 128}
+    assert plan.candidates[0].reason == "" and plan.best.fits
+    assert all(c.reason for c in plan.candidates[1:])
+    for candidate in by(plan, batch=66):
+        assert "66 cannot be divided over the 4 replicas" in candidate.reason
+        assert candidate.report is None
+    values = [c.value for c in plan.candidates if c.value is not None]
+    assert values == sorted(values)
+    per_example = plan.best.step_time.seconds / plan.best.batch_size
+    assert plan.candidates[0].value == pytest.approx(per_example)
+    lines = plan.table().splitlines()
+    assert len(lines) == 13 and "fsdp=4" in plan.table() and "dots" in plan.table()
+
+
+def test_state_larger_than_hbm_is_never_compiled_and_fsdp_wins() -> None:
+    wide = nnx.eval_shape(lambda: nn.Sequential(nn.Linear(16384, 131072, bias=False)))
+    trainer = nx.Trainer(wide, loss="mse")
+    plan = nx.preflight.search(
+        trainer, on="v5e-8", input_shape=(8, 16384),
+        space=SearchSpace(meshes=[{"data": 8}, {"fsdp": 8}]),
+    )  # fmt: skip
+    (whole,) = by(plan, mesh="data=8")
+    assert whole.report is None and "state and batch alone take" in whole.reason
+    assert plan.candidates[0].mesh == "fsdp=8" and plan.best.fits
+
+
+def test_a_larger_batch_than_one_that_did_not_fit_is_dropped() -> None:
+    net = nn.Sequential(nn.Linear(256, 65536), nn.GELU(), nn.Linear(65536, 256))
+    net.compile(optimizer="sgd", loss="mse")
+    sizes = [65536, 131072, 262144]
+    plan = nx.preflight.search(
+        net, on="v5e-1", input_shape=(65536, 256), space=SearchSpace(batches=sizes)
+    )
+    refused = [c for c in plan.candidates if c.report is not None and c.report.refused == "hbm"]
+    dropped = [c for c in plan.candidates if "already did not fit" in c.reason]
+    assert refused and dropped
+    assert min(c.batch for c in dropped) > min(c.batch for c in refused)
+
+
+def test_a_deadline_leaves_out_what_is_too_slow() -> None:
+    generous = nx.preflight.search(
+        model(), on="v5e-1", input_shape=(64, 256), objective="cost", deadline=Deadline(64e6, 1e6)
+    )
+    strict = nx.preflight.search(
+        model(), on="v5e-1", input_shape=(64, 256), objective="cost", deadline=Deadline(64e6, 1e-6)
+    )
+    assert generous.best.fits
+    assert "the deadline is 1e-06 h" in strict.candidates[0].reason
+    with pytest.raises(nx.ArgumentError, match="No candidate can run"):
+        _ = strict.best
+
+
+def test_no_time_no_compiles() -> None:
+    plan = nx.preflight.search(
+        model(), on=["v5e-1", "v5e-4"], input_shape=(64, 256), budget_seconds=0.0
+    )
+    assert [c.report for c in plan.candidates] == [None, None]
+    assert all("time for the search was up" in c.reason for c in plan.candidates)
+
+
+def test_compiler_options_are_part_of_the_choice() -> None:
+    plan = nx.preflight.search(
+        model(), on="v5e-4", input_shape=(64, 256), space=SearchSpace(compiler_options="auto")
+    )
+    assert {c.compiler_options for c in plan.candidates} == {
+        "",
+        "xla_jf_spmd_threshold_for_windowed_einsum_mib=1000000",
+    }
+
+
+def test_mistakes() -> None:
+    with pytest.raises(nx.NeurenixError, match="'dotz'.*dots"):
+        nx.preflight.search(
+            model(), on="v5e-1", input_shape=(64, 256), space=SearchSpace(remats=["dotz"])
+        )
+    with pytest.raises(nx.ArgumentError, match='meshes is a list or "auto"'):
+        SearchSpace(meshes="all")
+    with pytest.raises(nx.ArgumentError, match="plain function"):
+        nx.preflight.search(
+            jnp.tanh, nx.spec((8, 8)), on="v5e-1", space=SearchSpace(batches=[8, 16])
+        )
+
+
+def test_what_does_not_fit_is_told_what_would_each_change_compiled() -> None:
+    net = nn.Sequential(
+        nn.Linear(1024, 65536), nn.GELU(), nn.Linear(65536, 8192), nn.GELU(), nn.Linear(8192, 128)
+    )
+    net.compile(optimizer="adam", loss="mse")
+    report = nx.preflight(net, on="v5e-4", input_shape=(262144, 1024))
+    assert not report.fits
+    changes = {s.change.split(":")[0]: s for s in report.suggestions}
+    assert any(s.fits for s in report.suggestions)
+    smaller = next(s for s in report.suggestions if s.change.startswith("a global batch of"))
+    assert smaller.fits
+    assert smaller.analysis.memory.peak_bytes <= smaller.analysis.memory.limit_bytes
+    assert "divide parameters and optimizer state" in changes
+    assert "hold moments in bfloat16" in changes
+    fits = [s.fits for s in report.suggestions]
+    assert fits == sorted(fits, reverse=True)
+    text = str(report)
+    assert "changes, each compiled" in text and smaller.change in text
+
+
+def test_suggestions_can_be_left_out_and_are_not_made_for_what_fits() -> None:
+    assert nx.preflight(model(), on="v5e-1", input_shape=(64, 256)).suggestions == ()
+    net = nn.Sequential(nn.Linear(256, 65536), nn.GELU(), nn.Linear(65536, 256))
+    net.compile(optimizer="sgd", loss="mse")
+    report = nx.preflight(
+        net, on="v5e-1", input_shape=(262144, 256), options=PreflightOptions(suggest=False)
+    )
+    assert not report.fits and report.suggestions == ()
