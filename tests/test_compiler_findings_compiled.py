@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.experimental import io_callback, pallas
+from jax.experimental.pallas.ops.tpu.flash_attention import flash_attention
 
 from neurenix import chips
 from neurenix.compiler.analysis import Analysis, analyse
@@ -338,6 +339,32 @@ def test_a_kernel_that_is_too_large_is_named_with_its_sizes(analyses, name, need
     assert Path(found.source.file) == HERE
     assert found.fix == REFUSALS["vmem"]
     assert [f for f in analyses["kernel small"].findings if f.severity == "error"] == []
+
+
+def test_a_branch_is_counted_once_and_its_callback_seen() -> None:
+    def chooses(x: Any, w: Any) -> Any:
+        def dear(x: Any) -> Any:
+            return (x @ w) @ w
+
+        def cheap(x: Any) -> Any:
+            jax.debug.print("cheap {}", x[0, 0])
+            return x @ w
+
+        return jax.lax.cond(x[0, 0] > 0, dear, cheap, x)
+
+    traits = trace(chooses, (f32(64, 64), f32(64, 64)), axes={"data": 1}).traits
+    assert [p.flops for p in traits.products] == [2.0 * 64**3] * 2
+    (printed,) = traits.callbacks
+    assert printed.source is not None
+    assert Path(printed.source.file) == HERE
+
+
+def test_products_of_a_kernel_have_the_line_that_calls_it() -> None:
+    x = bf16(4, 2, 256, 64)
+    traits = trace(flash_attention, (x, x, x), axes={"data": 1}).traits
+    inside = [p for p in traits.products if p.in_kernel]
+    # Scores and values: all heads and examples, each block once.
+    assert sum(p.flops for p in inside) == 2 * 2.0 * 4 * 2 * 256 * 256 * 64
 
 
 def test_a_program_that_does_not_fit_says_by_how_much(analyses) -> None:

@@ -16,6 +16,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from neurenix.compiler.flops import model_flops
 from neurenix.compiler.hlo import SourceLine
 from neurenix.compiler.source import is_entrance, is_library
 
@@ -24,6 +25,7 @@ CALLBACKS = frozenset({"debug_callback", "debug_print", "io_callback", "pure_cal
 
 _JAX = str(re.sub(r"__init__\.py$", "", jax.__file__ or "jax/"))
 _DIGITS = re.compile(r"\d+")
+_TRANSFORM = re.compile(r"\w+\(|\)")
 
 
 @dataclass(frozen=True)
@@ -108,11 +110,12 @@ def read(jaxpr: Any) -> Traits:
     products: list[WrittenProduct] = []
     callbacks: list[Callback] = []
     kernels: list[Kernel] = []
-    for equation, count, in_kernel in walk(jaxpr):
+    for equation, count, kernel in walk(jaxpr, dearest=True):
+        if equation.primitive.name == "dot_general":
+            products.append(_product(equation, count, kernel))
+    for equation, count, _ in walk(jaxpr):
         name = equation.primitive.name
-        if name == "dot_general":
-            products.append(_product(equation, count, in_kernel))
-        elif name in CALLBACKS:
+        if name in CALLBACKS:
             sent = sum(_bytes(v.aval) for v in (*equation.invars, *equation.outvars))
             callbacks.append(Callback(name, sent, count, _source(_frames(equation))))
         elif name == "pallas_call":
@@ -172,10 +175,15 @@ def _described(leaf: Any) -> str:
     return f"{aval.dtype}[{','.join(map(str, aval.shape))}]{weak}"
 
 
-def walk(jaxpr: Any, count: int = 1, in_kernel: bool = False) -> Iterator[tuple[Any, int, bool]]:
-    """Yield every equation, how often loops repeat it, and whether it is inside of a kernel."""
+def walk(
+    jaxpr: Any, count: int = 1, kernel: Any = None, *, dearest: bool = False
+) -> Iterator[tuple[Any, int, Any]]:
+    """Yield every equation, how often loops repeat it, and the call of the kernel that it is in.
+
+    With ``dearest``, of a ``cond`` only the branch with the most arithmetic.
+    """
     for equation in getattr(jaxpr, "jaxpr", jaxpr).eqns:
-        yield equation, count, in_kernel
+        yield equation, count, kernel
         name = equation.primitive.name
         times = count
         if name == "scan":
@@ -187,8 +195,12 @@ def walk(jaxpr: Any, count: int = 1, in_kernel: bool = False) -> Iterator[tuple[
             mesh = equation.params["mesh"]
             manual = equation.params.get("manual_axes") or mesh.axis_names
             times *= math.prod(mesh.shape[axis] for axis in manual)
-        for inner in inner_jaxprs(equation.params):
-            yield from walk(inner, times, in_kernel or name == "pallas_call")
+        inside = kernel or (equation if name == "pallas_call" else None)
+        called = inner_jaxprs(equation.params)
+        if dearest and name == "cond":
+            called = [max(called, key=model_flops)]
+        for inner in called:
+            yield from walk(inner, times, inside, dearest=dearest)
 
 
 def inner_jaxprs(params: dict[str, Any]) -> list[Any]:
@@ -201,7 +213,7 @@ def inner_jaxprs(params: dict[str, Any]) -> list[Any]:
     return found
 
 
-def _product(equation: Any, count: int, in_kernel: bool) -> WrittenProduct:
+def _product(equation: Any, count: int, kernel: Any) -> WrittenProduct:
     (left_contracted, _), (left_batch, _) = equation.params["dimension_numbers"]
     left, right = (variable.aval for variable in equation.invars[:2])
     depth = math.prod(left.shape[axis] for axis in left_contracted)
@@ -216,10 +228,10 @@ def _product(equation: Any, count: int, in_kernel: bool) -> WrittenProduct:
         columns=math.prod(right.shape) // max(1, batch * depth),
         dtypes=(str(left.dtype), str(right.dtype)),
         count=count,
-        in_kernel=in_kernel,
+        in_kernel=kernel is not None,
         written=hash((tuple(frames), _DIGITS.sub("#", scope), sizes)),
-        scope=scope,
-        source=_source(frames),
+        scope=_TRANSFORM.sub("", scope),
+        source=_source(_frames(kernel) if kernel is not None else frames),
     )
 
 

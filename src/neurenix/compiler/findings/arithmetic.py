@@ -65,12 +65,16 @@ def padded_products(evidence: Evidence) -> Iterator[Finding]:
         yield evidence.finding(
             "padded-matmul",
             f"A product of {sizes_text(product)} fills {used:.0%} of the {unit}×{unit} matrix unit "
-            f"({', '.join(small)}); {_many(len(found), 'operation')} of this line.",
+            f"({', '.join(small)}){_of_the_line(len(found))}.",
             f"Make these sizes multiples of {unit}"
             + (f", or of {_LANES} at least." if unit > _LANES else "."),
             wasted,
             operation,
         )
+
+
+def _of_the_line(count: int) -> str:
+    return f"; {count} operations of this line" if count > 1 else ""
 
 
 def _many(count: int, noun: str) -> str:

@@ -56,9 +56,12 @@ def _cause(operation: Operation) -> tuple[str, str]:
     """Return why an exchange happens, by what it is and whether it belongs to the backward pass."""
     opcode = _opcode(operation)
     backward = "transpose(" in operation.op_name
-    if opcode in ("all-reduce", "reduce-scatter") and backward:
+    merged = len(_SHAPE.findall(operation.shape)) > 1
+    if opcode in ("all-reduce", "reduce-scatter") and (backward or merged):
         return (
-            "the gradients of a divided batch are summed",
+            "the gradients of a divided batch are summed"
+            if backward
+            else "sums over a divided batch, such as loss and gradients, merged into one exchange",
             "A larger batch per device, gradient accumulation or bfloat16 gradients give the same "
             "exchange more computing to hide behind.",
         )
