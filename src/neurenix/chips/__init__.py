@@ -1,4 +1,4 @@
-"""Facts about TPUs: chip generations, slice names and topologies, prices. No JAX in here.
+"""Facts about TPUs: generations, slice names and topologies, prices, published runs. No JAX here.
 
 This package owns numbers, each with the source it was read from, and the arithmetic of slice
 names. It does not ask what this machine has (``neurenix.device``), and it runs no compiler.
@@ -17,6 +17,7 @@ from neurenix.chips._generation_data import (
 )
 from neurenix.chips.generations import GENERATIONS, Generation, generation, generation_of_kind
 from neurenix.chips.prices import Price, price
+from neurenix.chips.published import PublishedRun, nearest_run, published_runs
 from neurenix.chips.slices import Slice, known_slices, resolve
 from neurenix.chips.tiles import mxu_multiple, padded_bytes, sublanes
 
@@ -26,14 +27,17 @@ __all__ = [
     "Generation",
     "ICI_HOP_SECONDS",
     "Price",
+    "PublishedRun",
     "Slice",
     "VMEM_BANDWIDTH_OVER_HBM",
     "generation",
     "generation_of_kind",
     "known_slices",
     "mxu_multiple",
+    "nearest_run",
     "padded_bytes",
     "price",
+    "published_runs",
     "resolve",
     "sublanes",
 ]

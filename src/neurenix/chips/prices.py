@@ -1,7 +1,8 @@
 """What a chip costs for an hour, by region and commitment.
 
-Owns the list prices and their sources; it does not add up the cost of a run. Prices move, and the
-files they come from carry no date, so every price says where it was read and when.
+Owns the list prices and their sources; it does not add up the cost of a run
+(``neurenix.preflight.cost``). Prices move, and the files they come from carry no date, so every
+price says where it was read and when. Where none was found, none is made up.
 """
 
 from __future__ import annotations
@@ -13,16 +14,19 @@ from neurenix._core.errors import unknown_name
 _GPUHUNT = "dstackai/gpuhunt src/gpuhunt/resources/tpu_pricing.json @edc13c0f"
 _SKYPILOT = "skypilot-catalog catalogs/v8/gcp/vms.csv @006059e"
 _BOTH = f"{_GPUHUNT} and {_SKYPILOT}"
-_READ = "2026-11 (the file itself is undated)"
+_READ = "2026-11"
 
 COMMITMENTS = ("on-demand", "1-year", "3-year", "spot")
+# What the names of Google Cloud's regions begin with (cloud.google.com/compute/docs/regions-zones).
+_AREAS = ("africa", "asia", "australia", "europe", "me", "northamerica", "southamerica", "us")
 
 
 @dataclass(frozen=True, slots=True)
 class Price:
     """The price of one chip for one hour.
 
-    A chip, not a device: v2, v3 and tpu7x have two devices on a chip.
+    A chip, not a device: v2, v3 and tpu7x have two devices on a chip. ``as_of`` is the month in
+    which ``source`` was read; the source itself is undated.
     """
 
     generation: str
@@ -78,7 +82,8 @@ def price(generation: str, region: str = "us", *, commitment: str = "on-demand")
     """Return the list price of one chip, or ``None`` where no public price was found.
 
     A region without a price of its own takes the price of the area it is in: ``us-west1`` that of
-    ``us``. There is no public price of tpu7x: ask the user for one.
+    ``us``. A region whose on-demand price differs from its area's does not take the area's
+    discounts: what is not listed is not known. There is no public price of tpu7x: ask the user.
 
     Args:
         generation: name of a generation, such as ``"v5e"``.
@@ -86,24 +91,32 @@ def price(generation: str, region: str = "us", *, commitment: str = "on-demand")
         commitment: ``"on-demand"``, ``"1-year"``, ``"3-year"`` or ``"spot"``.
 
     Raises:
-        UnknownNameError: a commitment that does not exist.
+        UnknownNameError: a commitment that does not exist, or a region that cannot be one.
 
     Example:
         >>> price("v5e").usd_per_chip_hour
         1.2
         >>> price("v5p", "us-south1").usd_per_chip_hour
         4.779
+        >>> price("v5p", "us-south1", commitment="3-year") is None
+        True
         >>> price("tpu7x") is None
         True
     """
     if commitment not in COMMITMENTS:
         raise unknown_name("commitment", commitment, COMMITMENTS)
-    for place in (region, region.split("-")[0]):
-        for entry in PRICES:
-            if (entry.generation, entry.region, entry.commitment) == (
-                generation,
-                place,
-                commitment,
-            ):
-                return entry
+    area = region.split("-")[0]
+    if area not in _AREAS:
+        listed = {entry.region for entry in PRICES}
+        raise unknown_name("region", region, {*_AREAS, *listed})
+    own = _listed(generation, region, commitment)
+    if own is not None or area == region or _listed(generation, region, "on-demand"):
+        return own
+    return _listed(generation, area, commitment)
+
+
+def _listed(generation: str, region: str, commitment: str) -> Price | None:
+    for entry in PRICES:
+        if (entry.generation, entry.region, entry.commitment) == (generation, region, commitment):
+            return entry
     return None

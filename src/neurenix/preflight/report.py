@@ -1,7 +1,8 @@
 """The report of one preflight: what was found, as values, text and files.
 
-Owns the wording of the terminal report, the JSON schema and the sum of costs. It judges nothing
-(``neurenix.compiler``) and draws no page (``html``). Every time in it is an estimate and says so.
+Owns what a report can be asked. It judges nothing (``neurenix.compiler``), words nothing
+(``terminal``), draws no page (``html``), and does not own the JSON document (``document``,
+``record``) or the sums (``cost``). Every time in it is an estimate and says so.
 """
 
 from __future__ import annotations
@@ -9,7 +10,6 @@ from __future__ import annotations
 import json
 import math
 import os
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,34 +19,26 @@ from neurenix.compiler.analysis import Analysis
 from neurenix.compiler.findings import Finding
 from neurenix.compiler.memory import Memory
 from neurenix.compiler.time import Operation, StepTime
-from neurenix.preflight import html
-from neurenix.preflight.text import KIND_NAMES, amount, bytes_text, seconds_text, source_text
-
-SCHEMA = "neurenix.preflight/1"
-
-
-@dataclass(frozen=True)
-class Cost:
-    """Money for a number of steps.
-
-    ``usd`` is ``None`` where no public price is known; ``low`` and ``high`` follow the interval of
-    the step time.
-    """
-
-    usd: float | None
-    low: float | None
-    high: float | None
-    chip_hours: float
-    seconds: float
-    price: chips.Price | None
-    usd_per_chip_hour: float | None
+from neurenix.preflight import html, terminal
+from neurenix.preflight.batch import batch_of
+from neurenix.preflight.compare import Comparison, compare, matching
+from neurenix.preflight.cost import Cost, Pricing, Work, cost_of, steps_for
+from neurenix.preflight.document import document
+from neurenix.preflight.record import Record, load_report, load_reports
 
 
 class Report:
-    """What a program would do on one slice, as far as the compiler and a model of time can say."""
+    """What a program would do on one slice, as far as the compiler and a model of time can say.
 
-    def __init__(self, analysis: Analysis) -> None:
+    Attributes:
+        suggestions: of a training step that does not fit, changes that were compiled, those first
+            that make it fit.
+    """
+
+    def __init__(self, analysis: Analysis, suggestions: tuple[Suggestion, ...] = ()) -> None:
         self._analysis = analysis
+        self.suggestions = suggestions
+        self._batch = batch_of(analysis.program)
 
     @property
     def name(self) -> str:
@@ -62,6 +54,16 @@ class Report:
     def fits(self) -> bool:
         """Whether the compiler accepted the program, its memory included."""
         return self._analysis.fits
+
+    @property
+    def refused(self) -> str | None:
+        """Why there is no program: ``"hbm"``, ``"vmem"``, ``"error"``, ``"crash"``, ``"timeout"``.
+
+        After a crash of the compiler, or when its time was up, whether it fits is not known, and
+        ``fits`` is false; ``None`` where it fits.
+        """
+        rules = (finding.rule for finding in self.findings if not self.fits)
+        return next((r.removeprefix("refused-") for r in rules if r.startswith("refused-")), None)
 
     @property
     def step_time(self) -> StepTime | None:
@@ -101,9 +103,57 @@ class Report:
     @property
     def batch_size(self) -> int | None:
         """Examples in one global batch, where the program has a batch."""
-        leaves = [leaf for leaf in self._analysis.program.leaves if leaf.role == "batch"]
-        sizes = [leaf.shape[0] for leaf in leaves if leaf.shape]
-        return sizes[0] if sizes else None
+        return self._batch.examples
+
+    @property
+    def sequence_length(self) -> int | None:
+        """Tokens of one example, of a program that reads token ids ``(N, T)``."""
+        return self._batch.sequence_length
+
+    @property
+    def tokens(self) -> int | None:
+        """Tokens of one step, of a program that reads token ids."""
+        return self._batch.tokens
+
+    @property
+    def examples_per_second(self) -> float | None:
+        """Examples a second of the whole slice, estimated."""
+        return self._rate(self.batch_size)
+
+    @property
+    def tokens_per_second(self) -> float | None:
+        """Tokens a second of the whole slice, estimated."""
+        return self._rate(self.tokens)
+
+    @property
+    def tokens_per_second_per_chip(self) -> float | None:
+        """Tokens a second of one chip, estimated."""
+        rate = self.tokens_per_second
+        return None if rate is None else rate / self.slice.num_chips
+
+    def _rate(self, amount: int | None) -> float | None:
+        return amount / self.step_time.seconds if amount and self.step_time else None
+
+    @property
+    def flops_per_token(self) -> float | None:
+        """Model FLOPs of a token, forward and backward; ``None`` without tokens or products."""
+        flops = self._analysis.program.model_flops
+        return flops / self.tokens if self.tokens and flops else None
+
+    @property
+    def published_run(self) -> chips.PublishedRun | None:
+        """The published training run most like this program, for orientation; never ours.
+
+        Its MFU counts causal attention half; ours counts products as the program has them.
+        """
+        if self.flops_per_token is None or self.sequence_length is None:
+            return None
+        return chips.nearest_run(
+            self.slice.generation.name,
+            flops_per_token=self.flops_per_token,
+            num_devices=self.slice.num_devices,
+            sequence_length=self.sequence_length,
+        )
 
     def calibrated(self, seconds: float) -> float:
         """Return the estimated seconds for seconds of the compiler's schedule."""
@@ -114,196 +164,111 @@ class Report:
 
     def cost(
         self,
-        steps: int = 1,
+        steps: int | None = None,
         *,
+        examples: int | None = None,
+        tokens: int | None = None,
         region: str = "us",
         commitment: str = "on-demand",
         usd_per_chip_hour: float | None = None,
     ) -> Cost:
-        """Return what ``steps`` steps cost at the estimated step time.
+        """Return what steps cost at the estimated step time, one step if nothing says how many.
+
+        An epoch is ``cost(examples=len(dataset))``; a last batch that is not full is a step too.
 
         Args:
             steps: how many.
+            examples: or so many examples.
+            tokens: or so many tokens.
             region: ``"us"`` or a region that ``chips.price`` knows.
             commitment: ``"on-demand"``, ``"1-year"``, ``"3-year"`` or ``"spot"``.
             usd_per_chip_hour: your own price, in place of the list's.
 
-        Raises:
-            ArgumentError: the program does not fit, so it has no step time; or ``steps`` < 0.
-        """
-        if self.step_time is None:
-            raise ArgumentError(f"{self.name} does not run on {self.slice.name}: no cost.")
-        if steps < 0:
-            raise ArgumentError(f"steps must be 0 or more; got {steps}.")
-        price = None
-        rate = usd_per_chip_hour
-        if rate is None:
-            price = chips.price(self.slice.generation.name, region, commitment=commitment)
-            rate = price.usd_per_chip_hour if price else None
-        seconds = steps * self.step_time.seconds
-        chip_hours = seconds * self.slice.num_chips / 3600
-        usd = chip_hours * rate if rate is not None else None
-        low, high = (
-            None if usd is None else usd * bound / self.step_time.seconds
-            for bound in (self.step_time.low, self.step_time.high)
-        )
-        return Cost(usd, low, high, chip_hours, seconds, price, rate)
+        Returns:
+            A ``Cost``, whose ``usd`` is ``None`` where no public price is known.
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return plain data, of the schema named by ``"schema"``. All times are estimates."""
-        time, where, program = self.step_time, self.slice, self._analysis.program
-        return {
-            "schema": SCHEMA,
-            "program": program.name,
-            "slice": {
-                "name": where.name,
-                "topology": where.topology_name,
-                "chips": where.num_chips,
-                "devices": where.num_devices,
-                "hosts": where.num_hosts,
-            },
-            "mesh": program.axes,
-            "fits": self.fits,
-            "estimated_step_time": None
-            if time is None
-            else {
-                "seconds": time.seconds,
-                "low": time.low,
-                "high": time.high,
-                "device_seconds": time.device_seconds,
-                "host_seconds": time.host_seconds,
-                "basis": time.basis,
-                "shares": time.shares,
-            },
-            "bound": self.bound,
-            "mfu": self.mfu,
-            "model_flops": program.model_flops,
-            "hbm_per_device": {
-                name: value for name, value in vars(self.hbm).items() if name != "buffers"
-            },
-            "findings": [
-                {**vars(finding), "source": str(finding.source) if finding.source else None}
-                for finding in self.findings
-            ],
-            "operations": [
-                {
-                    "name": operation.name,
-                    "opcode": operation.opcode,
-                    "kind": operation.kind,
-                    "estimated_seconds": self.calibrated(operation.seconds),
-                    "count": operation.count,
-                    "flops": operation.flops,
-                    "bytes": operation.bytes,
-                    "source": str(operation.source) if operation.source else None,
-                }
-                for operation in self.operations
-            ],
-            "notes": list(self._analysis.notes),
-            "compile_seconds": self._analysis.compile_seconds,
-            "from_cache": self._analysis.from_cache,
-        }
+        Raises:
+            ArgumentError: the program does not fit, so it has no step time; a negative number;
+                examples or tokens of a program that has none.
+            UnknownNameError: no such region or commitment.
+        """
+        pricing = Pricing(region, commitment, usd_per_chip_hour)
+        work = self._work()
+        count = steps_for(work, steps=steps, examples=examples, tokens=tokens)
+        return cost_of(work, count, self.slice, pricing)
+
+    def _work(self) -> Work:
+        time = self.step_time
+        if time is None:
+            raise ArgumentError(f"{self.name} does not run on {self.slice.name}: no cost.")
+        return Work(time.seconds, time.low, time.high, self.batch_size, self.tokens)
+
+    def record(self, pricing: Pricing | None = None) -> Record:
+        """Return the report as the data that its JSON holds."""
+        return Record(self.to_dict(pricing), f"{self.name} on {self.slice.name}")
+
+    def compare(self, before: Report | Record | str | os.PathLike[str]) -> Comparison:
+        """Return what changed since ``before``: a report, a record, or the path of a JSON file.
+
+        Raises:
+            ArgumentError: the file holds no report that this one can be compared with.
+        """
+        now = self.record()
+        if isinstance(before, Report):
+            return compare(before.record(), now)
+        if isinstance(before, Record):
+            return compare(before, now)
+        records = load_reports(before)
+        found = matching(records, now)
+        if found is None:
+            raise ArgumentError(
+                f"{os.fspath(before)} holds no report for {self.slice.name}; it has "
+                f"{', '.join(record.slice_name for record in records)}."
+            )
+        return compare(found, now)
+
+    @staticmethod
+    def from_json(path: str | os.PathLike[str]) -> Record:
+        """Read a report that ``to_json`` wrote, as a ``Record`` that can be compared.
+
+        Raises:
+            ArgumentError: no such file, no report, several, or another version.
+        """
+        return load_report(path)
+
+    def to_dict(self, pricing: Pricing | None = None) -> dict[str, Any]:
+        """Return plain data of the schema that ``preflight.record`` describes.
+
+        All times are estimates. ``pricing`` is that of ``estimated_cost``.
+        """
+        return document(self, pricing or Pricing())
 
     def to_json(self, path: str | os.PathLike[str]) -> None:
         """Write ``to_dict()`` to a file, whole or not at all."""
-        _write(path, json.dumps(self.to_dict(), indent=1))
+        write_whole(path, json.dumps(self.to_dict(), indent=1))
 
     def to_html(self, path: str | os.PathLike[str]) -> None:
         """Write a page that needs nothing but itself, whole or not at all."""
-        _write(path, html.page(self))
+        write_whole(path, html.page(self))
+
+    def text(self, width: int | None = None, pricing: Pricing | None = None) -> str:
+        """Return the terminal report.
+
+        Args:
+            width: in columns; the terminal's if left out.
+            pricing: of the cost.
+        """
+        return terminal.text_of(self, width or terminal.width_here(), pricing or Pricing())
 
     def __str__(self) -> str:
-        where, memory, time = self.slice, self.hbm, self.step_time
-        lines = [
-            f"Preflight of {self.name} on {where.name}: "
-            f"{amount(where.num_chips, 'chip')} ({where.generation.device_kind}), "
-            f"{amount(where.num_devices, 'device')}, {amount(where.num_hosts, 'host')}",
-            f"  fits         {'yes' if self.fits else 'NO'}, "
-            f"{bytes_text(memory.peak_bytes)} of {bytes_text(memory.limit_bytes)} HBM on each "
-            f"device ({memory.peak_bytes / memory.limit_bytes:.1%})",
-        ]
-        if time is not None:
-            lines += [
-                f"  step time    {seconds_text(time.seconds)} estimated "
-                f"({seconds_text(time.low)} to {seconds_text(time.high)}), bound by "
-                f"{KIND_NAMES[time.bound]}",
-                f"  rates        {self._rates()}",
-                f"  time goes to {self._shares(time)}",
-                f"  memory       {self._memory()}",
-                f"  cost         {self._cost()}",
-            ]
-        lines += self._finding_lines(5)
-        lines += [f"  note: {note}" for note in self._analysis.notes]
-        if time is not None:
-            lines.append(
-                f"  Times are estimates, calibrated on {time.basis}; nothing ran on a TPU."
-            )
-        return "\n".join(lines)
+        return self.text()
 
-    def _rates(self) -> str:
-        parts = []
-        if self.mfu is not None:
-            parts.append(f"{self.mfu:.1%} MFU")
-        if self.batch_size and self.step_time:
-            parts.append(f"{self.batch_size / self.step_time.seconds:,.0f} examples/s")
-        return ", ".join(parts) or "no matrix products"
-
-    @staticmethod
-    def _shares(time: StepTime) -> str:
-        return ", ".join(
-            f"{KIND_NAMES[kind]} {share:.0%}" for kind, share in time.shares.items() if share > 0
-        )
-
-    def _memory(self) -> str:
-        memory = self.hbm
-        parts = [f"{role} {bytes_text(size)}" for role, size in memory.roles.items() if size]
-        parts.append(f"temporaries {bytes_text(memory.temporaries_bytes)}")
-        new = memory.outputs_bytes - memory.aliased_bytes
-        parts.append(f"new results {bytes_text(new)}")
-        parts.append(f"code {bytes_text(memory.code_bytes)}")
-        if memory.padding_bytes:
-            parts.append(f"of it padding {bytes_text(memory.padding_bytes)}")
-        if memory.aliased_bytes:
-            parts.append(f"donated, so updated in place, {bytes_text(memory.aliased_bytes)}")
-        return ", ".join(parts)
-
-    def _cost(self) -> str:
-        cost = self.cost(1000)
-        if cost.usd is None or cost.usd_per_chip_hour is None:
-            return (
-                f"no public price for {self.slice.generation.name}; give cost(usd_per_chip_hour=…)"
-            )
-        hourly = cost.usd_per_chip_hour * self.slice.num_chips
-        as_of = f", as of {cost.price.as_of}" if cost.price else ""
-        return f"{cost.usd:.4g} USD for 1,000 steps ({hourly:.2f} USD an hour{as_of})"
-
-    def _finding_lines(self, shown: int) -> list[str]:
-        lines = []
-        for number, finding in enumerate(self.findings[:shown], start=1):
-            effect = ""
-            if finding.effect_seconds > 0:
-                effect = f" [≈ {seconds_text(finding.effect_seconds)} of a step]"
-            lines.append(
-                f"  {number}. {finding.severity}: {finding.message}{effect}{place(finding)}"
-            )
-            lines.append(f"     → {finding.fix}")
-        if len(self.findings) > shown:
-            lines.append(f"  … and {len(self.findings) - shown} more in report.findings")
-        return lines
+    def __rich__(self) -> Any:
+        return terminal.styled(self.text())
 
 
-def place(finding: Finding) -> str:
-    """Return ``" (scope, file:line)"`` of a finding, or an empty string.
-
-    Example:
-        >>> place(Finding("r", "note", "m", "f", scope="Conv2d_0"))
-        ' (Conv2d_0)'
-    """
-    parts = [finding.scope, source_text(finding.source)]
-    known = ", ".join(part for part in parts if part)
-    return f" ({known})" if known else ""
-
-
-def _write(path: str | os.PathLike[str], text: str) -> None:
+def write_whole(path: str | os.PathLike[str], text: str) -> None:
+    """Write a file so that it is there whole or not at all."""
     target = Path(path)
     partial = target.with_name(f"{target.name}.{os.getpid()}.partial")
     try:

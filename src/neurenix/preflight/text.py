@@ -6,11 +6,15 @@ Owns the choice of unit; the numbers are others'.
 from __future__ import annotations
 
 import os
+import re
+import textwrap
 from pathlib import Path
 
 from neurenix.compiler.hlo import SourceLine
 from neurenix.compiler.source import is_library
 
+NO_BREAK_SPACE = "\N{NO-BREAK SPACE}"
+_UNIT = re.compile(r"(?<=\d) (?=(?:[KMGT]iB|B|[mµn]?s|USD|chips?|×)(?!\w))|(?<=\d ×) (?=\d)")
 KIND_NAMES = {
     "compute": "the matrix unit",
     "vector": "vector work",
@@ -71,3 +75,33 @@ def amount(count: int, noun: str) -> str:
         ('1 host', '2 hosts')
     """
     return f"{count} {noun}" if count == 1 else f"{count:,} {noun}s"
+
+
+def hanging(first: str, text: str, width: int, *, indent: int | None = None) -> list[str]:
+    """Return ``first + text`` folded to ``width``, its further lines under the text's beginning.
+
+    A word that is longer than a line, such as a path, is left whole; so are a number and its unit,
+    and words that a no-break space joins, which is printed as a space. Lines stay lines.
+
+    Args:
+        first: what the first line begins with.
+        text: of any number of lines.
+        width: in characters; below 40 it counts as 40.
+        indent: of the further lines, in place of the length of ``first``.
+
+    Example:
+        >>> hanging("  fits  ", "yes: a little of what there is of memory", 40)
+        ['  fits  yes: a little of what there is', '        of memory']
+    """
+    spaces = " " * (len(first) if indent is None else indent)
+    lines: list[str] = []
+    for part in _UNIT.sub(NO_BREAK_SPACE, text).splitlines() or [""]:
+        lines += textwrap.wrap(
+            part,
+            max(width, 40),
+            initial_indent=spaces if lines else first,
+            subsequent_indent=spaces,
+            break_long_words=False,
+            break_on_hyphens=False,
+        ) or [spaces.rstrip()]
+    return [line.replace(NO_BREAK_SPACE, " ") for line in lines]

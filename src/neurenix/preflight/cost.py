@@ -1,0 +1,202 @@
+"""What steps cost: chips × hours × the price of a chip-hour.
+
+Owns the sums and the words for a price that nobody publishes. Prices are ``neurenix.chips``'s and
+the step time, an estimate with an interval, is the report's; a cost is an estimate likewise.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from neurenix import chips
+from neurenix._core.errors import ArgumentError
+
+
+@dataclass(frozen=True)
+class Pricing:
+    """Which price is meant.
+
+    Attributes:
+        region: ``"us"`` or another area, or a region of Google Cloud such as ``"europe-west4"``.
+        commitment: ``"on-demand"``, ``"1-year"``, ``"3-year"`` or ``"spot"``.
+        usd_per_chip_hour: your own price, in place of the list's.
+    """
+
+    region: str = "us"
+    commitment: str = "on-demand"
+    usd_per_chip_hour: float | None = None
+
+    def __post_init__(self) -> None:
+        usd = self.usd_per_chip_hour
+        if usd is not None and not (usd >= 0 and math.isfinite(usd)):
+            raise ArgumentError(f"A price is 0 or more USD for a chip and an hour; got {usd}.")
+        chips.price("v5e", self.region, commitment=self.commitment)  # the names are checked there
+
+    def of(self, generation: chips.Generation) -> chips.Price | None:
+        """Return the list price of a chip, or ``None`` where none is public or yours is used."""
+        if self.usd_per_chip_hour is not None:
+            return None
+        return chips.price(generation.name, self.region, commitment=self.commitment)
+
+    def missing(self, generation: chips.Generation) -> str:
+        """Say that no price is public, and which ones are.
+
+        Example:
+            >>> Pricing().missing(chips.generation("tpu7x"))
+            'no public price for tpu7x'
+        """
+        listed = [
+            f"{p.region} {p.commitment} {p.usd_per_chip_hour:g}"
+            for p in generation.prices
+            if p.region == self.region or p.commitment == self.commitment
+        ]
+        if not generation.prices:
+            return f"no public price for {generation.name}"
+        known = f" (listed: {', '.join(listed)})" if listed else ""
+        return f"no public price for {generation.name} in {self.region}, {self.commitment}{known}"
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Money for a number of steps, estimated as the step time is.
+
+    ``usd`` is ``None`` where no public price is known, and ``missing`` then says so; ``low`` and
+    ``high`` follow the interval of the step time. ``tokens`` and ``examples`` are those of all
+    ``steps``, ``None`` where the program has none.
+    """
+
+    usd: float | None
+    low: float | None
+    high: float | None
+    chip_hours: float
+    seconds: float
+    price: chips.Price | None
+    usd_per_chip_hour: float | None
+    steps: int = 1
+    examples: int | None = None
+    tokens: int | None = None
+    missing: str = ""
+
+    @property
+    def usd_per_step(self) -> float | None:
+        """USD for one step."""
+        return self._share(self.steps)
+
+    @property
+    def usd_per_million_tokens(self) -> float | None:
+        """USD for a million tokens; ``None`` without a price or without tokens."""
+        return self._share((self.tokens or 0) / 1e6)
+
+    @property
+    def usd_per_million_examples(self) -> float | None:
+        """USD for a million examples; ``None`` without a price or without a batch."""
+        return self._share((self.examples or 0) / 1e6)
+
+    def _share(self, parts: float) -> float | None:
+        return None if self.usd is None or not parts else self.usd / parts
+
+    def __str__(self) -> str:
+        hours = f"{self.chip_hours:,.4g} chip-hours"
+        if self.usd is None or self.low is None or self.high is None:
+            return f"{hours}; {self.missing}"
+        return (
+            f"{usd_text(self.usd)} estimated ({usd_text(self.low)} to {usd_text(self.high)}) for "
+            f"{self.steps:,} steps: {hours} at {usd_text(self.usd_per_chip_hour or 0)}"
+        )
+
+
+@dataclass(frozen=True)
+class Work:
+    """What one step is: its estimated seconds with their interval, examples and tokens."""
+
+    seconds: float
+    low: float
+    high: float
+    examples: int | None
+    tokens: int | None
+
+
+def steps_for(work: Work, *, steps: int | None, examples: int | None, tokens: int | None) -> int:
+    """Return the number of steps for one of three ways to say how much, 1 when none is given.
+
+    A last batch that is not full is a step too: ``fit`` pads it.
+
+    Raises:
+        ArgumentError: more than one way, a negative number, or examples of a program without.
+
+    Example:
+        >>> work = Work(0.1, 0.08, 0.14, examples=200, tokens=None)
+        >>> steps_for(work, steps=None, examples=1437, tokens=None)
+        8
+    """
+    given = {
+        name: value
+        for name, value in (("steps", steps), ("examples", examples), ("tokens", tokens))
+        if value is not None
+    }
+    if len(given) > 1:
+        raise ArgumentError(f"Give one of {' and '.join(given)}, which say the same thing.")
+    for name, value in given.items():
+        if value < 0:
+            raise ArgumentError(f"{name} must be 0 or more; got {value}.")
+    for name, asked, each in (
+        ("examples", examples, work.examples),
+        ("tokens", tokens, work.tokens),
+    ):
+        if asked is None:
+            continue
+        if not each:
+            raise ArgumentError(
+                f"The program is not known to take {name}, so the steps for {asked:,} of them are "
+                "not known either. Give steps=…."
+            )
+        return math.ceil(asked / each)
+    return 1 if steps is None else steps
+
+
+def cost_of(work: Work, steps: int, where: chips.Slice, pricing: Pricing) -> Cost:
+    """Return what ``steps`` steps cost on a slice.
+
+    Example:
+        >>> work = Work(0.9, 0.72, 1.26, examples=8, tokens=8 * 1024)
+        >>> cost = cost_of(work, 1000, chips.resolve("v5e-8"), Pricing())
+        >>> round(cost.usd, 6), cost.chip_hours, round(cost.usd_per_million_tokens, 6)
+        (2.4, 2.0, 0.292969)
+    """
+    price = pricing.of(where.generation)
+    rate = pricing.usd_per_chip_hour
+    if price is not None:
+        rate = price.usd_per_chip_hour
+    chip_hours = steps * work.seconds * where.num_chips / 3600
+
+    def usd(seconds: float) -> float | None:
+        return None if rate is None else rate * steps * seconds * where.num_chips / 3600
+
+    return Cost(
+        usd=usd(work.seconds),
+        low=usd(work.low),
+        high=usd(work.high),
+        chip_hours=chip_hours,
+        seconds=steps * work.seconds,
+        price=price,
+        usd_per_chip_hour=rate,
+        steps=steps,
+        examples=None if work.examples is None else work.examples * steps,
+        tokens=None if work.tokens is None else work.tokens * steps,
+        missing=pricing.missing(where.generation) if rate is None else "",
+    )
+
+
+def usd_text(usd: float) -> str:
+    """Return an amount of money with three digits that mean something.
+
+    Example:
+        >>> usd_text(0.00022413), usd_text(7.5), usd_text(1234567.8)
+        ('0.000224 USD', '7.50 USD', '1,234,568 USD')
+    """
+    if usd >= 1000:
+        return f"{usd:,.0f} USD"
+    if usd >= 1:
+        return f"{usd:.2f} USD"
+    return f"{usd:.3g} USD" if usd >= 1e-4 or usd == 0 else f"{usd:.2e} USD"

@@ -1,0 +1,106 @@
+"""From a report to the plain data of its JSON file.
+
+Owns the writing of the document that ``record`` describes and reads.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from neurenix.compiler.cache import versions
+from neurenix.preflight.cost import Pricing
+from neurenix.preflight.record import SCHEMA, SCHEMA_VERSION, plain
+
+if TYPE_CHECKING:
+    from neurenix.preflight.report import Report
+
+_OF_A_RUN = (
+    "id", "model", "generation", "num_chips", "batch_size", "sequence_length", "step_seconds",
+    "tokens_per_second_per_chip", "mfu", "source",
+)  # fmt: skip
+
+
+def document(report: Report, pricing: Pricing) -> dict[str, Any]:
+    """Return the document of a report, its cost at ``pricing``."""
+    time, where, program = report.step_time, report.slice, report.analysis.program
+    run = report.published_run
+    return {
+        "schema": SCHEMA,
+        "schema_version": SCHEMA_VERSION,
+        "versions": versions(),
+        "program": program.name,
+        "slice": {
+            "name": where.name,
+            "generation": where.generation.name,
+            "topology": where.topology_name,
+            "chips": where.num_chips,
+            "devices": where.num_devices,
+            "hosts": where.num_hosts,
+        },
+        "mesh": dict(program.axes),
+        "fits": report.fits,
+        "refused": report.refused,
+        "estimated_step_time": None
+        if time is None
+        else {
+            "seconds": time.seconds,
+            "low": time.low,
+            "high": time.high,
+            "device_seconds": time.device_seconds,
+            "host_seconds": time.host_seconds,
+            "basis": time.basis,
+            "shares": dict(time.shares),
+        },
+        "bound": report.bound,
+        "mfu": report.mfu,
+        "model_flops": program.model_flops,
+        "batch": {
+            "examples": report.batch_size,
+            "sequence_length": report.sequence_length,
+            "tokens": report.tokens,
+        },
+        "estimated_rates": None
+        if time is None
+        else {
+            "examples_per_second": report.examples_per_second,
+            "tokens_per_second": report.tokens_per_second,
+            "tokens_per_second_per_chip": report.tokens_per_second_per_chip,
+        },
+        "estimated_cost": None if time is None else _cost(report, pricing),
+        "published_run": run and {name: getattr(run, name) for name in _OF_A_RUN},
+        "hbm_per_device": {
+            name: plain(value) for name, value in vars(report.hbm).items() if name != "buffers"
+        },
+        "findings": [plain(finding) for finding in report.findings],
+        "operations": [
+            {
+                "name": operation.name,
+                "opcode": operation.opcode,
+                "kind": operation.kind,
+                "estimated_seconds": report.calibrated(operation.seconds),
+                "count": operation.count,
+                "flops": operation.flops,
+                "bytes": operation.bytes,
+                "shape": operation.shape,
+                "op_name": operation.op_name,
+                "source": str(operation.source) if operation.source else None,
+            }
+            for operation in report.operations
+        ],
+        "notes": list(report.analysis.notes),
+        "compile_seconds": report.analysis.compile_seconds,
+        "from_cache": report.analysis.from_cache,
+    }
+
+
+def _cost(report: Report, pricing: Pricing) -> dict[str, Any]:
+    cost = report.cost(1, **vars(pricing))
+    return {
+        "usd_per_step": cost.usd_per_step,
+        "usd_per_million_tokens": cost.usd_per_million_tokens,
+        "usd_per_chip_hour": cost.usd_per_chip_hour,
+        "region": pricing.region,
+        "commitment": pricing.commitment,
+        "price_source": cost.price.source if cost.price else None,
+        "price_as_of": cost.price.as_of if cost.price else None,
+    }

@@ -1,0 +1,222 @@
+"""A report as plain data: what is in the JSON file, and how it is read again.
+
+Owns the document and its schema, ``report.schema.json`` beside this file (JSON Schema 2020-12). A
+document is one object; the command line writes a list of them. Its fields, all sizes in bytes, all
+times in seconds, and every time an estimate:
+
+- ``schema``, ``schema_version``: ``"neurenix.preflight"`` and 1. A field may be added without a new
+  version; one that is renamed, removed or given another meaning makes a new version.
+- ``versions``: of jax, jaxlib and libtpu, which decide what the compiler answers.
+- ``program``, ``slice`` (name, topology, chips, devices, hosts), ``mesh`` (axis → size).
+- ``fits``; ``refused``, why there is no program, or null.
+- ``estimated_step_time`` (seconds, low, high, device_seconds, host_seconds, basis, shares) or null;
+  ``bound``; ``mfu``; ``model_flops`` of all devices for one step.
+- ``batch`` (examples, sequence_length, tokens of one step) and ``estimated_rates``, null where
+  unknown.
+- ``estimated_cost`` of one step, with its price's region, commitment, source and date.
+- ``published_run``: the nearest one, for orientation; never ours.
+- ``hbm_per_device``: byte counts, and ``roles``, which divides the arguments.
+- ``findings`` (rule, severity, message, fix, source, scope, effect_seconds, effect_bytes).
+- ``operations``: the dearest first, with their part of the estimated step.
+- ``notes``, ``compile_seconds``, ``from_cache``.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import fields, is_dataclass
+from functools import cache
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from neurenix._core.errors import ArgumentError
+from neurenix.compiler.hlo import SourceLine
+
+SCHEMA = "neurenix.preflight"
+SCHEMA_VERSION = 1
+
+
+class Record:
+    """A report that was written down: everything that can be compared or asked about.
+
+    ``data`` is the document. ``Report.record()`` makes one, ``load_report`` reads one.
+    """
+
+    def __init__(self, data: Mapping[str, Any], source: str = "this report") -> None:
+        _check(data, source)
+        self.data = dict(data)
+        self.source = source
+
+    @property
+    def program(self) -> str:
+        """The program's name."""
+        return self.data["program"]
+
+    @property
+    def slice_name(self) -> str:
+        """Name of the slice."""
+        return self.data["slice"]["name"]
+
+    @property
+    def fits(self) -> bool:
+        """Whether the compiler accepted the program."""
+        return self.data["fits"]
+
+    @property
+    def step_seconds(self) -> float | None:
+        """Estimated seconds of one step."""
+        time = self.data["estimated_step_time"]
+        return None if time is None else time["seconds"]
+
+    def values(self) -> dict[str, bool | float | int | None]:
+        """Return what a condition of ``--fail-if`` can ask about, by name."""
+        time = self.data["estimated_step_time"] or {}
+        memory, findings = self.data["hbm_per_device"], self.data["findings"]
+        severities = [finding["severity"] for finding in findings]
+        return {
+            "fits": self.fits,
+            "step_time": time.get("seconds"),
+            "step_time_low": time.get("low"),
+            "step_time_high": time.get("high"),
+            "hbm_peak_bytes": memory["peak_bytes"],
+            "hbm_headroom": memory["limit_bytes"] - memory["peak_bytes"],
+            "mfu": self.data["mfu"],
+            "cost_per_step": (self.data["estimated_cost"] or {}).get("usd_per_step"),
+            "findings": len(findings),
+            "errors": severities.count("error"),
+            "warnings": severities.count("warning"),
+        }
+
+    def memory(self) -> dict[str, int]:
+        """Return the bytes of one device's HBM by what they are for; they add up to the peak."""
+        return memory_parts(self.data["hbm_per_device"])
+
+
+def memory_parts(memory: Mapping[str, Any]) -> dict[str, int]:
+    """Divide ``hbm_per_device`` into parts that add up to its peak, arguments by their role."""
+    parts = dict(memory["roles"])
+    rest = memory["arguments_bytes"] - sum(parts.values())
+    if rest > 0:
+        parts["alignment"] = rest
+    parts["temporaries"] = memory["temporaries_bytes"]
+    parts["new results"] = memory["outputs_bytes"] - memory["aliased_bytes"]
+    parts["code"] = memory["code_bytes"]
+    return parts
+
+
+def load_reports(path: str | os.PathLike[str]) -> list[Record]:
+    """Read every report of a JSON file, one object or a list of them.
+
+    Raises:
+        ArgumentError: there is no such file, it is not JSON, or no report of this version.
+    """
+    file = Path(path)
+    try:
+        content = json.loads(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ArgumentError(f"{file} cannot be read: {error.strerror}.") from None
+    except ValueError as error:
+        raise ArgumentError(f"{file} is not JSON ({error}).") from None
+    documents = content if isinstance(content, list) else [content]
+    if not documents:
+        raise ArgumentError(f"{file} holds no report.")
+    return [Record(document, str(file)) for document in documents]
+
+
+def load_report(path: str | os.PathLike[str]) -> Record:
+    """Read the one report of a JSON file.
+
+    Raises:
+        ArgumentError: as ``load_reports``, or there are several.
+    """
+    records = load_reports(path)
+    if len(records) > 1:
+        names = ", ".join(record.slice_name for record in records)
+        raise ArgumentError(
+            f"{path} holds {len(records)} reports ({names}); read them with load_reports."
+        )
+    return records[0]
+
+
+@cache
+def schema() -> dict[str, Any]:
+    """Return the JSON Schema of a document."""
+    text = resources.files("neurenix.preflight").joinpath("report.schema.json").read_text("utf-8")
+    return json.loads(text)
+
+
+def plain(value: Any) -> Any:
+    """Return dataclasses as dictionaries and places in a source as ``"file:line"``.
+
+    Example:
+        >>> plain({"at": SourceLine("train.py", 7), "sizes": (1, 2)})
+        {'at': 'train.py:7', 'sizes': [1, 2]}
+    """
+    if isinstance(value, SourceLine):
+        return str(value)
+    if is_dataclass(value) and not isinstance(value, type):
+        return {field.name: plain(getattr(value, field.name)) for field in fields(value)}
+    if isinstance(value, Mapping):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [plain(item) for item in value]
+    return value
+
+
+def _check(data: Any, source: str) -> None:
+    if not isinstance(data, Mapping) or data.get("schema") != SCHEMA:
+        raise ArgumentError(f"{source} is not a preflight report: it has no schema {SCHEMA!r}.")
+    version = data.get("schema_version")
+    if version != SCHEMA_VERSION:
+        raise ArgumentError(
+            f"{source} is a preflight report of schema version {version!r}, and this Neurenix "
+            f"reads version {SCHEMA_VERSION}. Write it again with this version."
+        )
+    problem = next(problems(schema(), data), None)
+    if problem:
+        raise ArgumentError(f"{source} is damaged: {problem}.")
+
+
+_TYPES: dict[str, tuple[type, ...]] = {
+    "object": (Mapping,), "array": (list,), "string": (str,), "boolean": (bool,),
+    "null": (type(None),), "integer": (int,), "number": (int, float),
+}  # fmt: skip
+
+
+def problems(schema: Mapping[str, Any], value: Any, at: str = "the report") -> Iterator[str]:
+    """Yield what is wrong with ``value`` by the part of JSON Schema that our schema uses.
+
+    That is type, const, enum, required, properties, additionalProperties and items.
+
+    Example:
+        >>> list(problems({"type": "object", "required": ["fits"]}, {}))
+        ['the report has no "fits"']
+    """
+    types = schema.get("type", [])
+    types = [types] if isinstance(types, str) else types
+    if types and not any(_is(value, name) for name in types):
+        yield f"{at} is {type(value).__name__}, not {' or '.join(types)}"
+        return
+    if "const" in schema and value != schema["const"]:
+        yield f"{at} is {value!r}, not {schema['const']!r}"
+    if "enum" in schema and value not in schema["enum"]:
+        yield f"{at} is {value!r}, not one of {schema['enum']}"
+    if isinstance(value, Mapping):
+        for name in schema.get("required", ()):
+            if name not in value:
+                yield f'{at} has no "{name}"'
+        known, others = schema.get("properties", {}), schema.get("additionalProperties", {})
+        for name, item in value.items():
+            yield from problems(known.get(name, others), item, f"{at}.{name}")
+    if isinstance(value, list) and "items" in schema:
+        for number, item in enumerate(value):
+            yield from problems(schema["items"], item, f"{at}[{number}]")
+
+
+def _is(value: Any, name: str) -> bool:
+    if isinstance(value, bool):
+        return name == "boolean"
+    return isinstance(value, _TYPES[name])

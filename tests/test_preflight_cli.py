@@ -1,0 +1,277 @@
+"""``neurenix preflight`` as its users and their CI see it: processes, output, exit status."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+pytestmark = [pytest.mark.tpu_compile, pytest.mark.xdist_group("libtpu")]
+
+SCRIPT = """
+import os, sys
+import numpy as np
+import neurenix as nx
+from neurenix import nn
+print("arguments:", sys.argv[1:])
+os.system("echo from a child")
+model = nn.Sequential(nn.Linear(64, WIDTH), nn.ReLU(), nn.Linear(WIDTH, 10))
+model.compile("adam", nx.losses.SparseCategoricalCrossentropy(from_logits=True))
+model.fit(np.ones((640, 64), "float32"), np.zeros(640, "int32"), batch_size=64)
+print("trained")
+"""
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("cache")
+
+
+@pytest.fixture
+def preflight(run_python, cache: Path, tmp_path: Path):
+    """Return ``preflight(arguments, script=..., env=...)``, which leaves script in ``train.py``."""
+
+    def run(*arguments: str, script: str = SCRIPT.replace("WIDTH", "128"), prelude: str = ""):
+        (tmp_path / "train.py").write_text(script)
+        env = {"NEURENIX_CACHE_DIR": str(cache), "COLUMNS": "100"}
+        code = f"import sys; sys.argv[0] = 'neurenix'; {prelude}"
+        code += "\nfrom neurenix.cli.app import main; main()"
+        return run_python("preflight", *arguments, code=code, env=env)
+
+    return run
+
+
+def test_options_may_follow_the_script_as_in_the_issue_of_a_ci(preflight, tmp_path: Path) -> None:
+    condition = "not fits or step_time > 1 min"
+    done = preflight(
+        "train.py", "--on", "v5e-8,v6e-8", "--lr", "1", "--fail-if", condition, "--json", "r.json"
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "arguments: ['--lr', '1']" in done.stdout
+    assert "trained" not in done.stdout
+    assert "Preflight of training step on v5e-8" in done.stdout
+    assert "Preflight of training step on v6e-8" in done.stdout
+    assert "failed" not in done.stderr
+    written = json.loads((tmp_path / "r.json").read_text())
+    assert [report["slice"]["name"] for report in written] == ["v5e-8", "v6e-8"]
+    assert max(len(line) for line in done.stdout.splitlines()) <= 100
+
+
+def test_after_a_script_that_follows_on_everything_is_the_scripts(preflight) -> None:
+    done = preflight("--on", "v5e-8", "train.py", "--json", "x", "--on", "y", "--", "-z")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert re.search(r"arguments: \['--json', 'x', '--on', 'y', (?:'--', )?'-z'\]", done.stdout)
+
+
+def test_a_condition_that_is_true_fails_and_says_where_and_why(preflight, tmp_path: Path) -> None:
+    done = preflight(
+        "train.py", "--on", "v5e-8,v6e-8", "--html", "r.html",
+        "--fail-if", "not fits or hbm_headroom < 20 GiB",
+    )  # fmt: skip
+    assert done.returncode == 1, done.stdout + done.stderr
+    failures = [line for line in done.stderr.splitlines() if "failed on" in line]
+    assert len(failures) == 1  # a v6e has 31.25 GiB
+    assert failures[0].startswith(
+        "neurenix: failed on v5e-8: not fits or hbm_headroom < 20 GiB "
+        "(fits = true, hbm_headroom = 1.69"
+    )
+    # What was asked for is written all the same.
+    assert sorted(p.name for p in tmp_path.glob("*.html")) == ["r-v5e-8.html", "r-v6e-8.html"]
+
+
+def test_a_program_that_does_not_fit_fails_unless_told_otherwise(preflight) -> None:
+    script = (
+        "import jax.numpy as jnp, neurenix as nx\n"
+        "@nx.jit\ndef f(x): return (x @ x) @ x\n"
+        "import jax\nf(jax.ShapeDtypeStruct((65536, 65536), 'float32'))\n"
+    )
+    done = preflight("train.py", "--on", "v5e-1", script=script)
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert "neurenix: failed on v5e-1: not fits (fits = false)" in done.stderr
+    assert re.search(r"fits +NO, .* too much", done.stdout)
+    done = preflight("train.py", "--on", "v5e-1", "--fail-if", "errors > 5", script=script)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_json_on_the_output_is_all_there_is(preflight) -> None:
+    slices = "v5e-8,v6e-8"
+    done = preflight("train.py", "--on", slices, "--json", "-", "--price", "3")
+    assert done.returncode == 0, done.stderr
+    reports = json.loads(done.stdout)
+    assert [report["slice"]["name"] for report in reports] == slices.split(",")
+    assert reports[0]["estimated_cost"]["usd_per_chip_hour"] == 3
+    for text in ("arguments: []", "from a child", "Preflight of training step"):
+        assert text in done.stderr
+
+
+def test_what_changed_since_a_file(preflight, tmp_path: Path) -> None:
+    assert preflight("train.py", "--on", "v5e-8", "--json", "before.json").returncode == 0
+    wider = SCRIPT.replace("WIDTH", "512")
+    done = preflight("train.py", "--on", "v5e-8,v6e-8", "--compare", "before.json", script=wider)
+    assert done.returncode == 0, done.stderr
+    assert "Compared with before.json: training step on v5e-8" in done.stdout
+    assert re.search(r"\n    parameters +41\.00 KiB → 1\d\d\.\d\d KiB \(\+", done.stdout)
+    assert "the slice was v5e-8 and is v6e-8" in done.stdout
+
+
+def test_prices_by_region_and_commitment(preflight) -> None:
+    done = preflight(
+        "train.py", "--on", "v5e-8,v6e-8", "--region", "europe-west4", "--fail-if", "fits"
+    )
+    assert done.returncode == 1, done.stderr
+    text = " ".join(done.stdout.split())
+    assert "8 chips at 1.56 USD an hour (europe-west4 on-demand" in text
+    assert "8 chips at 2.97 USD an hour (europe-west4 on-demand" in text
+    done = preflight(
+        "train.py", "--on", "v5e-8", "--region", "europe-west4", "--commitment", "3-year",
+        "--fail-if", "cost_per_step > 1 USD",
+    )  # fmt: skip
+    assert "no public price for v5e in europe-west4, 3-year" in " ".join(done.stdout.split())
+    assert done.returncode == 1  # what is not known has not passed
+    assert "cost_per_step = not known" in done.stderr
+
+
+# Mistakes: one message, status 2, no traceback.
+
+SEVERAL = """
+import sys
+from pathlib import Path
+from neurenix.cli.app import main
+for number, (script, arguments) in enumerate(CASES):
+    Path("train.py").write_text(script)
+    sys.argv = ["neurenix", "preflight", *arguments]
+    sys.stderr.write(f"<case {number}>")
+    try:
+        main()
+        status = 0
+    except SystemExit as left:
+        status = left.code
+    sys.stderr.write(f"<status {status}>")
+"""
+
+
+def several(run_python, cache: Path, cases: list[tuple[str, tuple[str, ...]]]) -> list[str]:
+    """Run the command for each script and command line, in one process; return what it said."""
+    done = run_python(
+        code=SEVERAL.replace("CASES", repr(cases)), env={"NEURENIX_CACHE_DIR": str(cache)}
+    )
+    assert done.returncode == 0, done.stderr
+    assert "Preflight of" not in done.stdout
+    found = re.findall(r"<case \d+>(.*?)<status (\w+)>", done.stderr, re.DOTALL)
+    assert len(found) == len(cases), done.stderr
+    for said, status in found:
+        assert status == "2", said
+        assert "Traceback" not in said
+    return [" ".join(said.split()) for said, _ in found]
+
+
+COMMANDS: list[tuple[tuple[str, ...], str]] = [
+    (("train.py", "--on", "v5e-9"), "There is no slice 'v5e-9'. Did you mean 'v5e-8'"),
+    (("train.py", "--on", ","), "--on names no slice"),
+    (("train.py",), "Missing option '--on'"),
+    (("train.py", "--on", "v5e-8", "--fail-if", "step_tim > 1"), "Did you mean 'step_time'"),
+    (("train.py", "--on", "v5e-8", "--fail-if", "open('x') == 1"), "is not understood"),
+    (("train.py", "--on", "v5e-8", "--region", "mars"), "There is no region named 'mars'"),
+    (("train.py", "--on", "v5e-8", "--commitment", "3year"), "Did you mean '3-year'"),
+    (("train.py", "--on", "v5e-8", "--price", "-1"), "0 or more USD"),
+    (("train.py", "--on", "v5e-8", "--compare", "no.json"), "no.json cannot be read"),
+    (("train.py", "--on", "v5e-8", "--compare", "train.py"), "train.py is not JSON"),
+    (("train.py", "--on", "v5e-8", "--timeout", "0"), "--timeout must be positive"),
+    (("train.py", "--on", "v5e-8", "--compile-timeout", "0"), "timeout_seconds must be positive"),
+    (("train.py", "--on", "v5e-8", "--json", "no/r.json"), "There is no folder 'no'"),
+    (("trian.py", "--on", "v5e-8"), "There is no script 'trian.py'"),
+]
+
+
+def test_mistakes_in_the_command(run_python, cache: Path, tmp_path: Path) -> None:
+    cases = [("open('started', 'w')", arguments) for arguments, _ in COMMANDS]
+    said = several(run_python, cache, cases)
+    for (arguments, expected), text in zip(COMMANDS, said, strict=True):
+        assert expected in text, arguments
+    assert not (tmp_path / "started").exists()  # each is found before the script runs
+
+
+SCRIPTS: list[tuple[str, tuple[str, ...]]] = [
+    (
+        SCRIPT.replace("WIDTH", "128").replace("batch_size=64", "batch_size=63"),
+        ("A batch of 63 cannot be divided over the 8 devices of v5e-8; take 56 or 64",),
+    ),
+    ("print('nothing')", ("train.py ended without a step", "nx.preflight(function")),
+    ("raise SystemExit(3)", ("exit code 3", "before any step")),
+    ("x = 1\nx.no_such()", ("AttributeError: 'int' object has no", 'train.py", line 2')),
+    ("def f(:\n", ("SyntaxError", 'train.py", line 1')),
+    ("import neurenix as nx\nnx.chips.resolve('v5-9')", ("no slice 'v5-9'", "line 2")),
+]
+
+
+def test_scripts_that_give_no_step(run_python, cache: Path) -> None:
+    said = several(run_python, cache, [(s, ("train.py", "--on", "v5e-8")) for s, _ in SCRIPTS])
+    for (script, expected), text in zip(SCRIPTS, said, strict=True):
+        for part in expected:
+            assert part in text, script
+
+
+def test_scripts_without_end(run_python, cache: Path) -> None:
+    endless = ["import time\nwhile True: time.sleep(0.1)", "while True: pass"]
+    arguments = ("train.py", "--on", "v5e-8", "--timeout", "1")
+    for text in several(run_python, cache, [(script, arguments) for script in endless]):
+        assert "train.py reached no training step within 1 s" in text and "--timeout" in text
+
+
+def one_message(done, *texts: str) -> None:
+    assert done.returncode == 2, done.stdout + done.stderr
+    assert "Traceback" not in done.stderr
+    assert "Preflight of" not in done.stdout
+    message = " ".join(done.stderr.split())
+    for text in texts:
+        assert text in message
+
+
+def test_a_script_that_catches_what_should_stop_it(preflight) -> None:
+    script = "import time\nwhile True:\n  try: time.sleep(30)\n  except: pass"
+    done = preflight("train.py", "--on", "v5e-8", "--timeout", "1", script=script)
+    one_message(done, "no training step within 1 s", "It catches what should stop it")
+
+
+def test_a_step_that_the_script_catches_is_a_step(preflight) -> None:
+    script = SCRIPT.replace("WIDTH", "128").replace("model.fit", "try: model.fit")
+    script = script.replace('print("trained")', "except: print('caught')")
+    done = preflight("train.py", "--on", "v5e-8", script=script)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "caught" in done.stdout and "Preflight of training step" in done.stdout
+
+
+NOT_COMPILED = SCRIPT.replace("WIDTH", "136")
+
+
+def test_without_libtpu(preflight) -> None:
+    done = preflight(
+        "train.py", "--on", "v5e-8", script=NOT_COMPILED, prelude="sys.modules['libtpu'] = None"
+    )
+    one_message(done, "libtpu is missing", "pip install libtpu")
+
+
+def test_on_a_machine_for_which_there_is_no_libtpu(preflight) -> None:
+    system, machine = "Darwin", "arm64"
+    # The machine cannot be changed here; what Python says of it can.
+    prelude = (
+        "import platform, jax, jaxlib; "
+        f"platform.system = lambda: {system!r}; platform.machine = lambda: {machine!r}"
+    )
+    done = preflight("train.py", "--on", "v5e-8", script=NOT_COMPILED, prelude=prelude)
+    one_message(done, f"this is {system} on {machine}", "Simulated slices", "in CI")
+
+
+def test_one_target_out_of_time_keeps_the_answers_of_the_others(preflight, tmp_path) -> None:
+    assert preflight("train.py", "--on", "v5e-8").returncode == 0  # now it is in the cache
+    done = preflight(
+        "train.py", "--on", "v5p-8,v5e-8", "--compile-timeout", "0.2", "--json", "r.json"
+    )
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert "fits not known: the compiler's time was up" in " ".join(done.stdout.split())
+    assert "failed on v5p-8" in done.stderr and "failed on v5e-8" not in done.stderr
+    late, known = json.loads((tmp_path / "r.json").read_text())
+    assert (late["fits"], late["refused"]) == (False, "timeout")
+    assert known["fits"] and known["refused"] is None

@@ -1,0 +1,269 @@
+"""Costs, prices, published runs and conditions: arithmetic with nothing compiled."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from neurenix import chips
+from neurenix._core.errors import ArgumentError, UnknownNameError
+from neurenix.preflight.condition import NAMES, parse
+from neurenix.preflight.cost import Pricing, Work, cost_of, steps_for, usd_text
+
+pytestmark = pytest.mark.pure
+
+WORK = Work(0.5, 0.4, 0.75, examples=64, tokens=64 * 1024)
+
+
+# Prices.
+
+
+@pytest.mark.parametrize(
+    ("generation", "region", "commitment", "usd"),
+    [
+        ("v5e", "us", "on-demand", 1.20),
+        ("v5e", "us-west1", "on-demand", 1.20),  # the area's
+        ("v5e", "europe-west4", "on-demand", 1.56),
+        ("v5e", "us-central1", "3-year", 0.54),
+        ("v5p", "us-south1", "on-demand", 4.779),
+        ("v5p", "us-south1", "3-year", None),  # its own price, so not the area's discount
+        ("v5p", "us-east5", "spot", 1.68),
+        ("v6e", "asia-northeast1", "on-demand", 3.24),
+        ("v6e", "asia-southeast1", "on-demand", None),
+        ("v5e", "europe-west4", "3-year", None),
+        ("tpu7x", "us", "on-demand", None),
+        ("tpu7x", "us", "spot", None),
+    ],
+)
+def test_price_of_a_chip(generation: str, region: str, commitment: str, usd: float | None) -> None:
+    found = chips.price(generation, region, commitment=commitment)
+    assert (found and found.usd_per_chip_hour) == usd
+
+
+def test_every_price_says_where_and_when_it_was_read() -> None:
+    seen = set()
+    for generation in chips.GENERATIONS.values():
+        for price in generation.prices:
+            assert price.source and price.as_of, price
+            assert 0.1 < price.usd_per_chip_hour < 10  # a list uses 700 for "unknown"
+            key = (price.generation, price.region, price.commitment)
+            assert key not in seen
+            seen.add(key)
+    assert len(seen) > 25
+
+
+def test_names_of_regions_and_commitments_are_checked() -> None:
+    with pytest.raises(UnknownNameError, match="Did you mean 'europe-west4'"):
+        chips.price("v5e", "eurpe-west4")
+    with pytest.raises(UnknownNameError, match="Did you mean '3-year'"):
+        chips.price("v5e", commitment="3-years")
+    with pytest.raises(UnknownNameError, match="region"):
+        Pricing(region="mars-west1")
+    for usd in (-1.0, math.inf, math.nan):
+        with pytest.raises(ArgumentError, match="0 or more USD"):
+            Pricing(usd_per_chip_hour=usd)
+
+
+# Sums.
+
+
+def test_cost_is_chips_times_hours_times_price() -> None:
+    cost = cost_of(WORK, 7200, chips.resolve("v5p-256"), Pricing())  # 128 chips, one hour
+    assert cost.seconds == 3600
+    assert cost.chip_hours == 128
+    assert cost.usd == pytest.approx(128 * 4.20)
+    assert (cost.low, cost.high) == (pytest.approx(0.8 * cost.usd), pytest.approx(1.5 * cost.usd))
+    assert cost.usd_per_step == pytest.approx(128 * 4.20 / 7200)
+    assert cost.usd_per_million_tokens == pytest.approx(cost.usd / (7200 * 64 * 1024 / 1e6))
+    assert cost.usd_per_million_examples == pytest.approx(cost.usd / (7200 * 64 / 1e6))
+    assert cost.price is not None and cost.price.source
+    assert "7,200 steps" in str(cost) and "estimated" in str(cost)
+
+
+def test_two_devices_on_a_chip_are_paid_once() -> None:
+    where = chips.resolve("v3-8")  # four chips, eight devices
+    assert cost_of(WORK, 7200, where, Pricing()).chip_hours == where.num_chips == 4
+
+
+def test_a_price_of_ones_own_takes_the_place_of_the_list() -> None:
+    where = chips.resolve("tpu7x-2x2x1")
+    unknown = cost_of(WORK, 10, where, Pricing())
+    assert (unknown.usd, unknown.usd_per_step, unknown.price) == (None, None, None)
+    assert unknown.missing == "no public price for tpu7x"
+    assert "no public price" in str(unknown)
+    own = cost_of(WORK, 7200, where, Pricing(usd_per_chip_hour=12.0))
+    assert own.usd == pytest.approx(4 * 12.0)
+    assert own.price is None and own.missing == ""
+    free = cost_of(WORK, 7200, where, Pricing(usd_per_chip_hour=0.0))
+    assert (free.usd, free.usd_per_million_tokens) == (0.0, 0.0)
+
+
+def test_what_is_not_listed_is_said_with_what_is() -> None:
+    missing = Pricing("europe-west4", "3-year").missing(chips.generation("v5e"))
+    assert missing.startswith("no public price for v5e in europe-west4, 3-year")
+    assert "europe-west4 on-demand 1.56" in missing and "us 3-year 0.54" in missing
+
+
+@pytest.mark.parametrize(
+    ("given", "steps"),
+    [
+        ({}, 1), ({"steps": 0}, 0), ({"steps": 9}, 9),
+        ({"examples": 640}, 10), ({"examples": 641}, 11), ({"tokens": 10**9}, 15259),
+    ],
+)  # fmt: skip
+def test_an_amount_of_work_as_steps(given: dict[str, int], steps: int) -> None:
+    none = {"steps": None, "examples": None, "tokens": None}
+    assert steps_for(WORK, **(none | given)) == steps
+
+
+def test_amounts_that_say_nothing() -> None:
+    with pytest.raises(ArgumentError, match="one of steps and tokens"):
+        steps_for(WORK, steps=1, examples=None, tokens=5)
+    with pytest.raises(ArgumentError, match="examples must be 0 or more"):
+        steps_for(WORK, steps=None, examples=-5, tokens=None)
+    with pytest.raises(ArgumentError, match="not known to take tokens"):
+        steps_for(Work(1, 1, 1, 8, None), steps=None, examples=None, tokens=5)
+
+
+def test_money_has_digits_that_mean_something() -> None:
+    texts = [usd_text(usd) for usd in (0, 2.2e-7, 0.00022413, 0.5, 12.345, 25804.8)]
+    assert texts == [
+        "0 USD", "2.20e-07 USD", "0.000224 USD", "0.5 USD", "12.35 USD", "25,805 USD",
+    ]  # fmt: skip
+
+
+# Published runs.
+
+
+@pytest.mark.parametrize("run", chips.published_runs(), ids=lambda run: run.id)
+def test_numbers_of_a_published_run_go_together(run: chips.PublishedRun) -> None:
+    tokens = run.batch_size * run.sequence_length
+    rate = tokens / run.step_seconds / run.num_chips
+    assert run.tokens_per_second_per_chip == pytest.approx(rate, rel=1e-4)
+    generation = chips.generation(run.generation)
+    peak = generation.peak_flops_per_second["bfloat16"] * generation.devices_per_chip
+    assert run.mfu == pytest.approx(rate * run.flops_per_token / peak, rel=1e-3)
+    assert run.source
+    assert run.num_chips % run.num_slices == 0
+
+
+def test_the_nearest_published_run_is_of_the_generation_and_then_of_the_size() -> None:
+    def nearest(generation: str, flops: float, devices: int, sequence: int) -> str:
+        return chips.nearest_run(
+            generation, flops_per_token=flops, num_devices=devices, sequence_length=sequence
+        ).id
+
+    assert nearest("v6e", 51e9, 8, 8192) == "T12"
+    assert nearest("v6e", 51e9, 128, 8192) == "T16"
+    assert nearest("v6e", 450e9, 32, 8192) == "T8"
+    assert nearest("v5e", 100e9, 256, 2048) == "E1"
+    assert nearest("v5e", 1e9, 8, 1024) == "E1"  # far, but of v5e
+    assert nearest("tpu7x", 450e9, 512, 8192) == "I16"
+    assert nearest("v3", 51e9, 8, 8192) == "T12"  # none of v3 was published
+    with pytest.raises(ArgumentError, match="must be positive"):
+        nearest("v5e", 0, 8, 128)
+
+
+# Conditions.
+
+VALUES = {
+    "fits": True, "step_time": 0.25, "step_time_low": 0.2, "step_time_high": 0.35,
+    "hbm_peak_bytes": 12 * 2**30, "hbm_headroom": 4 * 2**30, "mfu": 0.41, "cost_per_step": 0.002,
+    "findings": 3, "errors": 0, "warnings": 2,
+}  # fmt: skip
+assert set(VALUES) == set(NAMES)
+
+
+@pytest.mark.parametrize(
+    ("text", "holds"),
+    [
+        ("not fits", False),
+        ("fits", True),
+        ("not fits or step_time > 0.2", True),
+        ("not fits or step_time > 0.3", False),
+        ("step_time > 200 ms and step_time < 300ms", True),
+        ("200 ms < step_time <= 250000 us", True),
+        ("step_time > 0.2s", True),
+        ("step_time >= 1 min", False),
+        ("hbm_headroom < 5 GiB", True),
+        ("hbm_headroom < 4.0 GiB", False),
+        ("hbm_peak_bytes > 12e9", True),
+        ("mfu < 40 %", False),
+        ("mfu < 42%", True),
+        ("(errors > 0 or warnings >= 2) and not (mfu > 0.5)", True),
+        ("errors + warnings != 2", False),
+        ("step_time_high / step_time_low > 1.5", True),
+        ("-errors == 0", True),
+        ("fits == True", True),
+        ("fits != False and cost_per_step * 1000 > 1 USD", True),
+        ("step_time / errors > 1", True),  # cannot be known, so it has not passed
+        ("False and step_time / errors > 1", False),
+        ("True", True),
+        ("not " * 240 + "fits", True),
+    ],
+)
+def test_condition(text: str, holds: bool) -> None:
+    assert parse(text).holds(VALUES) is holds
+
+
+@pytest.mark.parametrize(
+    ("text", "holds"),
+    [
+        ("not fits or step_time > 0.2", True),
+        ("step_time > 0.2", True),
+        ("fits and step_time > 0.2", False),
+        ("not (step_time > 0.2)", True),
+        ("0.1 < step_time < 0.2", True),
+        ("hbm_headroom < 0 and step_time > 1", True),
+        ("hbm_headroom > 0 and step_time > 1", False),
+    ],
+)
+def test_a_condition_of_what_is_not_known_has_not_passed(text: str, holds: bool) -> None:
+    refused = VALUES | {
+        "fits": False, "step_time": None, "step_time_low": None, "step_time_high": None,
+        "hbm_headroom": -(2**30), "mfu": None, "cost_per_step": None,
+    }  # fmt: skip
+    assert parse(text).holds(refused) is holds
+    assert "step_time = not known" in parse("step_time > 0").values(refused)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("step_tim > 0.2", "Did you mean 'step_time'"),
+        ("step_time > 5 mss", "no unit named 'mss'. Did you mean 'ms'"),
+        ("step_time >", "is not a condition"),
+        ("", "is not a condition"),
+        ("step_time", "compare it"),
+        ("2 + 2", "compare it"),
+        ("not step_time", "step_time is not true or false"),
+        ("fits > 1", "fits has no order"),
+        ("step_time == fits", "fits is not a number"),
+        ("fits + 1 > 0", "fits is not a number"),
+        ("__import__('os').system('true')", "is not understood"),
+        ("fits.__class__ == 1", "is not understood"),
+        ("(lambda: 1)() > 0", "is not understood"),
+        ("[x for x in (1,)] == 1", "is not understood"),
+        ("step_time if fits else 0", "is not understood"),
+        ("step_time in (1, 2)", "is not understood"),
+        ("9 ** 9 ** 9 > 1", "is not understood"),
+        ("fits == 'yes'", "is not understood"),
+        ("(x := 1) > 0", "is not understood"),
+        ("1" * 200 + " > 1", "is not understood"),
+        ("step_time > 1e999", "is not understood"),
+        ("fits\nfits", "is not a condition"),
+        ("not " * 230 + "fits and (" + "-" * 30 + "mfu)", "is not true or false"),
+        ("-" * 990 + "1 > 0", "is not a condition"),
+        ("fits or " * 200 + "fits", "at most 1000 characters"),
+    ],
+)
+def test_what_is_no_condition(text: str, message: str) -> None:
+    with pytest.raises(ArgumentError, match=message.replace("(", r"\(").replace(")", r"\)")):
+        parse(text)
+
+
+def test_a_condition_shows_what_it_looked_at() -> None:
+    condition = parse("not fits or step_time > 0.2 or step_time > 1")
+    assert condition.names == ("fits", "step_time")
+    assert condition.values(VALUES) == "fits = true, step_time = 0.25"
