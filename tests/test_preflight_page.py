@@ -270,12 +270,15 @@ class TestWords:
         with pytest.raises(ArgumentError, match="at least one report"):
             html.page([])
 
-    def test_a_plan_shows_why_the_others_lost(self, options: PreflightOptions) -> None:
+    def test_a_plan_shows_why_the_others_lost(
+        self, options: PreflightOptions, tmp_path: Path
+    ) -> None:
         plan = nx.preflight.search(
             lambda x: jnp.tanh(x @ x), nx.spec((512, 512)), on=["v6e-1", "v5e-1"],
             objective="cost", options=options,
         )  # fmt: skip
-        page = html.plan_page(plan)
+        plan.to_html(tmp_path / "plan.html")
+        page = (tmp_path / "plan.html").read_text(encoding="utf-8")
         for candidate in plan.candidates:
             assert candidate.slice.name in page
         assert plan.candidates[-1].reason in unescape(page)

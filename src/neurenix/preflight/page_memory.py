@@ -126,7 +126,9 @@ def _legend(groups: dict[str, list[_Cell]]) -> str:
         f'<li><i class="swatch {_style(role)}"></i>{escape(role)} {bytes_text(_total(cells))}</li>'
         for role, cells in groups.items()
     )
-    return f"<ul class=legend>{items}<li><i class='swatch hatched'></i>padding</li></ul>"
+    if any(cell.padding for cells in groups.values() for cell in cells):
+        items += "<li><i class='swatch hatched'></i>padding</li>"
+    return f"<ul class=legend>{items}</ul>"
 
 
 def _treemap(groups: dict[str, list[_Cell]]) -> str:

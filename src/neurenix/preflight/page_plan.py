@@ -165,7 +165,7 @@ def frontier(points: Sequence[Point], work: str = "1,000 steps", unit: str = "a 
     corners.append(f"{x(front[-1].seconds):.1f},{y(front[-1].usd):.1f}")
     parts.append(f'<polyline points="{" ".join(corners)}" class=frontier />')
     taken: list[tuple[float, float]] = []
-    for point in points:
+    for point in sorted(points, key=front.__contains__):  # the frontier last: it lies on top
         on = point in front
         place = x(point.seconds), y(point.usd)
         words = f"{point.label}: {seconds_text(point.seconds)}, {usd_text(point.usd)}"
@@ -196,10 +196,10 @@ def _axis(values: list[float], start: float, stop: float) -> Axis:
 
 
 def _free(place: tuple[float, float], taken: list[tuple[float, float]]) -> float:
-    """Return how far a label moves down so that it lies on no other."""
+    """Return how far a label moves up, below nought, so that it lies on no other."""
     lift = 0.0
     while any(abs(place[0] - a) < 90 and abs(place[1] + lift - b) < 13 for a, b in taken):
-        lift += 13
+        lift -= 13
     return lift
 
 
@@ -216,17 +216,25 @@ def candidates_section(plan: Plan, pricing: Pricing) -> str:
         points += [point] if point else []
     words = ("a million examples", "a million examples") if by_example else ()
     heads = "slice mesh batch remat XLA_options fits HBM step_(est.) 1,000_steps verdict".split()
-    head = "".join(f"<th scope=col>{name.replace('_', ' ')}</th>" for name in heads)
-    rows = "".join(
-        _candidate_row(candidate, plan, pricing, best=number == 0)
+    rows = [
+        _candidate_cells(candidate, plan, pricing, best=number == 0)
         for number, candidate in enumerate(plan.candidates)
-    )
+    ]
+    told = [i for i in range(len(heads)) if any(row[i] for row in rows)]
+    head = "".join(f"<th scope=col>{heads[i].replace('_', ' ')}</th>" for i in told)
+    body = "".join(f"<tr>{''.join(_cell(row[i], heads[i]) for i in told)}</tr>" for row in rows)
     return (
         f"<h2>Candidates, the best {escape(plan.objective)} first (estimated)</h2>"
         f"{frontier(points, *words)}"
         '<div class=wide tabindex=0 role=region aria-label="Candidates"><table><thead><tr>'
-        f"{head}</tr></thead><tbody>{rows}</tbody></table></div>"
+        f"{head}</tr></thead><tbody>{body}</tbody></table></div>"
     )
+
+
+def _cell(words: str, column: str) -> str:
+    shown = escape(words)
+    kind = {"verdict": " class=why", "XLA_options": f' class=options title="{shown}"'}
+    return f"<td{kind.get(column, '')}>{shown}</td>"
 
 
 def _point(
@@ -249,7 +257,9 @@ def _point(
     return Point(", ".join(parts), seconds, usd * scale)
 
 
-def _candidate_row(candidate: Candidate, plan: Plan, pricing: Pricing, *, best: bool) -> str:
+def _candidate_cells(
+    candidate: Candidate, plan: Plan, pricing: Pricing, *, best: bool
+) -> list[str]:
     report = candidate.report
     won = best and candidate.value is not None
     reason = candidate.reason or (f"best {plan.objective}" if won else "")
@@ -267,5 +277,4 @@ def _candidate_row(candidate: Candidate, plan: Plan, pricing: Pricing, *, best: 
             seconds_text(time.seconds) if time else "",
             _money(_usd(report, pricing)) if time else "",
         ]
-    inner = "".join(f"<td>{escape(cell)}</td>" for cell in cells)
-    return f"<tr>{inner}<td class=why>{'★ ' if won else ''}{escape(reason)}</td></tr>"
+    return [*cells, f"{'★ ' if won else ''}{reason}"]

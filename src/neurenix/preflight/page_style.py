@@ -63,7 +63,7 @@ table{border-collapse:collapse;width:100%;font-size:13px}
 th,td{text-align:left;padding:4px 12px 4px 0;border-bottom:1px solid var(--line);
 white-space:nowrap;max-width:310px;overflow:hidden;text-overflow:ellipsis}
 th.n,td.n{text-align:right;font-variant-numeric:tabular-nums}
-td.why{white-space:normal;min-width:240px}
+td.why{white-space:normal;min-width:220px}td.options{max-width:150px}
 .wide{overflow:auto}.operations{max-height:70vh}
 .operations th{position:sticky;top:0;background:var(--paper)}
 th button{font:inherit;font-weight:600;color:inherit;background:none;border:0;padding:2px 0;

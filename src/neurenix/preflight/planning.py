@@ -21,10 +21,11 @@ from neurenix.compiler.analysis import analyse
 from neurenix.compiler.compile import compile_all
 from neurenix.compiler.program import Program
 from neurenix.compiler.target import Target
+from neurenix.preflight import html
 from neurenix.preflight.choice import Choice, Workload
 from neurenix.preflight.description import PreflightOptions
 from neurenix.preflight.entry import On
-from neurenix.preflight.report import Report
+from neurenix.preflight.report import Report, write_whole
 from neurenix.preflight.text import bytes_text, seconds_text
 
 _OBJECTIVES = {"time": "estimated time", "cost": "estimated cost"}
@@ -77,6 +78,10 @@ class Plan:
         used = [i for i in range(len(head)) if any(row[i] for row in rows[1:])]
         widths = {i: max(len(row[i]) for row in rows) for i in used}
         return "\n".join("  ".join(row[i].ljust(widths[i]) for i in used).rstrip() for row in rows)
+
+    def to_html(self, path: str | os.PathLike[str]) -> None:
+        """Write a page with the frontier of cost and time, every candidate, and the winner."""
+        write_whole(path, html.plan_page(self))
 
     def __str__(self) -> str:
         return self.table()
