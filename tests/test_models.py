@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.ad_checkpoint import print_saved_residuals
 
 import neurenix as nx
 from neurenix import models
@@ -235,7 +236,7 @@ def test_a_policy_keeps_what_it_names(name: str, capsys: pytest.CaptureFixture[s
     def loss(state: nnx.State) -> jax.Array:
         return LOSS(ids, nnx.merge(structure, state)(ids))
 
-    jax.ad_checkpoint.print_saved_residuals(loss, state)
+    print_saved_residuals(loss, state)
     hidden = f"[{TINY.num_layers},2,16,{TINY.mlp_dim}] output of scan"
     text = capsys.readouterr().out
     assert text.count(f"f32{hidden}") == STORED[name]
