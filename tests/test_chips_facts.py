@@ -120,7 +120,7 @@ def test_prices(generation: str, region: str, commitment: str, usd: float) -> No
 
 def test_no_price_is_no_price() -> None:
     assert chips.price("tpu7x") is None
-    assert chips.price("v6e", "mars") is None
+    assert chips.price("v6e", "africa-south1") is None
     assert chips.generation("tpu7x").prices == ()
     with pytest.raises(UnknownNameError, match="Did you mean 'on-demand'"):
         chips.price("v5e", commitment="ondemand")

@@ -101,10 +101,11 @@ def test_the_gradients_are_reduced_over_the_slice(reports: list[Report]) -> None
 def test_text_says_that_times_are_estimates(reports: list[Report]) -> None:
     text = str(reports[0])
     assert re.search(r"step time +[\d.e+-]+ [mµ]s estimated \(", text)
-    assert "nothing ran on a TPU" in text
+    words = " ".join(text.split())  # lines are folded
+    assert "nothing ran on a TPU" in words
     assert "fits         yes" in text
     for finding in reports[0].findings[:3]:
-        assert finding.fix in text
+        assert " ".join(finding.fix.split()) in words
 
 
 def test_cost_is_hours_times_chips_times_price(reports: list[Report]) -> None:
@@ -126,7 +127,7 @@ def test_json_is_of_a_versioned_schema(reports: list[Report], tmp_path: Path) ->
     path = tmp_path / "report.json"
     reports[0].to_json(path)
     data = json.loads(path.read_text())
-    assert data["schema"] == "neurenix.preflight/1"
+    assert (data["schema"], data["schema_version"]) == ("neurenix.preflight", 1)
     assert data["fits"] is True
     assert data["estimated_step_time"]["seconds"] == reports[0].step_time.seconds  # pyright: ignore
     assert data["hbm_per_device"]["peak_bytes"] == reports[0].hbm.peak_bytes
@@ -182,7 +183,7 @@ def test_a_damaged_cache_is_compiled_again_and_said(options, tmp_path: Path) -> 
     entry.write_bytes(entry.read_bytes()[:-9])
     second = ask()
     assert not second.analysis.from_cache
-    assert "damaged; compiled again" in str(second)
+    assert "damaged; compiled again" in " ".join(str(second).split())
     assert second.hbm == first.hbm
     assert ask().analysis.from_cache
 

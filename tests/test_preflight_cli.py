@@ -196,7 +196,7 @@ def test_mistakes_in_the_command(run_python, cache: Path, tmp_path: Path) -> Non
 SCRIPTS: list[tuple[str, tuple[str, ...]]] = [
     (
         SCRIPT.replace("WIDTH", "128").replace("batch_size=64", "batch_size=63"),
-        ("A batch of 63 cannot be divided over the 8 devices of v5e-8; take 56 or 64",),
+        ("A batch of 63 cannot be divided over the 8 replicas of v5e-8; take 56 or 64",),
     ),
     ("print('nothing')", ("train.py ended without a step", "nx.preflight(function")),
     ("raise SystemExit(3)", ("exit code 3", "before any step")),

@@ -11,7 +11,7 @@ import json
 import math
 import os
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from neurenix import chips
 from neurenix._core.errors import ArgumentError
@@ -25,6 +25,9 @@ from neurenix.preflight.compare import Comparison, compare, matching
 from neurenix.preflight.cost import Cost, Pricing, Work, cost_of, steps_for
 from neurenix.preflight.document import document
 from neurenix.preflight.record import Record, load_report, load_reports
+
+if TYPE_CHECKING:
+    from neurenix.preflight.advice import Suggestion
 
 
 class Report:
