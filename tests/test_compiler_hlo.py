@@ -166,7 +166,27 @@ def convolution(shapes: str, window: str, labels: str) -> Module:
             "f32[2,4,4,6] f32[3,3,6,4] f32[2,9,9,4]",
             "size=3x3 pad=2_2x2_2 lhs_dilate=2x2",
             "b01f_01io->b01f",
-            2 * 2 * 9 * 9 * 4 * (6 * 9 // 2 // 2),
+            2 * 2 * (12 * 12) * 6 * 4,  # by axis 12 pairs of 9 outputs and 3 weights meet
+        ),
+        # A batch of 3 that slides over a single number between zeros, in its two spellings.
+        (
+            "bf16[32,1,16] bf16[3,64,16] bf16[32,3,64]",
+            "size=3 pad=2_2 rhs_reversal=1",
+            "b0f_0oi->b0f",
+            2 * 32 * 16 * 3 * 64,
+        ),
+        (
+            "bf16[3,32,16] bf16[3,16,64] bf16[32,64,1]",
+            "size=3",
+            "0bf_0io->bf0",
+            2 * 32 * 16 * 3 * 64,
+        ),
+        # Zeros around the operand are no work.
+        (
+            "f32[1,4,4] f32[3,4,4] f32[1,4,4]",
+            "size=3 pad=1_1",
+            "b0f_0io->b0f",
+            2 * (3 * 4 - 2) * 4 * 4,
         ),
     ],
 )
@@ -180,3 +200,39 @@ def test_products_in_every_form(shapes: str, window: str, labels: str, flops: in
 def test_what_is_no_module_is_refused(text: str) -> None:
     with pytest.raises(CompilationError):
         parse(text)
+
+
+UNROLLED = """HloModule unrolled, is_scheduled=true
+
+%body (state: (u32[], f32[8])) -> (u32[], f32[8]) {
+  %state = (u32[], f32[8]{0}) parameter(0)
+  %counter = u32[] get-tuple-element(%state), index=0
+  %value = f32[8]{0} get-tuple-element(%state), index=1
+  %one = u32[] constant(1)
+  %two = u32[] constant(2)
+  %next = u32[] add(%counter, %one)
+  %after = u32[] add(%two, %next)
+  ROOT %out = (u32[], f32[8]{0}) tuple(%after, %value)
+}
+
+%condition (state.1: (u32[], f32[8])) -> pred[] {
+  %state.1 = (u32[], f32[8]{0}) parameter(0)
+  %bound = u32[] constant(8)
+  %counter.1 = u32[] get-tuple-element(%state.1), index=0
+  ROOT %less = pred[] compare(%counter.1, %bound), direction=LT
+}
+
+ENTRY %main (x: f32[8]) -> (u32[], f32[8]) {
+  %x = f32[8]{0} parameter(0)
+  %zero = u32[] constant(0)
+  %begin = (u32[], f32[8]{0}) tuple(%zero, %x)
+  ROOT %loop = (u32[], f32[8]{0}) while(%begin), condition=%condition, body=%body
+}
+"""
+
+
+@pytest.mark.parametrize(("growth", "trips"), [("2", 3), ("1", 4), ("7", 1)])
+def test_an_unrolled_loop_runs_less_often(growth: str, trips: int) -> None:
+    module = parse(UNROLLED.replace("constant(2)", f"constant({growth})"))
+    (loop,) = loops(module)
+    assert module.trip_count(module.entry, loop) == trips

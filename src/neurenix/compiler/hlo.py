@@ -152,7 +152,8 @@ class Module:
         """Return how often the body of ``loop`` runs; ``None`` when the data decides it.
 
         A loop of ``lax.scan`` ends in ``compare(counter, constant), direction=LT``; the counter
-        starts at the constant that the loop's tuple carries in its place.
+        starts at the constant that the loop's tuple carries in its place. It grows by more than 1
+        where the compiler has unrolled the body.
         """
         known = _KNOWN_TRIPS.search(loop.attributes)
         if known:
@@ -174,11 +175,38 @@ class Module:
         if bound is None or left.opcode != "get-tuple-element":
             return None
         start = self._start(computation, loop, left)
-        if direction == "LT":
-            return max(0, bound - start)
-        if direction == "LE":
-            return max(0, bound + 1 - start)
-        return None
+        if direction not in ("LT", "LE"):
+            return None
+        turns = bound + (direction == "LE") - start
+        return max(0, -(-turns // self._growth(loop, left)))
+
+    def _growth(self, loop: Instruction, counter: Instruction) -> int:
+        """Return what one run of the body adds to the counter; 1 where that cannot be read."""
+        body = self.computations.get(called_as(loop, "body"))
+        index = counter.attribute("index")
+        if body is None or index is None or body.root.opcode != "tuple":
+            return 1
+        value = body.by_name.get(body.root.operands[int(index)])
+        growth = 0
+        for _ in range(64):
+            if value is None:
+                return 1
+            if value.opcode == "get-tuple-element" and value.attribute("index") == index:
+                return max(1, growth)
+            if value.opcode in ("copy", "bitcast", "convert"):
+                value = body.by_name.get(value.operands[0])
+            elif value.opcode == "add" and len(value.operands) == 2:
+                left, right = (body.by_name.get(name) for name in value.operands)
+                step = _integer(right) if right is not None else None
+                if step is None:
+                    left, right = right, left
+                    step = _integer(right) if right is not None else None
+                if step is None:
+                    return 1
+                growth, value = growth + step, left
+            else:
+                return 1
+        return 1
 
     def _start(self, computation: Computation, loop: Instruction, counter: Instruction) -> int:
         state = computation.by_name.get(loop.operands[0])

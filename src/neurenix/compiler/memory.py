@@ -3,12 +3,14 @@
 Owns the sums over the compiler's own counts and the padding of each argument. It does not decide
 whether a program fits: the compiler did, by compiling it.
 
-``peak_bytes`` is arguments + outputs − aliased + temporaries + code. The compiler's
-``peak_memory_in_bytes`` is not used: for small programs it counts VMEM as well (libtpu 0.0.42.1).
+``peak_bytes`` is the smaller of two counts of the compiler's (libtpu 0.0.42.1): arguments + outputs
+− aliased + temporaries + code, which for loops counts more than HBM has although the program was
+accepted, and ``peak_memory_in_bytes``, which for small programs counts VMEM as well.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from neurenix.compiler.hlo import Module
@@ -62,13 +64,15 @@ def of_compiled(
     arguments = stats["argument_size_in_bytes"]
     temporaries = stats["temp_size_in_bytes"]
     code = stats["generated_code_size_in_bytes"]
+    fixed = arguments + outputs - aliased + code
+    peak = min(fixed + temporaries, max(fixed, stats.get("peak_memory_in_bytes", 0) or math.inf))
     return Memory(
-        peak_bytes=arguments + outputs - aliased + temporaries + code,
+        peak_bytes=int(peak),
         limit_bytes=limit_bytes,
         arguments_bytes=arguments,
         outputs_bytes=outputs,
         aliased_bytes=aliased,
-        temporaries_bytes=temporaries,
+        temporaries_bytes=int(peak - fixed),
         code_bytes=code,
         padding_bytes=sum(b.padded_bytes - b.logical_bytes for b in buffers),
         roles=_roles(buffers),

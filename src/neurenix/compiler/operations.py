@@ -30,8 +30,10 @@ COLLECTIVES = frozenset(
 class MatrixProduct:
     """One product on the matrix unit: rows × depth times depth × columns, ``batch`` times.
 
-    For a convolution rows are output positions, depth is the kernel's inputs. ``highest`` is
-    whether it was asked for at float32 precision, which takes several passes.
+    For a convolution rows are output positions, depth is the kernel's inputs: on average, where
+    some of the kernel lies beside the operand. ``flops`` are two for each multiply and add that
+    there is. ``highest`` is whether it was asked for at float32
+    precision, which takes several passes.
     """
 
     batch: int
@@ -41,11 +43,7 @@ class MatrixProduct:
     dtypes: tuple[str, ...]
     highest: bool
     instruction: Instruction
-
-    @property
-    def flops(self) -> float:
-        """Two for each multiply and add."""
-        return 2.0 * self.batch * self.rows * self.depth * self.columns
+    flops: float
 
 
 def base_opcode(instruction: Instruction) -> str:
@@ -109,11 +107,12 @@ def _product(computation: Computation, instruction: Instruction) -> MatrixProduc
     return MatrixProduct(
         batch=batch,
         rows=rows,
-        depth=depth,
+        depth=max(1, round(depth)),
         columns=columns,
         dtypes=(left.dtype, right.dtype),
         highest="highest" in precision,
         instruction=instruction,
+        flops=2.0 * batch * rows * depth * columns,
     )
 
 
@@ -127,7 +126,7 @@ def _dot_sizes(instruction: Instruction, left: Shape) -> tuple[int, int]:
 
 def _convolution_sizes(
     instruction: Instruction, left: Shape, kernel: Shape
-) -> tuple[int, int, int]:
+) -> tuple[int, float, int]:
     """Return batch, depth and columns of a convolution, the form of every product on a TPU.
 
     Only the positions of the kernel that meet a number of the operand are work. XLA writes batch
@@ -139,17 +138,17 @@ def _convolution_sizes(
     if labels is None or len(labels[2]) != len(kernel.sizes):
         return 1, 1, 1
     columns = kernel.sizes[labels[2].index("o")]
-    depth = kernel.sizes[labels[2].index("i")]
+    depth: float = kernel.sizes[labels[2].index("i")]
     batch = 1
     window = instruction.attribute("window") or ""
     for axis, (size, step, low, left_gap, gap) in enumerate(_windows(window)):
         places = left.sizes[labels[1].index(str(axis))]
         outputs = instruction.shapes[0].sizes[labels[3].index(str(axis))]
         met = _met(places, outputs, size, step, low, left_gap, gap)
-        depth *= max(1, math.ceil(met / max(1, outputs)))
+        depth *= met / max(1, outputs)
         if step > 1 and left_gap >= size - 1:
             batch *= size
-    return batch, max(1, depth), columns
+    return batch, max(1.0, depth), columns
 
 
 def _windows(window: str) -> Iterator[tuple[int, int, int, int, int]]:

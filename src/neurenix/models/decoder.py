@@ -15,7 +15,7 @@ from neurenix._core.errors import ArgumentError, ArgumentTypeError, ShapeError
 from neurenix._nnx import nnx
 from neurenix.distribute.rules import constrain
 from neurenix.models.base import Model, Rules, streams
-from neurenix.models.layers import BATCH, Norm, Projection, normal
+from neurenix.models.layers import BATCH, SEQUENCE, Norm, Projection, normal
 from neurenix.models.rope import RopeScaling, angles
 from neurenix.models.stack import DTYPES, StackConfig, one_of, positive
 from neurenix.models.stacked import STACK_RULES, Stack
@@ -108,7 +108,7 @@ class Decoder(Model):
         x = self.embedding[...].astype(dtype)[tokens]
         if self.positions is not None:
             x = x + self.positions[...][:length].astype(dtype)
-        x = constrain(x, BATCH, None, None)
+        x = constrain(x, BATCH, SEQUENCE, None)
         turns = None
         if config.positions == "rope":
             turns = angles(length, config.head_dim, config.rope_theta, config.rope_scaling)

@@ -15,7 +15,7 @@ from neurenix._nnx import nnx
 from neurenix.distribute.rules import constrain
 from neurenix.models.base import Model, Rules, streams
 from neurenix.models.decoder import check_tokens
-from neurenix.models.layers import BATCH, Norm, Projection, activate, normal
+from neurenix.models.layers import BATCH, SEQUENCE, Norm, Projection, activate, normal
 from neurenix.models.stack import DTYPES, StackConfig, one_of, positive
 from neurenix.models.stacked import STACK_RULES, Stack
 
@@ -92,7 +92,7 @@ class Encoder(Model):
         table, kinds = self.embedding[...].astype(dtype), self.segments[...].astype(dtype)
         x = table[tokens] + self.positions[...][: tokens.shape[1]].astype(dtype)
         x = x + (kinds[0] if segments is None else kinds[segments])
-        x = constrain(self.embedding_norm(x), BATCH, None, None)
+        x = constrain(self.embedding_norm(x), BATCH, SEQUENCE, None)
         x = self.layers(x)
         x = self.transform_norm(activate(config.activation, self.transform(x)))
         logits = jnp.matmul(x, table.T, preferred_element_type=jnp.dtype(config.logits_dtype))

@@ -24,6 +24,9 @@ from neurenix.models.stack import StackConfig
 from neurenix.nn.dot_product import dot_product_attention
 
 BATCH = ("data", "fsdp")  # the mesh axes that divide a batch
+# Between layers the positions are divided over the tensor axis, which divides what is stored for
+# the backward pass and turns each sum over that axis into a scatter of it and a gather.
+SEQUENCE = "tensor"
 
 _ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
     "silu": jax.nn.silu,

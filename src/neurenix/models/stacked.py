@@ -12,7 +12,7 @@ from jax.ad_checkpoint import checkpoint_name
 from neurenix._nnx import nnx
 from neurenix.distribute.rules import constrain
 from neurenix.models.experts import Experts
-from neurenix.models.layers import BATCH, MLP, Attention, Norm
+from neurenix.models.layers import BATCH, MLP, SEQUENCE, Attention, Norm
 from neurenix.models.remat import checkpointed
 from neurenix.models.stack import StackConfig
 
@@ -63,10 +63,10 @@ class Stack(Layer):
         structure, parameters = nnx.split(self)
 
         def one_layer(x: jax.Array, parameters: nnx.State) -> tuple[jax.Array, None]:
-            x = checkpoint_name(constrain(x, BATCH, None, None), "decoder_layer_input")
+            x = checkpoint_name(constrain(x, BATCH, SEQUENCE, None), "decoder_layer_input")
             return Layer.__call__(nnx.merge(structure, parameters), x, angles), None
 
         body = checkpointed(one_layer, config.remat, in_scan=config.scan_layers)
         unroll = 1 if config.scan_layers else config.num_layers
         x, _ = jax.lax.scan(body, x, parameters, unroll=unroll)
-        return constrain(x, BATCH, None, None)
+        return constrain(x, BATCH, SEQUENCE, None)

@@ -15,7 +15,7 @@ from neurenix._core.errors import ArgumentError, ShapeError
 from neurenix._nnx import nnx
 from neurenix.distribute.rules import constrain
 from neurenix.models.base import Model, Rules, streams
-from neurenix.models.layers import BATCH, Norm, Projection, normal
+from neurenix.models.layers import BATCH, SEQUENCE, Norm, Projection, normal
 from neurenix.models.stack import StackConfig, positive
 from neurenix.models.stacked import STACK_RULES, Stack
 
@@ -96,7 +96,7 @@ class VisionTransformer(Model):
         x = self.patch(x.swapaxes(2, 3).reshape(count, rows * rows, -1))
         token = jnp.broadcast_to(self.class_token[...].astype(x.dtype), (count, 1, x.shape[-1]))
         x = jnp.concatenate([token, x], axis=1) + self.positions[...].astype(x.dtype)
-        x = self.norm(self.layers(constrain(x, BATCH, None, None)))
+        x = self.norm(self.layers(constrain(x, BATCH, SEQUENCE, None)))
         return self.head(x[:, 0]).astype(jnp.float32)
 
     def sharding_rules(self) -> Rules:
