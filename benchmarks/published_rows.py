@@ -86,7 +86,7 @@ ROWS = {
 
 def report_of(row: Row, batch_size: int, sequence_length: int, compiler: Any) -> nx.preflight.Report:
     """Compile a row's training step and return its report."""
-    config = models.get(row.model).replace(remat=row.remat)
+    config = models.get(row.model).replace(remat=row.remat, logits_dtype="bfloat16")
     model = models.Decoder.abstract(config)
     if row.bfloat16_weights:
         _cast_parameters(model)

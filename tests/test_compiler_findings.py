@@ -29,7 +29,8 @@ NOTHING = Instruction("c", "convolution", (), (), "", "", False)
 
 
 def product(depth: int = 512, columns: int = 512, dtype: str = "bf16", highest: bool = False):
-    return MatrixProduct(1, 1024, depth, columns, (dtype, dtype), highest, NOTHING)
+    flops = 2.0 * 1024 * depth * columns
+    return MatrixProduct(1, 1024, depth, columns, (dtype, dtype), highest, NOTHING, flops)
 
 
 def operation(kind: str = "compute", seconds: float = 0.01, name: str = "fusion.1", **fields):

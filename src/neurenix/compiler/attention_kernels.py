@@ -4,8 +4,8 @@ Owns the FLOPs of splash attention by the kernel's name and shapes. It does not 
 kernel is (``calibration``).
 
 Products of a block of queries with a block of keys, each 2 T S D: forward two (scores, output);
-the gradient of queries three (scores again, of the weights, of the queries); that of keys and values
-four; fused, five. (``jax/experimental/pallas/ops/tpu/splash_attention``, jax 0.10.2.)
+the gradient of queries three (scores again, of the weights, of the queries); that of keys and
+values four; fused, five. (``jax/experimental/pallas/ops/tpu/splash_attention``, jax 0.10.2.)
 """
 
 from __future__ import annotations
