@@ -7,7 +7,7 @@ One entry for each row of ``neurenix/chips/published_runs.csv``; what is not cov
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import jax
@@ -106,7 +106,9 @@ def report_of(row: Row, batch_size: int, sequence_length: int, compiler: Any) ->
         nx.spec((batch_size, sequence_length), "int32"),
         on=row.slice,
         mesh=row.mesh,
-        options=nx.preflight.PreflightOptions(compiler=compiler, suggest=False),
+        options=nx.preflight.PreflightOptions(
+            compiler=replace(compiler, compiler_options=row.options), suggest=False
+        ),
     )
 
 

@@ -4,10 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import pytest
+from jax.sharding import AbstractMesh, AxisType
 
 import neurenix as nx
 from neurenix import models
+from neurenix.compiler.flops import model_flops
+from neurenix.nn import splash
 from neurenix.preflight import CompileOptions, PreflightOptions, Report
 
 pytestmark = [pytest.mark.tpu_compile, pytest.mark.xdist_group("libtpu")]
@@ -50,3 +55,21 @@ def test_named_values_wait_on_the_host(options: PreflightOptions) -> None:
         options, "v6e-8", {"fsdp": 8}, remat=models.Remat(save=("context",), offload=names)
     )
     assert report.fits
+
+
+@pytest.mark.parametrize("causal", [True, False])
+def test_model_flops_of_attention_count_a_causal_mask_half_and_no_recomputation(
+    causal: bool,
+) -> None:
+    mesh = AbstractMesh((1,), ("data",), axis_types=(AxisType.Auto,))
+    query = jnp.zeros((2, 512, 8, 128), jnp.bfloat16)
+    key = jnp.zeros((2, 512, 4, 128), jnp.bfloat16)
+
+    def total(query: Any, key: Any, value: Any) -> Any:
+        return splash.attention(query, key, value, causal=causal).astype(jnp.float32).sum()
+
+    with jax.sharding.use_abstract_mesh(mesh):
+        traced = jax.make_jaxpr(jax.grad(total, argnums=(0, 1, 2)))(query, key, key)
+    forward = 2 * (2 * 2 * 8 * 512 * 512 * 128)
+    wanted = 3 * forward * (0.5 if causal else 1.0)
+    assert model_flops(traced) == pytest.approx(wanted, rel=2e-3)

@@ -12,10 +12,13 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Sequence
 
 from neurenix.compiler.hlo import Computation, Instruction
 
 _PRODUCTS = {"fwd": 2, "dq": 3, "dkv": 4}
+# Of the model, scores that the backward pass computes again left out: twice the forward pass.
+_MODEL_PRODUCTS = {"fwd": 2, "dq": 1, "dkv": 3}
 _NAME = re.compile(r"splash_m[hq]a_(fwd|dq|dkv)")
 _BLOCK = re.compile(r'block_q\\?\\?": (\d+)')
 _FUSED = re.compile(r'use_fused_bwd_kernel\\?\\?": true')
@@ -26,8 +29,8 @@ def attention_cost(
 ) -> tuple[float, float] | None:
     """Return FLOPs and bytes of a splash attention kernel; None for every other kernel.
 
-    Under a mask that leaves out blocks (the kernel then takes a table of small integers for each
-    block) half of the blocks and the diagonal are counted, as a causal mask has it.
+    Under a mask that is computed from positions (the kernel then takes them, as int32 of rank 2)
+    half of the blocks and the diagonal are counted, as a causal mask has it.
     """
     found = _NAME.search(instruction.name) or _NAME.search(instruction.op_name)
     if found is None:
@@ -46,8 +49,34 @@ def attention_cost(
     if products == _PRODUCTS["dkv"] and _FUSED.search(instruction.attributes):
         products += 1
     share = 1.0
-    if any(shape.dtype in ("s8", "s32") and len(shape.sizes) == 3 for shape in operands):
+    if any(shape.dtype == "s32" and len(shape.sizes) == 2 for shape in operands):
         block = _BLOCK.search(instruction.attributes)
         share = (1 + (int(block[1]) if block else 128) / query[-2]) / 2
     flops = products * 2.0 * math.prod(query) * key[-2] * share
     return flops, float(moved_bytes)
+
+
+def attention_model_flops(
+    name: str, operands: Sequence[tuple[str, tuple[int, ...]]]
+) -> float | None:
+    """Return the FLOPs of a splash attention kernel as MFU counts them; None for other kernels.
+
+    A causal mask leaves half of the products, and what the backward pass computes again is left
+    out.
+
+    Args:
+        name: of the kernel.
+        operands: dtype and shape of each.
+
+    Example:
+        >>> operands = [("bfloat16", (8, 512, 128)), ("bfloat16", (2, 512, 128)),
+        ...             ("bfloat16", (2, 512, 128)), ("int32", (512, 128))]
+        >>> attention_model_flops("splash_mha_fwd", operands)
+        536870912.0
+    """
+    found = _NAME.search(name)
+    arrays = [shape for dtype, shape in operands if "int" not in dtype]
+    if found is None or len(arrays) < 2:
+        return None
+    share = 0.5 if any("int" in dtype and len(shape) == 2 for dtype, shape in operands) else 1.0
+    return _MODEL_PRODUCTS[found[1]] * 2.0 * math.prod(arrays[0]) * arrays[1][-2] * share

@@ -4,7 +4,7 @@ Owns the count over a jaxpr: matrix products and convolutions, loops by their le
 left out. It does not count what the compiler makes of it, nor element-wise work.
 
 A product of ``(m, k)`` and ``(k, n)`` is ``2 m k n`` operations, as in the MFU of PaLM
-(Chowdhery et al. 2022, appendix B).
+(Chowdhery et al. 2022, appendix B). Causal attention by JAX's splash kernel counts half.
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ import math
 from typing import Any
 
 import numpy as np
+
+from neurenix.compiler.attention_kernels import attention_model_flops
 
 _RECOMPUTED = "rematted_computation"
 
@@ -44,6 +46,13 @@ def _equation(equation: Any) -> float:
         return _convolution(equation)
     if name == "cond":
         return max(model_flops(branch) for branch in equation.params["branches"])
+    if name == "pallas_call":
+        attention = attention_model_flops(
+            str(equation.params.get("name") or ""),
+            [(str(v.aval.dtype), v.aval.shape) for v in equation.invars],
+        )
+        if attention is not None:
+            return attention
     times = _times(equation)
     return times * sum(model_flops(inner) for inner in _inner(equation.params))
 
