@@ -67,7 +67,7 @@ def test_after_a_script_that_follows_on_everything_is_the_scripts(preflight) -> 
 
 def test_a_condition_that_is_true_fails_and_says_where_and_why(preflight, tmp_path: Path) -> None:
     done = preflight(
-        "train.py", "--on", "v5e-8,v6e-8", "--html", "r.html",
+        "train.py", "--on", "v5e-8,v6e-8", "--html", "r.html", "--price", "3",
         "--fail-if", "not fits or hbm_headroom < 20 GiB",
     )  # fmt: skip
     assert done.returncode == 1, done.stdout + done.stderr
@@ -77,8 +77,10 @@ def test_a_condition_that_is_true_fails_and_says_where_and_why(preflight, tmp_pa
         "neurenix: failed on v5e-8: not fits or hbm_headroom < 20 GiB "
         "(fits = true, hbm_headroom = 1.69"
     )
-    # What was asked for is written all the same.
-    assert sorted(p.name for p in tmp_path.glob("*.html")) == ["r-v5e-8.html", "r-v6e-8.html"]
+    # What was asked for is written all the same: one page of both slices, at the price given.
+    page = (tmp_path / "r.html").read_text()
+    assert page.count("<section class=target") == 2
+    assert page.count("3 USD a chip-hour, your price") == 2
 
 
 def test_a_program_that_does_not_fit_fails_unless_told_otherwise(preflight) -> None:
@@ -181,6 +183,9 @@ COMMANDS: list[tuple[tuple[str, ...], str]] = [
     (("train.py", "--on", "v5e-8", "--timeout", "0"), "--timeout must be positive"),
     (("train.py", "--on", "v5e-8", "--compile-timeout", "0"), "timeout_seconds must be positive"),
     (("train.py", "--on", "v5e-8", "--json", "no/r.json"), "There is no folder 'no'"),
+    (("train.py", "--on", "v5e-8,v5e-4", "--mesh", "fsdp=8"), "fsdp=8 has 8 devices, and v5e-4"),
+    (("train.py", "--on", "v5e-8", "--mesh", "auto"), "'auto' is not a mesh"),
+    (("train.py", "--on", "v5e-8", "--mesh", "data=2,data=4"), "Write each axis once"),
     (("trian.py", "--on", "v5e-8"), "There is no script 'trian.py'"),
 ]
 

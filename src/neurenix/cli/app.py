@@ -17,14 +17,16 @@ from neurenix.cli.compile import compile
 from neurenix.cli.devices import devices
 from neurenix.cli.env import env
 from neurenix.cli.failure import show
-from neurenix.cli.preflight import ScriptsCommand, preflight
+from neurenix.cli.plan import plan
+from neurenix.cli.preflight import preflight
 from neurenix.cli.run import run
+from neurenix.cli.scripts import ScriptsCommand
 
-_COMMANDS: tuple[Callable[..., None], ...] = (devices, run, preflight, compile, env)
+_COMMANDS: tuple[Callable[..., None], ...] = (devices, run, preflight, plan, compile, env)
 # Everything after the script belongs to the script.
 _OF_A_SCRIPT = {"allow_interspersed_args": False, "ignore_unknown_options": True}
 _SETTINGS: dict[str, dict[str, Any]] = {"run": _OF_A_SCRIPT}
-_CLASSES = {"preflight": ScriptsCommand, "compile": ScriptsCommand}
+_CLASSES = {name: ScriptsCommand for name in ("preflight", "plan", "compile")}
 
 app = typer.Typer(
     name="neurenix",

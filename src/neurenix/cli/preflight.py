@@ -8,41 +8,23 @@ found and what it means is ``neurenix.preflight``'s.
 from __future__ import annotations
 
 import json
-import os
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TextIO
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from typer.core import TyperCommand
 
 from neurenix._core.errors import ArgumentError, NeurenixError
 from neurenix.cli.failure import show
+from neurenix.cli.output import check_folders, output_for, show_text, write_text
+from neurenix.cli.scripts import simulate_first, slices_of
 
 if TYPE_CHECKING:
     from neurenix.preflight.compare import Comparison
     from neurenix.preflight.report import Report
 
 _DOES_NOT_FIT = "not fits"
-_TO_STDOUT = Path("-")
-
-
-class ScriptsCommand(TyperCommand):
-    """A command with a script: ``[options] script [its options]``, or ``script [options]``.
-
-    Once ``--on`` stands before the script, all that follows the script is the script's. Else
-    options that the command knows may follow it, and the others, or all after ``--``, are its.
-    """
-
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Parse, with the meaning of options after the script decided first."""
-        ctx.ignore_unknown_options = True
-        ctx.allow_interspersed_args = False
-        before_script, _, _ = self.make_parser(ctx).parse_args(list(args))
-        ctx.allow_interspersed_args = "on" not in before_script
-        return super().parse_args(ctx, args)
 
 
 def preflight(
@@ -56,8 +38,16 @@ def preflight(
     ] = None,
     html_path: Annotated[
         Path | None,
-        typer.Option("--html", help="write a page; with several slices the name gets theirs"),
+        typer.Option("--html", help="write one page, which compares the slices"),
     ] = None,
+    mesh: Annotated[
+        str | None,
+        typer.Option(help="axes and sizes, such as fsdp=8 or data=2,fsdp=4; else the script's own"),
+    ] = None,
+    no_suggest: Annotated[
+        bool,
+        typer.Option("--no-suggest", help="compile no changes when the step does not fit"),
+    ] = False,
     fail_if: Annotated[
         str,
         typer.Option(help='exit with 1 if true of a slice: "not fits or step_time > 200 ms"'),
@@ -79,61 +69,56 @@ def preflight(
 
     The exit status is 1 when --fail-if is true of a slice, and 2 when there is no answer.
     """
-    from neurenix import chips
     from neurenix.compiler.compile import CompileOptions
+    from neurenix.preflight.choice import mesh_of
     from neurenix.preflight.condition import parse
     from neurenix.preflight.cost import Pricing
-    from neurenix.preflight.description import PreflightOptions
+    from neurenix.preflight.description import PreflightOptions, axes_on
+    from neurenix.preflight.html import page
     from neurenix.preflight.record import load_reports
-    from neurenix.preflight.report import write_whole
     from neurenix.preflight.script import preflight_script
-    from neurenix.simulation import simulate, simulated
 
     try:
-        slices = [chips.resolve(name.strip()) for name in on.split(",") if name.strip()]
-        if not slices:
-            raise ArgumentError("--on names no slice; write --on v5e-8 or --on v5e-8,v6e-8.")
+        slices = slices_of(on)
+        axes = None if mesh is None else mesh_of(mesh)
+        for where in slices:
+            axes_on(where, axes)
         condition = parse(fail_if)
         pricing = Pricing(region, commitment, price)
         earlier = load_reports(compare) if compare is not None else None
         if timeout <= 0:
             raise ArgumentError(f"--timeout must be positive; got {timeout:g}.")
-        options = PreflightOptions(compiler=CompileOptions(timeout_seconds=compile_timeout))
-        files = [path for path in (json_path, html_path) if path not in (None, _TO_STDOUT)]
-        for path in files:
-            if not path.parent.is_dir():
-                raise ArgumentError(f"There is no folder {str(path.parent)!r} to write into.")
-        with _output(json_path == _TO_STDOUT) as output:
-            if simulated() is None:
-                simulate(slices[0].name)  # so that the script finds the devices that it asks for
+        options = PreflightOptions(
+            compiler=CompileOptions(timeout_seconds=compile_timeout), suggest=not no_suggest
+        )
+        check_folders(json_path, html_path)
+        with output_for(json_path) as output:
+            simulate_first(slices)
             reports = preflight_script(
-                script, arguments or [], on=slices, timeout_seconds=timeout, options=options
+                script,
+                arguments or [],
+                on=slices,
+                mesh=axes,
+                timeout_seconds=timeout,
+                options=options,
             )
             for report in reports:
-                _print(report.text(pricing=pricing))
+                show_text(report.text(pricing=pricing))
                 if earlier is not None:
-                    _print(_compared(report, earlier, str(compare)))
+                    show_text(_compared(report, earlier, str(compare)))
                 print()
             if json_path is not None:
-                text = json.dumps([report.to_dict(pricing) for report in reports], indent=1)
-                if json_path == _TO_STDOUT:
-                    print(text, file=output)
-                else:
-                    write_whole(json_path, text)
+                documents = [report.to_dict(pricing) for report in reports]
+                write_text(json_path, json.dumps(documents, indent=1), output)
             if html_path is not None:
-                for report in reports:
-                    suffix = f"-{report.slice.name.replace(' ', '')}" if len(reports) > 1 else ""
-                    report.to_html(html_path.with_stem(html_path.stem + suffix))
+                write_text(html_path, page(reports, pricing), output)
             failed = [
                 report
                 for report in reports
                 if condition.holds(values := report.record(pricing).values())
                 and _failed(report, f"{condition.text} ({condition.values(values)})")
             ]
-    except NeurenixError as error:
-        show(error)
-        raise typer.Exit(2) from None
-    except OSError as error:
+    except (NeurenixError, OSError) as error:
         show(error)
         raise typer.Exit(2) from None
     if failed:
@@ -155,33 +140,3 @@ def _compared(report: Report, earlier: Sequence[Any], name: str) -> str:
         return f"{name} holds no report for {report.slice.name}, so there is nothing to compare."
     comparison: Comparison = compare(before, now)
     return comparison.text(width_here())
-
-
-def _print(text: str) -> None:
-    """Print with colours where there is a terminal that has them."""
-    if not sys.stdout.isatty():
-        print(text)
-        return
-    from rich.console import Console
-
-    from neurenix.preflight.terminal import styled
-
-    Console(highlight=False).print(styled(text), soft_wrap=True)
-
-
-@contextmanager
-def _output(reserved: bool) -> Iterator[TextIO]:
-    """Give the standard output, kept free of what the script and the report print if asked to."""
-    if not reserved:
-        yield sys.stdout
-        return
-    sys.stdout.flush()
-    kept = os.dup(1)
-    os.dup2(2, 1)
-    try:
-        with os.fdopen(os.dup(kept), "w", encoding="utf-8") as output:
-            yield output
-    finally:
-        sys.stdout.flush()
-        os.dup2(kept, 1)
-        os.close(kept)

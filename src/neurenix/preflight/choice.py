@@ -14,6 +14,7 @@ from typing import Any
 import jax
 
 from neurenix import chips
+from neurenix._core.errors import ArgumentError
 from neurenix.compiler.program import Program, spec
 from neurenix.preflight.description import PreflightOptions, describe, trainer_of
 
@@ -135,6 +136,28 @@ class Workload:
         merged = {**own.compiler_options, **choice.compiler_options}
         timeout = min(own.timeout_seconds, timeout_seconds or math.inf)
         return replace(own, compiler_options=merged, timeout_seconds=timeout)
+
+
+def mesh_of(text: str) -> dict[str, int]:
+    """Return the mesh that a text names, axes in their order.
+
+    Raises:
+        ArgumentError: it is not ``axis=size`` once or several times, or names an axis twice.
+
+    Example:
+        >>> mesh_of("fsdp=4, tensor=2")
+        {'fsdp': 4, 'tensor': 2}
+    """
+    mesh: dict[str, int] = {}
+    for part in text.split(","):
+        name, _, size = (word.strip() for word in part.partition("="))
+        if not name.isidentifier() or not size.isdecimal() or int(size) < 1 or name in mesh:
+            raise ArgumentError(
+                f"{text!r} is not a mesh. Write each axis once with its size, such as fsdp=8 or "
+                "data=2,fsdp=4."
+            )
+        mesh[name] = int(size)
+    return mesh
 
 
 def mesh_text(mesh: Mapping[str, int]) -> str:

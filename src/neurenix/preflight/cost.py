@@ -39,6 +39,16 @@ class Pricing:
             return None
         return chips.price(generation.name, self.region, commitment=self.commitment)
 
+    def rate(self, generation: chips.Generation) -> float | None:
+        """Return the USD of a chip and an hour, or ``None`` where no price is public.
+
+        Example:
+            >>> Pricing(usd_per_chip_hour=2.0).rate(chips.generation("tpu7x"))
+            2.0
+        """
+        price = self.of(generation)
+        return self.usd_per_chip_hour if price is None else price.usd_per_chip_hour
+
     def missing(self, generation: chips.Generation) -> str:
         """Say that no price is public, and which ones are.
 
@@ -164,10 +174,7 @@ def cost_of(work: Work, steps: int, where: chips.Slice, pricing: Pricing) -> Cos
         >>> round(cost.usd, 6), cost.chip_hours, round(cost.usd_per_million_tokens, 6)
         (2.4, 2.0, 0.292969)
     """
-    price = pricing.of(where.generation)
-    rate = pricing.usd_per_chip_hour
-    if price is not None:
-        rate = price.usd_per_chip_hour
+    price, rate = pricing.of(where.generation), pricing.rate(where.generation)
     chip_hours = steps * work.seconds * where.num_chips / 3600
 
     def usd(seconds: float) -> float | None:

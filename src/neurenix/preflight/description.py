@@ -13,11 +13,16 @@ from typing import Any
 import jax
 
 from neurenix import chips
-from neurenix._core.errors import ArgumentTypeError, NotCompiledError, ShapeError
+from neurenix._core.errors import (
+    ArgumentTypeError,
+    NotCompiledError,
+    ShapeError,
+    unknown_name,
+)
 from neurenix.compiler.compile import CompileOptions
 from neurenix.compiler.program import Program, TraceOptions, abstract_mesh, spec, trace
 from neurenix.compiler.target import CpuHost, platform_of
-from neurenix.distribute.mesh import replicas_of
+from neurenix.distribute.mesh import MESH_AXES, replicas_of
 from neurenix.preflight.bound import bind
 
 
@@ -87,7 +92,7 @@ def describer(
     return lambda where: trace(
         bound.function,
         bound.args,
-        axes=_axes(where, mesh),
+        axes=axes_on(where, mesh),
         options=replace(bound.options, platform=platform_of(where)),
     )
 
@@ -132,7 +137,11 @@ def _training_step(
     where: chips.Slice | CpuHost,
     given: Mapping[str, int] | None,
 ) -> Program:
-    axes = _axes(where, given or trainer.mesh_axes(where.num_devices))
+    axes = axes_on(where, given or trainer.mesh_axes(where.num_devices))
+    known = _known_axes(trainer)
+    for name in axes:
+        if name not in known:
+            raise unknown_name("mesh axis", name, known)
     mesh = abstract_mesh(axes)
     x, y = batch
     for leaf in jax.tree.leaves(x):
@@ -163,13 +172,29 @@ def _check_batch(shape: tuple[int, ...], replicas: int, where: chips.Slice | Cpu
         )
 
 
-def _axes(where: chips.Slice | CpuHost, mesh: Mapping[str, int] | None) -> dict[str, int]:
+def _known_axes(trainer: Any) -> list[str]:
+    """Return the axes that strategies know, and those that the trainer's rules speak of."""
+    known = dict.fromkeys(MESH_AXES)
+    rules = trainer.rules()
+    for _, entries in rules.rules if rules is not None else ():
+        for entry in entries:
+            known |= dict.fromkeys((entry,) if isinstance(entry, str) else entry or ())
+    return list(known)
+
+
+def axes_on(where: chips.Slice | CpuHost, mesh: Mapping[str, int] | None) -> dict[str, int]:
+    """Return the axes of a mesh on a slice, one axis ``"data"`` if none is given.
+
+    Raises:
+        ShapeError: it has not as many devices as the slice.
+    """
     axes = dict(mesh) if mesh else {"data": where.num_devices}
     product = 1
     for size in axes.values():
         product *= size
     if product != where.num_devices:
         raise ShapeError(
-            f"The mesh {axes} has {product} devices, and {where.name} has {where.num_devices}."
+            f"The mesh {', '.join(f'{name}={size}' for name, size in axes.items())} has "
+            f"{product} devices, and {where.name} has {where.num_devices}."
         )
     return axes

@@ -8,6 +8,7 @@ time below which the peak of the matrix units lets nothing go.
 from __future__ import annotations
 
 import itertools
+import json
 import math
 import os
 import time
@@ -21,14 +22,15 @@ from neurenix.compiler.analysis import analyse
 from neurenix.compiler.compile import compile_all
 from neurenix.compiler.program import Program
 from neurenix.compiler.target import Target
-from neurenix.preflight import html
+from neurenix.preflight import html, plan_document, plan_text, terminal
 from neurenix.preflight.choice import Choice, Workload
-from neurenix.preflight.description import PreflightOptions
+from neurenix.preflight.cost import Pricing
+from neurenix.preflight.description import PreflightOptions, axes_on
 from neurenix.preflight.entry import On
 from neurenix.preflight.report import Report, write_whole
-from neurenix.preflight.text import bytes_text, seconds_text
+from neurenix.preflight.text import bytes_text
 
-_OBJECTIVES = {"time": "estimated time", "cost": "estimated cost"}
+_OBJECTIVES = ("time", "cost")
 COLLECTIVE_MATMUL_OFF = {"xla_jf_spmd_threshold_for_windowed_einsum_mib": 1_000_000}
 """Gathers before products rather than in pieces between them: halved a GPT-2 step on v5e-8."""
 
@@ -52,11 +54,39 @@ class Candidate:
 
 
 @dataclass(frozen=True)
+class Deadline:
+    """Everything must be done in time: ``examples`` trained on within ``hours``."""
+
+    examples: float
+    hours: float
+
+    def __post_init__(self) -> None:
+        for name, value in vars(self).items():
+            if not (value > 0 and math.isfinite(value)):
+                raise ArgumentError(f"Deadline: {name} must be positive; got {value:g}.")
+
+    def misses(self, seconds_per_example: float) -> str:
+        """Return why a candidate is too slow, or an empty string."""
+        needed = seconds_per_example * self.examples / 3600
+        if needed <= self.hours:
+            return ""
+        return f"takes {needed:.3g} h (est.), and the deadline is {self.hours:.3g} h"
+
+
+@dataclass(frozen=True)
 class Plan:
-    """All candidates, the best first."""
+    """All candidates, the best first; ``pricing`` is that of their costs."""
 
     objective: str
     candidates: tuple[Candidate, ...]
+    pricing: Pricing = Pricing()
+    deadline: Deadline | None = None
+
+    @property
+    def winner(self) -> Candidate | None:
+        """The best candidate; ``None`` when none can run the program (in time, at a price)."""
+        first = self.candidates[0] if self.candidates else None
+        return first if first is not None and first.value is not None else None
 
     @property
     def best(self) -> Report:
@@ -65,23 +95,33 @@ class Plan:
         Raises:
             ArgumentError: no candidate can run the program.
         """
-        first = self.candidates[0]
-        if first.value is None or first.report is None:
+        if self.winner is None or self.winner.report is None:
             raise ArgumentError(f"No candidate can run this program:\n{self.table()}")
-        return first.report
+        return self.winner.report
 
     def table(self) -> str:
-        """Return every candidate as a table of text. Times are estimates."""
-        head = ["slice", "mesh", "batch", "remat", "XLA options", "fits", "HBM", "step (est.)",
-                "USD/1k steps", ""]  # fmt: skip
-        rows = [head, *(_row(candidate, self.objective) for candidate in self.candidates)]
-        used = [i for i in range(len(head)) if any(row[i] for row in rows[1:])]
-        widths = {i: max(len(row[i]) for row in rows) for i in used}
-        return "\n".join("  ".join(row[i].ljust(widths[i]) for i in used).rstrip() for row in rows)
+        """Return every candidate as a table of text, a line for each. Times are estimates."""
+        return plan_text.table(self)
+
+    def text(self, width: int | None = None) -> str:
+        """Return what ``neurenix plan`` prints: the table folded to ``width``, then the winner.
+
+        Args:
+            width: in columns; the terminal's if left out.
+        """
+        return plan_text.text_of(self, width or terminal.width_here())
 
     def to_html(self, path: str | os.PathLike[str]) -> None:
         """Write a page with the frontier of cost and time, every candidate, and the winner."""
-        write_whole(path, html.plan_page(self))
+        write_whole(path, html.plan_page(self, self.pricing))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain data of the schema that ``preflight.plan_document`` describes."""
+        return plan_document.document(self)
+
+    def to_json(self, path: str | os.PathLike[str]) -> None:
+        """Write ``to_dict()`` to a file, whole or not at all."""
+        write_whole(path, json.dumps(self.to_dict(), indent=1))
 
     def __str__(self) -> str:
         return self.table()
@@ -111,11 +151,24 @@ class SearchSpace:
             value = getattr(self, name)
             if isinstance(value, str) and value != "auto":
                 raise ArgumentError(f'SearchSpace: {name} is a list or "auto"; got {value!r}.')
+        for batch in self.batches or ():
+            if batch < 1:
+                raise ArgumentError(f"SearchSpace: a batch has 1 example or more; got {batch}.")
 
     @classmethod
     def auto(cls) -> SearchSpace:
         """Return the space in which everything but the batch is chosen."""
         return cls(meshes="auto", remats="auto", compiler_options="auto")
+
+    def check(self, slices: Sequence[chips.Slice]) -> None:
+        """Check what can be checked without a program.
+
+        Raises:
+            ShapeError: a mesh has the number of devices of none of the slices.
+        """
+        for mesh in () if isinstance(self.meshes, str) else self.meshes or ():
+            if all(math.prod(mesh.values()) != where.num_devices for where in slices):
+                axes_on(slices[0], mesh)  # which words it
 
     def choices(self, workload: Workload, slices: Sequence[chips.Slice]) -> list[Choice]:
         """Return every combination."""
@@ -145,19 +198,14 @@ class SearchSpace:
         return self.meshes or (None,)
 
 
-@dataclass(frozen=True)
-class Deadline:
-    """Everything must be done in time: ``examples`` trained on within ``hours``."""
+def check_objective(objective: str) -> None:
+    """Check the name of an objective.
 
-    examples: float
-    hours: float
-
-    def misses(self, seconds_per_example: float) -> str:
-        """Return why a candidate is too slow, or an empty string."""
-        needed = seconds_per_example * self.examples / 3600
-        if needed <= self.hours:
-            return ""
-        return f"takes {needed:.3g} h (est.), and the deadline is {self.hours:.3g} h"
+    Raises:
+        UnknownNameError: there is no such objective.
+    """
+    if objective not in _OBJECTIVES:
+        raise unknown_name("objective", objective, _OBJECTIVES)
 
 
 def search(
@@ -170,6 +218,7 @@ def search(
     space: SearchSpace | None = None,
     deadline: Deadline | None = None,
     budget_seconds: float = math.inf,
+    pricing: Pricing | None = None,
     options: PreflightOptions | None = None,
 ) -> Plan:
     """Find the slice, mesh, batch, recomputation and compiler options that are fastest or cheapest.
@@ -180,16 +229,19 @@ def search(
         on: names of slices.
         input_shape: of one global batch, the same on every slice.
         dtype: of the inputs.
-        objective: ``"time"`` or ``"cost"`` (on demand in the US), per example.
+        objective: ``"time"`` or ``"cost"``, per example.
         space: what else may be changed; by default nothing.
         deadline: leaves out what is too slow for it: ``objective="cost"`` with a deadline is the
             cheapest way to be done in time.
         budget_seconds: after which no further candidate is compiled.
+        pricing: which price of a chip-hour; on demand in the US if left out.
         options: as for ``preflight``.
 
     Raises:
-        UnknownNameError: an objective, a slice or a policy that does not exist.
-        ArgumentError: as ``preflight``; a batch that does not divide is a reason and no error.
+        UnknownNameError: an objective, a slice, a mesh axis or a policy that does not exist.
+        ShapeError: no candidate can be described: batches that no mesh divides, a mesh that fits
+            no slice. One that can is enough; the others then lose with that reason.
+        ArgumentError: as ``preflight``.
 
     Example:
         ::
@@ -198,14 +250,24 @@ def search(
                                        objective="cost", space=nx.preflight.SearchSpace.auto())
             print(plan.table())
     """
-    if objective not in _OBJECTIVES:
-        raise unknown_name("objective", objective, _OBJECTIVES)
+    check_objective(objective)
     names = [on] if isinstance(on, (str, chips.Slice)) else on
     slices = [chips.resolve(name) for name in names]
+    space, pricing = space or SearchSpace(), pricing or Pricing()
+    space.check(slices)
     workload = Workload.of(target, args, input_shape, dtype, options)
-    hunt = _Hunt(workload, objective, deadline, time.monotonic() + budget_seconds)
-    hunt.run((space or SearchSpace()).choices(workload, slices))
-    return Plan(objective, hunt.ranked(budget_seconds))
+    goal = _Goal(objective, deadline, pricing, time.monotonic() + budget_seconds)
+    hunt = _Hunt(workload, goal)
+    hunt.run(space.choices(workload, slices))
+    return Plan(objective, hunt.ranked(), pricing, deadline)
+
+
+@dataclass(frozen=True)
+class _Goal:
+    objective: str
+    deadline: Deadline | None
+    pricing: Pricing
+    end: float
 
 
 @dataclass(frozen=True)
@@ -218,21 +280,21 @@ class _Described:
 class _Hunt:
     """The state of one search."""
 
-    def __init__(
-        self, workload: Workload, objective: str, deadline: Deadline | None, end: float
-    ) -> None:
-        self._workload, self._objective = workload, objective
-        self._deadline, self._end = deadline, end
+    def __init__(self, workload: Workload, goal: _Goal) -> None:
+        self._workload, self._goal = workload, goal
         self._done: list[Candidate] = []
+        self._mistakes: list[ShapeError] = []
         self._best = math.inf
 
     def run(self, choices: Sequence[Choice]) -> None:
         """Describe, prune and compile."""
         waiting = list(filter(None, map(self._described, choices)))
+        if self._mistakes and len(self._mistakes) == len(choices):
+            raise self._mistakes[0]
         waiting.sort(key=lambda d: self._value(d.choice, d.least_seconds) or math.inf)
         workers = self._workload.options.compiler.workers or max(1, (os.cpu_count() or 1) // 2)
         while waiting:
-            left = self._end - time.monotonic()
+            left = self._goal.end - time.monotonic()
             wave: list[_Described] = []
             while waiting and len(wave) < workers and left > 0:
                 same = not wave or (
@@ -253,16 +315,15 @@ class _Hunt:
         for described in waiting:
             self._lose(described.choice, "not compiled: the time for the search was up")
 
-    def ranked(self, budget_seconds: float) -> tuple[Candidate, ...]:
+    def ranked(self) -> tuple[Candidate, ...]:
         """Return all candidates, the best first, each loser with its reason."""
-        del budget_seconds
         self._done.sort(key=lambda c: (c.value is None, c.report is None, c.value or 0.0))
         best = self._done[0].value if self._done else None
         ranked = []
         for number, candidate in enumerate(self._done):
             if number and best and candidate.value is not None and not candidate.reason:
                 ratio = candidate.value / best
-                reason = f"{_OBJECTIVES[self._objective]} {ratio:.2f} × the best"
+                reason = f"{self._goal.objective} {ratio:.2f} × the best (est.)"
                 candidate = replace(candidate, reason=reason)
             ranked.append(candidate)
         return tuple(ranked)
@@ -271,7 +332,8 @@ class _Hunt:
         try:
             program = self._workload.program(choice)
         except ShapeError as error:
-            self._lose(choice, str(error))
+            self._mistakes.append(error)
+            self._lose(choice, str(error).partition(". ")[0])
             return None
         generation = choice.slice.generation
         held = sum(leaf.device_bytes for leaf in program.leaves)
@@ -318,10 +380,10 @@ class _Hunt:
         else:
             value = self._value(choice, report.step_time.seconds)
             if value is None:
-                reason = f"no public price for {choice.slice.generation.name}"
-            elif self._deadline is not None:
+                reason = self._goal.pricing.missing(choice.slice.generation)
+            elif self._goal.deadline is not None:
                 per_example = report.step_time.seconds / (self._batch(choice) or 1)
-                reason = self._deadline.misses(per_example)
+                reason = self._goal.deadline.misses(per_example)
                 value = None if reason else value
         if value is not None:
             self._best = min(self._best, value)
@@ -330,12 +392,10 @@ class _Hunt:
     def _value(self, choice: Choice, seconds: float) -> float | None:
         """Return seconds or USD per example of a step of ``seconds``."""
         per_example = seconds / (self._batch(choice) or 1)
-        if self._objective == "time":
+        if self._goal.objective == "time":
             return per_example
-        price = chips.price(choice.slice.generation.name)
-        if price is None:
-            return None
-        return per_example * price.usd_per_chip_hour * choice.slice.num_chips / 3600
+        rate = self._goal.pricing.rate(choice.slice.generation)
+        return None if rate is None else per_example * rate * choice.slice.num_chips / 3600
 
     def _batch(self, choice: Choice) -> int | None:
         return choice.batch or self._workload.batch
@@ -357,26 +417,3 @@ class _Hunt:
             compiler_options=choice.options_text,
             choice=choice,
         )
-
-
-def _row(candidate: Candidate, objective: str) -> list[str]:
-    report = candidate.report
-    chosen = [
-        candidate.slice.name,
-        candidate.mesh,
-        str(candidate.batch or ""),
-        candidate.remat,
-        candidate.compiler_options,
-    ]
-    if report is None:
-        return [*chosen, "", "", "", "", candidate.reason]
-    when = report.step_time
-    usd = report.cost(1000).usd if when else None
-    return [
-        *chosen,
-        "yes" if report.fits else "no",
-        bytes_text(report.hbm.peak_bytes),
-        seconds_text(when.seconds) if when else "",
-        "" if usd is None else f"{usd:.4g}",
-        candidate.reason or f"best {objective}",
-    ]

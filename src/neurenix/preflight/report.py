@@ -250,9 +250,12 @@ class Report:
         """Write ``to_dict()`` to a file, whole or not at all."""
         write_whole(path, json.dumps(self.to_dict(), indent=1))
 
-    def to_html(self, path: str | os.PathLike[str]) -> None:
-        """Write a page that needs nothing but itself, whole or not at all."""
-        write_whole(path, html.page(self))
+    def to_html(self, path: str | os.PathLike[str], pricing: Pricing | None = None) -> None:
+        """Write a page that needs nothing but itself, whole or not at all.
+
+        ``pricing`` is that of its costs.
+        """
+        write_whole(path, html.page(self, pricing))
 
     def text(self, width: int | None = None, pricing: Pricing | None = None) -> str:
         """Return the terminal report.

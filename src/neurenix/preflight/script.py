@@ -11,7 +11,7 @@ import runpy
 import signal
 import sys
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -43,6 +43,7 @@ def preflight_script(
     arguments: Sequence[str] = (),
     *,
     on: Sequence[On],
+    mesh: Mapping[str, int] | None = None,
     timeout_seconds: float = 600.0,
     options: PreflightOptions | None = None,
 ) -> list[Report]:
@@ -55,6 +56,7 @@ def preflight_script(
         path: of the script.
         arguments: its command line.
         on: names of slices.
+        mesh: as for ``preflight``; by default that of the script's strategy.
         timeout_seconds: in which the script must reach a step.
         options: as for ``preflight``.
 
@@ -63,7 +65,7 @@ def preflight_script(
         CompilationError: it did not reach one in time.
     """
     target, args = first_step(path, arguments, timeout_seconds=timeout_seconds)
-    return preflight(target, *args, on=list(on), options=options)
+    return preflight(target, *args, on=list(on), mesh=mesh, options=options)
 
 
 def first_step(

@@ -52,9 +52,7 @@ class Described:
         values, first = bind_metrics([get_metric(metric) for metric in self._metrics])
         del values
         model = definition.model.read()
-        strategy = self._strategy or get_strategy()
-        rules = (strategy.rules if strategy else None) or self.model_rules()
-        placement = Placement(mesh, model[0], rules)
+        placement = Placement(mesh, model[0], self.rules())
         return describe_step(definition, model, first, Batch(x, y), placement)
 
     def variant(self, *, moment_dtype: Any = None, **options: Any) -> Self:
@@ -80,6 +78,11 @@ class Described:
         """Return the axes that the trainer's strategy gives a mesh of so many devices, if any."""
         strategy = self._strategy or get_strategy()
         return None if strategy is None else strategy.mesh_axes(num_devices)
+
+    def rules(self) -> ShardingRules | None:
+        """Return the rules that divide the parameters: the strategy's, or else the module's."""
+        strategy = self._strategy or get_strategy()
+        return (strategy.rules if strategy else None) or self.model_rules()
 
     def model_rules(self) -> ShardingRules | None:
         """Return how the module says that its parameters are divided, if it does."""

@@ -1,0 +1,175 @@
+"""``neurenix plan script.py --on v5e-8,v6e-8``: where and how a script's step runs best.
+
+Owns the options, what is printed, and the exit status: 0 when a candidate can be taken; 1 when none
+can, for want of memory, of time before the deadline or of a price; 2 when there is no answer, for a
+mistake in the command or in the script. The search is ``neurenix.preflight.planning``'s.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from neurenix._core.errors import ArgumentError, NeurenixError
+from neurenix.cli.failure import show
+from neurenix.cli.output import check_folders, output_for, show_text, write_text
+from neurenix.cli.scripts import listed, simulate_first, slices_of
+
+if TYPE_CHECKING:
+    from neurenix.preflight.planning import Candidate, Deadline
+
+_AUTO = "auto"
+
+
+def plan(
+    script: Annotated[Path, typer.Argument(help="Python file that trains")],
+    arguments: Annotated[list[str] | None, typer.Argument(help="its command line")] = None,
+    *,
+    on: Annotated[str, typer.Option(help="slices, separated by commas: v5e-8,v6e-8")],
+    objective: Annotated[str, typer.Option(help="time or cost, of an example")] = "time",
+    deadline_hours: Annotated[
+        float | None, typer.Option(help="leave out what takes longer, for so many --examples")
+    ] = None,
+    examples: Annotated[float | None, typer.Option(help="to train on by the deadline")] = None,
+    batch: Annotated[
+        str | None, typer.Option(help="global batches to try: 64,128; else the script's own")
+    ] = None,
+    mesh: Annotated[
+        str | None,
+        typer.Option(help='meshes to try: auto, or "fsdp=8;data=2,fsdp=4"; else the script\'s own'),
+    ] = None,
+    remat: Annotated[
+        str | None,
+        typer.Option(help="recomputation to try: auto, or none,dots; else the script's own"),
+    ] = None,
+    xla: Annotated[
+        str | None,
+        typer.Option(help='XLA options to try: auto, or "name=value;name=value,name=value"'),
+    ] = None,
+    budget: Annotated[
+        float, typer.Option(help="seconds after which no further candidate is compiled")
+    ] = 600,
+    json_path: Annotated[
+        Path | None, typer.Option("--json", help="write the plan to this file; - is the output")
+    ] = None,
+    html_path: Annotated[
+        Path | None, typer.Option("--html", help="write a page with the cost-time frontier")
+    ] = None,
+    region: Annotated[str, typer.Option(help="of the price: us, europe-west4, …")] = "us",
+    commitment: Annotated[
+        str, typer.Option(help="of the price: on-demand, 1-year, 3-year, spot")
+    ] = "on-demand",
+    price: Annotated[float | None, typer.Option(help="your own USD for a chip and an hour")] = None,
+    timeout: Annotated[float, typer.Option(help="seconds in which a step must be reached")] = 600,
+) -> None:
+    """Run a script up to its first training step and find where and how that step runs best.
+
+    Every candidate is printed with why it lost. The exit status is 1 when none can be taken, and 2
+    when there is no answer.
+    """
+    from neurenix.preflight.choice import Workload, mesh_of
+    from neurenix.preflight.cost import Pricing
+    from neurenix.preflight.html import plan_page
+    from neurenix.preflight.planning import SearchSpace, check_objective, search
+    from neurenix.preflight.script import first_step
+
+    try:
+        slices = slices_of(on)
+        check_objective(objective)
+        space = SearchSpace(
+            meshes=_choices(mesh, mesh_of),
+            batches=None if batch is None else [_whole("--batch", part) for part in listed(batch)],
+            remats=remat if remat in (None, _AUTO) else listed(remat),
+            compiler_options=_choices(xla, _options_of),
+        )
+        space.check(slices)
+        pricing, deadline = Pricing(region, commitment, price), _deadline(examples, deadline_hours)
+        for name, seconds in (("--budget", budget), ("--timeout", timeout)):
+            if seconds <= 0:
+                raise ArgumentError(f"{name} must be positive; got {seconds:g}.")
+        check_folders(json_path, html_path)
+        with output_for(json_path) as output:
+            simulate_first(slices)
+            target, args = first_step(script, arguments or [], timeout_seconds=timeout)
+            found = search(
+                target,
+                *args,
+                on=slices,
+                objective=objective,
+                space=space,
+                deadline=deadline,
+                budget_seconds=budget,
+                pricing=pricing,
+            )
+            show_text(found.text())
+            if found.winner is not None:
+                own = Workload.of(target, args, None, None, None)
+                changes = _changes(found.winner, own.batch, own.remat)
+                print(f"Its whole report{changes}:")
+                print(f"  {_command(script, arguments or [], found.winner)}")
+            if json_path is not None:
+                write_text(json_path, json.dumps(found.to_dict(), indent=1), output)
+            if html_path is not None:
+                write_text(html_path, plan_page(found, pricing), output)
+    except (NeurenixError, OSError) as error:
+        show(error)
+        raise typer.Exit(2) from None
+    if found.winner is None:
+        raise typer.Exit(1)
+
+
+def _choices(text: str | None, read: Any) -> Any:
+    """Return what ``read`` makes of each choice, or None and ``"auto"`` as they are."""
+    if text is None or text.strip() == _AUTO:
+        return text and _AUTO
+    return [read(part) for part in listed(text, ";")]
+
+
+def _options_of(text: str) -> dict[str, Any]:
+    """Return XLA options, numbers and truths as such."""
+    options: dict[str, Any] = {}
+    for part in listed(text):
+        name, equals, value = (word.strip() for word in part.partition("="))
+        if not (name and equals and value):
+            raise ArgumentError(f"--xla: {part!r} is not an option. Write name=value.")
+        truth = {"true": True, "false": False}.get(value.lower())
+        options[name] = truth if truth is not None else int(value) if value.isdecimal() else value
+    return options
+
+
+def _whole(option: str, text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise ArgumentError(f"{option}: {text!r} is not a whole number from 1.")
+    return int(text)
+
+
+def _deadline(examples: float | None, hours: float | None) -> Deadline | None:
+    from neurenix.preflight.planning import Deadline
+
+    if examples is None and hours is None:
+        return None
+    if examples is None or hours is None:
+        given, other = ("--examples", "--deadline-hours")[:: 1 if hours is None else -1]
+        raise ArgumentError(f"{given} says little alone: give {other} too.")
+    return Deadline(examples, hours)
+
+
+def _command(script: Path, arguments: list[str], winner: Candidate) -> str:
+    """Return the preflight of the winner's slice and mesh, ready to be pasted."""
+    words = ["neurenix", "preflight", "--on", winner.slice.name]
+    mesh = winner.choice.mesh if winner.choice else None
+    if mesh:
+        words += ["--mesh", ",".join(f"{name}={size}" for name, size in mesh.items())]
+    return shlex.join([*words, str(script), *arguments])
+
+
+def _changes(winner: Candidate, batch: int | None, remat: str) -> str:
+    """Return what the winner has that the script must say itself."""
+    changes = [f"batch {winner.batch}"] if winner.batch != batch else []
+    changes += [f"remat {winner.remat}"] if winner.remat != remat else []
+    changes += [f"XLA options {winner.compiler_options}"] if winner.compiler_options else []
+    return f", with {', '.join(changes)} in the script" if changes else ""

@@ -1,0 +1,64 @@
+"""What commands that run a user's script share: whose options are whose, slices, the simulation.
+
+Owns the command line of such commands. Running the script is ``neurenix.preflight.script``'s.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from typer.core import TyperCommand
+
+from neurenix._core.errors import ArgumentError
+
+if TYPE_CHECKING:
+    from neurenix import chips
+
+
+class ScriptsCommand(TyperCommand):
+    """A command with a script: ``[options] script [its options]``, or ``script [options]``.
+
+    Once ``--on`` stands before the script, all that follows the script is the script's. Else
+    options that the command knows may follow it, and the others, or all after ``--``, are its.
+    """
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Parse, with the meaning of options after the script decided first."""
+        ctx.ignore_unknown_options = True
+        ctx.allow_interspersed_args = False
+        before_script, _, _ = self.make_parser(ctx).parse_args(list(args))
+        ctx.allow_interspersed_args = "on" not in before_script
+        return super().parse_args(ctx, args)
+
+
+def slices_of(on: str) -> list[chips.Slice]:
+    """Return the slices that ``--on`` names.
+
+    Raises:
+        UnknownNameError: there is no such slice.
+        ArgumentError: it names none.
+    """
+    from neurenix import chips
+
+    slices = [chips.resolve(name) for name in listed(on)]
+    if not slices:
+        raise ArgumentError("--on names no slice; write --on v5e-8 or --on v5e-8,v6e-8.")
+    return slices
+
+
+def simulate_first(slices: list[chips.Slice]) -> None:
+    """Simulate the first slice, so that the script finds the devices that it asks for."""
+    from neurenix.simulation import simulate, simulated
+
+    if simulated() is None:
+        simulate(slices[0].name)
+
+
+def listed(text: str, separator: str = ",") -> list[str]:
+    """Return the parts of an option's value.
+
+    Example:
+        >>> listed("v5e-8, v6e-8,")
+        ['v5e-8', 'v6e-8']
+    """
+    return [part.strip() for part in text.split(separator) if part.strip()]

@@ -1,0 +1,124 @@
+"""A search as lines of text: every candidate, why it lost, and what won.
+
+Owns the table and how it folds to a terminal. Which candidate is better, and why others lost, is
+``planning``'s to say.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from neurenix.preflight.cost import usd_text
+from neurenix.preflight.text import KIND_NAMES, amount, bytes_text, hanging, seconds_text
+
+if TYPE_CHECKING:
+    from neurenix.preflight.planning import Candidate, Plan
+
+_HEAD = (
+    "slice", "mesh", "batch", "remat", "XLA options", "fits", "HBM", "step (est.)", "USD/1k steps",
+)  # fmt: skip
+_OPTIONS = _HEAD.index("XLA options")
+_LONGEST_OPTION = 24
+_LEAST_FOR_WORDS = 36
+_NO_ANSWER = ("crash", "timeout")
+
+
+def table(plan: Plan) -> str:
+    """Return one line for each candidate, its verdict last, however long."""
+    rows = [[*_HEAD, ""], *([*_cells(plan, c), _verdict(plan, c)] for c in plan.candidates)]
+    return "\n".join(_columns(rows))
+
+
+def text_of(plan: Plan, width: int) -> str:
+    """Return the whole answer in ``width`` columns where the table allows it.
+
+    A verdict stands beside its candidate where there is room for it, and else below.
+    """
+    cells = [_cells(plan, candidate) for candidate in plan.candidates]
+    verdicts = [_verdict(plan, candidate) for candidate in plan.candidates]
+    for row, candidate in enumerate(cells):
+        if len(candidate[_OPTIONS]) > _LONGEST_OPTION:
+            verdicts[row] += f"; XLA options {candidate[_OPTIONS]}"
+            candidate[_OPTIONS] = "see below"
+    head, *rows = _columns([list(_HEAD), *cells])
+    used = max(map(len, (head, *rows)), default=0)
+    number = len(f"  {len(rows)}. ")
+    room = width - number - used - 2
+    lines = [*_title(plan, width), (" " * number + head).rstrip()]
+    for index, (row, verdict) in enumerate(zip(rows, verdicts, strict=True), start=1):
+        first = f"{f'{index}. ':>{number}}{row}"
+        if room >= min(len(verdict), _LEAST_FOR_WORDS):
+            lines += hanging(f"{first:<{number + used + 2}}", verdict, width)
+        else:
+            lines += [first.rstrip(), *hanging(" " * number + "→ ", verdict, width)]
+    return "\n".join([*lines, *_winner(plan, width)])
+
+
+def _title(plan: Plan, width: int) -> list[str]:
+    compiled = sum(candidate.report is not None for candidate in plan.candidates)
+    slices = len({candidate.slice.name for candidate in plan.candidates})
+    what = f"Plan: {amount(len(plan.candidates), 'candidate')} on {amount(slices, 'slice')}, "
+    return hanging(
+        "", f"{what}{compiled} compiled, the best {plan.objective} first", width, indent=2
+    )
+
+
+def _winner(plan: Plan, width: int) -> list[str]:
+    """Name the winner with its interval and its cost."""
+    best = plan.winner
+    if best is None or best.report is None or best.report.step_time is None:
+        return ["No candidate can be taken: the reasons stand beside them."]
+    time = best.report.step_time
+    parts = [best.slice.name, f"mesh {best.mesh}"]
+    parts += [f"batch {best.batch}"] if best.batch else []
+    parts += [f"remat {best.remat}"] if best.remat else []
+    parts += [f"XLA options {best.compiler_options}"] if best.compiler_options else []
+    lines = hanging("Best: ", ", ".join(parts), width)
+    bound = KIND_NAMES.get(time.bound, time.bound)
+    lines += hanging(
+        "  step time  ",
+        f"{seconds_text(time.seconds)} estimated ({seconds_text(time.low)} to "
+        f"{seconds_text(time.high)}), bound by {bound}",
+        width,
+    )
+    cost = best.report.cost(1000, **vars(plan.pricing))
+    words = cost.missing
+    if cost.usd is not None:
+        words = f"{usd_text(cost.usd)} estimated for 1,000 steps"
+        if (million := cost.usd_per_million_examples) is not None:
+            words += f", {usd_text(million)} for a million examples"
+    lines += hanging("  cost       ", words, width)
+    return [*lines, *hanging("  ", "Nothing ran on a TPU.", width)]
+
+
+def _columns(rows: list[list[str]]) -> list[str]:
+    """Return rows of cells with equal columns; those with nothing below their head are left out."""
+    used = [i for i in range(len(rows[0])) if any(row[i] for row in rows[1:])]
+    widths = {i: max(len(row[i]) for row in rows) for i in used}
+    return ["  ".join(row[i].ljust(widths[i]) for i in used).rstrip() for row in rows]
+
+
+def _verdict(plan: Plan, candidate: Candidate) -> str:
+    return candidate.reason or f"best {plan.objective}"
+
+
+def _cells(plan: Plan, candidate: Candidate) -> list[str]:
+    report = candidate.report
+    chosen = [
+        candidate.slice.name,
+        candidate.mesh,
+        str(candidate.batch or ""),
+        candidate.remat,
+        candidate.compiler_options,
+    ]
+    if report is None:
+        return [*chosen, "", "", "", ""]
+    time, unknown = report.step_time, report.refused in _NO_ANSWER
+    usd = report.cost(1000, **vars(plan.pricing)).usd if time else None
+    return [
+        *chosen,
+        "?" if unknown else "yes" if report.fits else "no",
+        "" if unknown else bytes_text(report.hbm.peak_bytes),
+        seconds_text(time.seconds) if time else "",
+        "" if usd is None else f"{usd:.4g}",
+    ]

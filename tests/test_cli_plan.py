@@ -1,0 +1,252 @@
+"""``neurenix plan`` as its users see it, and the text and the document of a search."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import neurenix as nx
+from neurenix import chips, nn
+from neurenix.preflight import Candidate, Plan, SearchSpace, plan_document
+from neurenix.preflight.choice import mesh_of
+from neurenix.preflight.cost import Pricing
+from neurenix.preflight.planning import Deadline
+from neurenix.preflight.record import problems
+
+compiling = [pytest.mark.tpu_compile, pytest.mark.xdist_group("libtpu")]
+
+SCRIPT = """
+import os, sys
+import numpy as np
+import neurenix as nx
+from neurenix import nn
+print("arguments:", sys.argv[1:])
+model = nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 10))
+model.compile("adam", nx.losses.SparseCategoricalCrossentropy(from_logits=True))
+model.fit(np.ones((640, 64), "float32"), np.zeros(640, "int32"), batch_size=64)
+print("trained")
+"""
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("cache")
+
+
+@pytest.fixture
+def plan(run_python, cache: Path, tmp_path: Path):
+    """Return ``plan(*arguments)``, with the script in ``train.py``."""
+
+    def run(*arguments: str):
+        (tmp_path / "train.py").write_text(SCRIPT)
+        env = {"NEURENIX_CACHE_DIR": str(cache), "COLUMNS": "80"}
+        return run_python("-m", "neurenix", "plan", *arguments, env=env)
+
+    return run
+
+
+class TestTheCommand:
+    pytestmark = compiling
+    SPACE = ("--on", "v5e-8", "--mesh", "data=8;fsdp=8", "--batch", "64,63")
+
+    def test_every_candidate_and_why_it_lost(self, plan, tmp_path: Path) -> None:
+        done = plan("train.py", *self.SPACE, "--lr", "1", "--html", "p.html", "--json", "p.json")
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert "arguments: ['--lr', '1']" in done.stdout and "trained" not in done.stdout
+        text = " ".join(done.stdout.split())
+        assert "Plan: 4 candidates on 1 slice, 2 compiled, the best time first" in text
+        assert text.count("A batch of 63 cannot be divided over the 8 replicas of v5e-8") == 2
+        assert re.search(r"→ time 1\.\d\d × the best \(est\.\)|time 1\.\d\d × the best", text)
+        assert re.search(r"Best: v5e-8, mesh (data|fsdp)=8, batch 64", text)
+        assert "Nothing ran on a TPU." in text
+        found = json.loads((tmp_path / "p.json").read_text())
+        assert list(problems(plan_document.schema(), found)) == []
+        assert [c["won"] for c in found["candidates"]] == [True, False, False, False]
+        assert found["best"]["batch"]["examples"] == 64
+        page = (tmp_path / "p.html").read_text()
+        assert "Plan for training step" in page and "cannot be divided" in page
+
+        # The command that it names says the same of the winner.
+        (command,) = re.findall(r"^  neurenix (preflight .*)$", done.stdout, re.MULTILINE)
+        assert command == f"preflight --on v5e-8 --mesh {found['candidates'][0]['mesh']}".replace(
+            "{'", ""
+        ).replace("': ", "=").replace("}", " train.py --lr 1")
+
+    def test_json_on_the_output_is_all_there_is_and_the_price_counts(self, plan) -> None:
+        done = plan("train.py", *self.SPACE, "--json", "-", "--objective", "cost", "--price", "3")
+        assert done.returncode == 0, done.stderr
+        found = json.loads(done.stdout)
+        first = found["candidates"][0]
+        seconds = first["estimated_step_time"]["seconds"]
+        assert first["estimated_usd_per_step"] == pytest.approx(seconds * 8 * 3 / 3600)
+        assert first["estimated_value"] == pytest.approx(first["estimated_usd_per_step"] / 64)
+        assert "Plan: 4 candidates" in done.stderr
+
+    def test_none_in_time_is_status_1_and_no_time_to_compile_too(self, plan) -> None:
+        deadline = ("--examples", "1e15", "--deadline-hours", "1")
+        done = plan("train.py", "--on", "v5e-8", *deadline, "--json", "-")
+        assert done.returncode == 1, done.stdout + done.stderr
+        assert "and the deadline is 1 h" in " ".join(done.stderr.split())
+        assert "No candidate can be taken" in done.stderr
+        found = json.loads(done.stdout)
+        assert found["best"] is None and found["deadline"] == {"examples": 1e15, "hours": 1}
+
+
+# Mistakes: one message, status 2, no traceback.
+
+SEVERAL = """
+import sys
+from pathlib import Path
+from neurenix.cli.app import main
+Path("train.py").write_text(SCRIPT)
+Path("empty.py").write_text("x = 1")
+for arguments in CASES:
+    sys.argv = ["neurenix", "plan", *arguments]
+    sys.stderr.write("<case>")
+    try:
+        main()
+        status = 0
+    except SystemExit as left:
+        status = left.code
+    sys.stderr.write(f"<status {status}>")
+"""
+
+ON = ("--on", "v5e-8")
+COMMANDS: list[tuple[tuple[str, ...], str]] = [
+    (("train.py", "--on", "v5e-9"), "There is no slice 'v5e-9'. Did you mean 'v5e-8'"),
+    (("train.py",), "Missing option '--on'"),
+    (("train.py", *ON, "--objective", "tim"), "Did you mean 'time'"),
+    (("train.py", *ON, "--mesh", "fsdp=4"), "The mesh fsdp=4 has 4 devices, and v5e-8 has 8"),
+    (("train.py", *ON, "--mesh", "fsdp"), "'fsdp' is not a mesh"),
+    (("train.py", *ON, "--mesh", "fdsp=8"), "There is no mesh axis named 'fdsp'"),
+    (("train.py", *ON, "--remat", "dotz"), "There is no remat policy named 'dotz'"),
+    (("train.py", *ON, "--batch", "63,65"), "A batch of 63 cannot be divided"),
+    (("train.py", *ON, "--batch", "0"), "--batch: '0' is not a whole number"),
+    (("train.py", *ON, "--xla", "foo"), "'foo' is not an option. Write name=value."),
+    (("train.py", *ON, "--examples", "5"), "give --deadline-hours too"),
+    (("train.py", *ON, "--deadline-hours", "5"), "give --examples too"),
+    (("train.py", *ON, "--examples", "5", "--deadline-hours", "-1"), "hours must be positive"),
+    (("train.py", *ON, "--budget", "0"), "--budget must be positive"),
+    (("train.py", *ON, "--region", "mars"), "There is no region named 'mars'"),
+    (("train.py", *ON, "--html", "no/p.html"), "There is no folder 'no'"),
+    (("trian.py", *ON), "There is no script 'trian.py'"),
+    (("empty.py", *ON), "empty.py ended without a step"),
+]
+
+
+@pytest.mark.cpu8
+def test_mistakes(run_python) -> None:
+    cases = [arguments for arguments, _ in COMMANDS]
+    code = SEVERAL.replace("SCRIPT", repr(SCRIPT)).replace("CASES", repr(cases))
+    done = run_python(code=code)
+    assert done.returncode == 0, done.stderr
+    found = re.findall(r"<case>(.*?)<status (\w+)>", done.stderr, re.DOTALL)
+    assert len(found) == len(cases), done.stderr
+    for (arguments, expected), (said, status) in zip(COMMANDS, found, strict=True):
+        assert status == "2", (arguments, said)
+        assert expected in " ".join(said.split()), (arguments, said)
+        assert "Traceback" not in said
+
+
+# The parts.
+
+
+@pytest.mark.pure
+def test_meshes_as_text() -> None:
+    assert mesh_of("data=2, fsdp=4") == {"data": 2, "fsdp": 4}
+    for wrong in ("", "auto", "fsdp", "fsdp=", "=8", "fsdp=0", "fsdp=-8", "fsdp=8,fsdp=1", "a b=1"):
+        with pytest.raises(nx.ArgumentError, match="is not a mesh"):
+            mesh_of(wrong)
+
+
+@pytest.mark.pure
+@pytest.mark.parametrize("values", [(0, 1), (1, 0), (-1, 1), (float("nan"), 1)])
+def test_deadlines(values: tuple[float, float]) -> None:
+    with pytest.raises(nx.ArgumentError, match="must be positive"):
+        Deadline(*values)
+
+
+@pytest.fixture(scope="module")
+def found() -> Plan:
+    net: Any = nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 8))
+    net.compile(optimizer="adam", loss="mse")
+    return nx.preflight.search(
+        net, on="v5e-4", input_shape=(64, 64),
+        space=SearchSpace(meshes=[{"data": 4}, {"fsdp": 4}], batches=[64, 66]),
+    )  # fmt: skip
+
+
+class TestASearch:
+    pytestmark = compiling
+
+    @pytest.mark.parametrize("width", [60, 80, 100, 120])
+    def test_text_keeps_to_the_width_where_the_table_allows_it(
+        self, found: Plan, width: int
+    ) -> None:
+        lines = found.text(width).splitlines()
+        table = max(
+            len(line.partition("  time ")[0].partition("  best ")[0].partition("  A batch")[0])
+            for line in lines
+        )
+        assert max(map(len, lines)) <= max(width, table)
+        text = " ".join(found.text(width).split())
+        for number in range(1, 5):
+            assert f" {number}. v5e-4" in text
+        assert text.count("A batch of 66 cannot be divided over the 4 replicas") == 2
+
+    def test_verdicts_stand_beside_where_there_is_room(self, found: Plan) -> None:
+        assert "→" not in found.text(200)
+        assert found.text(60).count("→") == 4
+
+    def test_long_options_stand_below_the_table(self, found: Plan) -> None:
+        option = f"xla_{'x' * 60}=1"
+        first = found.candidates[0]
+        long = Candidate(**{**vars(first), "compiler_options": option})
+        text = Plan("time", (long, *found.candidates[1:])).text(100)
+        assert "see below" in text and f"XLA options {option}" in text
+
+    def test_the_document_is_of_its_schema_and_a_false_one_is_not(
+        self, found: Plan, tmp_path: Path
+    ) -> None:
+        found.to_json(tmp_path / "p.json")
+        data = json.loads((tmp_path / "p.json").read_text())
+        assert data["schema"] == "neurenix.plan" and data["schema_version"] == 1
+        assert list(problems(plan_document.schema(), data)) == []
+        assert data["best"]["slice"]["name"] == "v5e-4"
+        del data["candidates"][0]["won"]
+        assert list(problems(plan_document.schema(), data)) == [
+            'the report.candidates[0] has no "won"'
+        ]
+
+
+@pytest.mark.cpu8
+def test_a_plan_without_a_winner_has_a_text_and_a_document() -> None:
+    lost = Candidate(chips.resolve("v5e-8"), "data=8", 64, "none", None, None, "too late")
+    plan = Plan("cost", (lost,), Pricing("europe-west4"))
+    assert plan.winner is None
+    assert "No candidate can be taken" in plan.text(80) and "too late" in plan.text(80)
+    data = json.loads(json.dumps(plan.to_dict()))
+    assert list(problems(plan_document.schema(), data)) == []
+    assert data["best"] is None and data["pricing"]["region"] == "europe-west4"
+
+
+@pytest.mark.cpu8
+def test_what_can_never_be_described_is_an_error_and_what_can_in_part_is_not() -> None:
+    net: Any = nn.Sequential(nn.Linear(64, 8))
+    net.compile(optimizer="adam", loss="mse")
+    with pytest.raises(nx.ShapeError, match="batch of 63 cannot be divided"):
+        nx.preflight.search(net, on="v5e-4", input_shape=(63, 64))
+    with pytest.raises(nx.ShapeError, match="The mesh fsdp=2 has 2 devices, and v5e-4 has 4"):
+        nx.preflight.search(
+            net, on="v5e-4", input_shape=(64, 64), space=SearchSpace(meshes=[{"fsdp": 2}])
+        )
+    plan = nx.preflight.search(net, on=["v5e-4", "v5e-1"], input_shape=(66, 64), budget_seconds=0.0)
+    assert sorted(c.reason.split()[0] for c in plan.candidates) == ["A", "not"]
+    with pytest.raises(nx.NeurenixError, match="mesh axis named 'fdsp'.*'fsdp'"):
+        nx.preflight(net, on="v5e-4", input_shape=(64, 64), mesh={"fdsp": 4})
+    with pytest.raises(nx.ArgumentError, match="1 example or more"):
+        SearchSpace(batches=[0])

@@ -1,0 +1,107 @@
+"""Scripts as people write them, up to their first step: modules of others, steps of their own."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+pytestmark = [pytest.mark.tpu_compile, pytest.mark.xdist_group("libtpu")]
+
+FOREIGN = """
+import numpy as np
+import optax
+from flax import nnx
+import neurenix as nx
+
+class Net(nnx.Module):
+    def __init__(self, rngs):
+        self.up, self.down = nnx.Linear(64, 256, rngs=rngs), nnx.Linear(256, 8, rngs=rngs)
+        self.dropout = nnx.Dropout(0.1, rngs=rngs)
+
+    def __call__(self, x):
+        return self.down(self.dropout(nnx.relu(self.up(x))))
+
+trainer = nx.Trainer(Net(nnx.Rngs(0)), optimizer=optax.adamw(1e-3), loss="mse")
+trainer.fit(np.ones((640, 64), "float32"), np.ones((640, 8), "float32"), batch_size=64)
+print("trained")
+"""
+
+OWN_STEP = """
+import jax
+import jax.numpy as jnp
+import neurenix as nx
+
+def loss(w, x):
+    return jnp.mean((jnp.tanh(x @ w) - x) ** 2)
+
+@nx.jit
+def step(w, x):
+    value, gradient = jax.value_and_grad(loss)(w, x)
+    return w - 0.1 * gradient, value
+
+w = jnp.eye(128)
+for _ in range(10):
+    w, value = step(w, jnp.ones((64, 128)))
+print("trained")
+"""
+
+# 65,536 × 65,536 activations are kept for the backward pass: 16 GiB beside the rest.
+TOO_LARGE = """
+import numpy as np
+import neurenix as nx
+from neurenix import nn
+model = nn.Sequential(nn.Linear(16, 65536), nn.GELU(), nn.Linear(65536, 16))
+model.compile("sgd", nx.losses.SparseCategoricalCrossentropy(from_logits=True))
+model.fit(np.ones((65536, 16), "float32"), np.zeros(65536, "int32"), batch_size=65536)
+"""
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("cache")
+
+
+@pytest.fixture
+def preflight(run_python, cache: Path, tmp_path: Path):
+    """Return ``preflight(script, *arguments)``, which leaves the reports in ``r.json``."""
+
+    def run(script: str, *arguments: str):
+        (tmp_path / "train.py").write_text(script)
+        env = {"NEURENIX_CACHE_DIR": str(cache), "COLUMNS": "100"}
+        command = ("-m", "neurenix", "preflight", "--json", "r.json", *arguments, "train.py")
+        return run_python(*command, env=env)
+
+    return run
+
+
+def test_a_module_of_flax_through_a_trainer_on_a_mesh(preflight, tmp_path: Path) -> None:
+    done = preflight(FOREIGN, "--on", "v5e-8", "--mesh", "data=2,fsdp=4")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "Preflight of training step on v5e-8" in done.stdout
+    assert "trained" not in done.stdout
+    (report,) = json.loads((tmp_path / "r.json").read_text())
+    assert report["mesh"] == {"data": 2, "fsdp": 4}
+    assert report["batch"]["examples"] == 64
+    roles = report["hbm_per_device"]["roles"]
+    parameters = 4 * (64 * 256 + 256 + 256 * 8 + 8)
+    assert 0 < roles["parameters"] < parameters < roles["parameters"] * 8  # a quarter, padded
+    sources = {operation["source"] or "" for operation in report["operations"]}
+    assert any("train.py:" in source for source in sources), sources
+
+
+def test_a_step_of_ones_own(preflight, tmp_path: Path) -> None:
+    done = preflight(OWN_STEP, "--on", "v5e-1")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "Preflight of step on v5e-1" in done.stdout
+    assert "trained" not in done.stdout
+    (report,) = json.loads((tmp_path / "r.json").read_text())
+    assert report["program"] == "step" and report["model_flops"] >= 2 * 2 * 64 * 128 * 128
+
+
+def test_what_does_not_fit_is_said_without_trying_changes(preflight) -> None:
+    done = preflight(TOO_LARGE, "--on", "v5e-1", "--no-suggest")
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert "fits         NO" in done.stdout
+    assert "changes, each compiled" not in done.stdout
