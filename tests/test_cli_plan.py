@@ -58,9 +58,9 @@ class TestTheCommand:
         assert done.returncode == 0, done.stdout + done.stderr
         assert "arguments: ['--lr', '1']" in done.stdout and "trained" not in done.stdout
         text = " ".join(done.stdout.split())
-        assert "Plan: 4 candidates on 1 slice, 2 compiled, the best time first" in text
+        assert "Plan: 4 candidates on 1 slice, 2 compiled, the best time first (estimated)" in text
         assert text.count("A batch of 63 cannot be divided over the 8 replicas of v5e-8") == 2
-        assert re.search(r"→ time 1\.\d\d × the best \(est\.\)|time 1\.\d\d × the best", text)
+        assert re.search(r" time \d+\.\d\d × the best ", text)
         assert re.search(r"Best: v5e-8, mesh (data|fsdp)=8, batch 64", text)
         assert "Nothing ran on a TPU." in text
         found = json.loads((tmp_path / "p.json").read_text())
@@ -201,6 +201,12 @@ class TestASearch:
     def test_verdicts_stand_beside_where_there_is_room(self, found: Plan) -> None:
         assert "→" not in found.text(200)
         assert found.text(60).count("→") == 4
+
+    def test_what_differs_in_batch_is_priced_by_the_example(self, found: Plan) -> None:
+        assert "USD/1M examples" in found.text(200) and "USD/1M examples" in found.table()
+        same = Plan("time", found.candidates[:2])
+        assert {c.batch for c in same.candidates} == {64}
+        assert "USD/1k steps" in same.text(200) and "USD/1M" not in same.text(200)
 
     def test_long_options_stand_below_the_table(self, found: Plan) -> None:
         option = f"xla_{'x' * 60}=1"

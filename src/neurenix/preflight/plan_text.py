@@ -15,24 +15,26 @@ if TYPE_CHECKING:
     from neurenix.preflight.planning import Candidate, Plan
 
 _HEAD = (
-    "slice", "mesh", "batch", "remat", "XLA options", "fits", "HBM", "step (est.)", "USD/1k steps",
+    "slice", "mesh", "batch", "remat", "XLA options", "fits", "HBM", "step (est.)",
 )  # fmt: skip
 _OPTIONS = _HEAD.index("XLA options")
 _LONGEST_OPTION = 24
-_LEAST_FOR_WORDS = 36
+_SHORT = 36
 _NO_ANSWER = ("crash", "timeout")
 
 
 def table(plan: Plan) -> str:
     """Return one line for each candidate, its verdict last, however long."""
-    rows = [[*_HEAD, ""], *([*_cells(plan, c), _verdict(plan, c)] for c in plan.candidates)]
+    head = [*_HEAD, _work(plan), ""]
+    rows = [head, *([*_cells(plan, c), _verdict(plan, c)] for c in plan.candidates)]
     return "\n".join(_columns(rows))
 
 
 def text_of(plan: Plan, width: int) -> str:
     """Return the whole answer in ``width`` columns where the table allows it.
 
-    A verdict stands beside its candidate where there is room for it, and else below.
+    Verdicts stand beside their candidates where there is room for the short ones, the long ones
+    folded if that leaves them a column; else they stand below.
     """
     cells = [_cells(plan, candidate) for candidate in plan.candidates]
     verdicts = [_verdict(plan, candidate) for candidate in plan.candidates]
@@ -40,14 +42,17 @@ def text_of(plan: Plan, width: int) -> str:
         if len(candidate[_OPTIONS]) > _LONGEST_OPTION:
             verdicts[row] += f"; XLA options {candidate[_OPTIONS]}"
             candidate[_OPTIONS] = "see below"
-    head, *rows = _columns([list(_HEAD), *cells])
+    head, *rows = _columns([[*_HEAD, _work(plan)], *cells])
     used = max(map(len, (head, *rows)), default=0)
     number = len(f"  {len(rows)}. ")
     room = width - number - used - 2
+    longest_short = max((len(v) for v in verdicts if len(v) <= _SHORT), default=0)
+    needed = [longest_short if len(v) <= _SHORT else _SHORT for v in verdicts]
     lines = [*_title(plan, width), (" " * number + head).rstrip()]
-    for index, (row, verdict) in enumerate(zip(rows, verdicts, strict=True), start=1):
+    told = zip(rows, verdicts, needed, strict=True)
+    for index, (row, verdict, least) in enumerate(told, start=1):
         first = f"{f'{index}. ':>{number}}{row}"
-        if room >= min(len(verdict), _LEAST_FOR_WORDS):
+        if room >= least:
             lines += hanging(f"{first:<{number + used + 2}}", verdict, width)
         else:
             lines += [first.rstrip(), *hanging(" " * number + "→ ", verdict, width)]
@@ -59,7 +64,10 @@ def _title(plan: Plan, width: int) -> list[str]:
     slices = len({candidate.slice.name for candidate in plan.candidates})
     what = f"Plan: {amount(len(plan.candidates), 'candidate')} on {amount(slices, 'slice')}, "
     return hanging(
-        "", f"{what}{compiled} compiled, the best {plan.objective} first", width, indent=2
+        "",
+        f"{what}{compiled} compiled, the best {plan.objective} first (estimated)",
+        width,
+        indent=2,
     )
 
 
@@ -98,6 +106,15 @@ def _columns(rows: list[list[str]]) -> list[str]:
     return ["  ".join(row[i].ljust(widths[i]) for i in used).rstrip() for row in rows]
 
 
+def _work(plan: Plan) -> str:
+    """Return what the USD are for: steps of different batches cannot be compared."""
+    return "USD/1M examples" if _batches_differ(plan) else "USD/1k steps"
+
+
+def _batches_differ(plan: Plan) -> bool:
+    return len({candidate.batch for candidate in plan.candidates}) > 1
+
+
 def _verdict(plan: Plan, candidate: Candidate) -> str:
     return candidate.reason or f"best {plan.objective}"
 
@@ -114,7 +131,10 @@ def _cells(plan: Plan, candidate: Candidate) -> list[str]:
     if report is None:
         return [*chosen, "", "", "", ""]
     time, unknown = report.step_time, report.refused in _NO_ANSWER
-    usd = report.cost(1000, **vars(plan.pricing)).usd if time else None
+    cost = report.cost(1000, **vars(plan.pricing)) if time else None
+    usd = None
+    if cost is not None:
+        usd = cost.usd_per_million_examples if _batches_differ(plan) else cost.usd
     return [
         *chosen,
         "?" if unknown else "yes" if report.fits else "no",
