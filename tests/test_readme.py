@@ -7,8 +7,12 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
+import typer
+
+from neurenix.cli.app import app
 
 REPOSITORY = Path(__file__).parent.parent
 README = (REPOSITORY / "README.md").read_text()
@@ -45,6 +49,18 @@ def test_every_command_and_file_that_it_names_is_there() -> None:
     assert set(re.findall(r"`?make ([a-z]+)", README)) <= targets
     for target in re.findall(r"\]\(([^)#]+)\)", README):
         assert (REPOSITORY / target).exists(), target
+
+
+@pytest.mark.cpu8
+def test_every_option_that_it_writes_is_one() -> None:
+    commands: Any = typer.main.get_command(app)
+    written = re.findall(r"neurenix (\w+)((?:\s+(?!neurenix )[^\s`|]+)*)", README)
+    known = [(name, rest) for name, rest in written if name in commands.commands]
+    assert {name for name, _ in known} == set(commands.commands)
+    for name, rest in known:
+        options = {option for param in commands.commands[name].params for option in param.opts}
+        for option in re.findall(r"(?<!\S)--[\w-]+", rest):
+            assert option in options, (name, option)
 
 
 @pytest.mark.pure
