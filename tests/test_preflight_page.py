@@ -447,6 +447,7 @@ def test_a_report_that_knows_nothing_of_a_kind(tmp_path: Path) -> None:
     memory = SimpleNamespace(
         peak_bytes=100, limit_bytes=1000, headroom_bytes=900, aliased_bytes=0, padding_bytes=0,
         temporaries_bytes=0, outputs_bytes=0, code_bytes=0, roles={'new "role"': 100}, buffers=(),
+        temporaries=(), activations_bytes=0, gradients_bytes=0,
     )  # fmt: skip
     section = memory_section(SimpleNamespace(hbm=memory, fits=True, refused=None))  # pyright: ignore[reportArgumentType]  a stand-in for what no program makes
     assert "new &quot;role&quot;" in section and 'class="cell r-other"' in section

@@ -1,40 +1,68 @@
-"""What a program takes of a device's HBM, and where it goes.
+"""What a program takes of a device's HBM at its peak, and where it goes.
 
-Owns the sums over the compiler's own counts and the padding of each argument. It does not decide
-whether a program fits: the compiler did, by compiling it.
+Owns the peak, its division into roles and the padding of each buffer. It does not decide whether a
+program fits: the compiler did, by compiling it. Live ranges are ``liveness``'s.
 
-``peak_bytes`` is the smaller of two counts of the compiler's (libtpu 0.0.42.1): arguments + outputs
-− aliased + temporaries + code, which for loops counts more than HBM has although the program was
-accepted, and ``peak_memory_in_bytes``, which for small programs counts VMEM as well.
+What the compiler holds against the limit is the most bytes that are live together (libtpu
+0.0.42.1, found by compiling up to the first refusal: a scanned program is accepted at 15.66 GiB
+live and refused at the next batch with the 15.86 GiB that are live there; the limit is 15.75, and
+arguments + outputs + temporaries were 19.3). Of the counts of ``memory_analysis``,
+``temp_size_in_bytes`` counts what never lies there together, ``peak_memory_in_bytes`` is the number
+sought but adds VMEM where little HBM is in use, and with values on the host it is arguments plus
+host bytes and so of no use; code is in none of them. So ``peak_bytes`` is the sum of what the
+schedule keeps in HBM, held between the bounds that these counts give. Of 66 compiled programs
+of 1 GB and more, models of the published table and of the tests, the sum alone is within 0.2 % of
+``peak_memory_in_bytes`` for 52 and between 2.5 % below and 1.1 % above it for the others.
+The buffers, their roles and lines are an estimate of the same kind: what the schedule says.
 """
 
 from __future__ import annotations
 
-import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 
-from neurenix.compiler.hlo import Module
+from neurenix.compiler import liveness
+from neurenix.compiler.hlo import Instruction, Module, SourceLine
+from neurenix.compiler.liveness import Peak, Value
 from neurenix.compiler.program import Leaf, Program
+from neurenix.compiler.shapes import Shape
+
+# VMEM of at most 128 MiB (``chips``) and the 128 MiB of CMEM of a v4 chip (Jouppi et al., "TPU v4",
+# ISCA 2023): what ``peak_memory_in_bytes`` may count beside HBM.
+_ON_CHIP_BYTES = 256 * 2**20
+_SMALLEST_SHARE = 0.001
+_DTYPES = {"pred": "bool", "bf16": "bfloat16", "f16": "float16", "f32": "float32", "s32": "int32"}
 
 
 @dataclass(frozen=True)
 class Buffer:
-    """An argument as it lies in one device's memory: bytes without and with padding."""
+    """An array as it lies in one device's memory: bytes without and with padding.
+
+    ``role`` is that of an argument, or of what is there at the peak beside the arguments:
+    ``"activations"`` (written forward, read backward), ``"gradients"`` (written backward, read by
+    what follows), ``"new results"`` or ``"temporaries"``. ``source`` is the line
+    that makes it, where that is known.
+    """
 
     path: str
     role: str
     shape: str
     logical_bytes: int
     padded_bytes: int
+    source: SourceLine | None = None
 
 
 @dataclass(frozen=True)
 class Memory:
-    """Bytes of HBM on one device.
+    """Bytes of HBM on one device, and ``host_bytes`` of what the program keeps on the host.
 
-    ``roles`` divides the arguments: parameters, optimizer, batch, …, padding included. For a
-    program that does not fit only ``peak_bytes`` (where the compiler said it), ``limit_bytes`` and
-    the arguments are known; ``temporaries_bytes`` is then the difference.
+    ``roles`` divides the arguments: parameters, optimizer, batch, …, padding included. ``buffers``
+    are the arguments, ``temporaries`` what is live at the peak beside them, above a thousandth of
+    it and from large to small.
+    ``temporaries_bytes`` is all that is not an argument or a new result; ``activations_bytes`` and
+    ``gradients_bytes`` are parts of it. ``code_bytes`` is not part of the peak: the compiler does
+    not count it. For a program that does not fit only ``peak_bytes`` (where the compiler said it),
+    ``limit_bytes`` and the arguments are known; ``temporaries_bytes`` is then the difference.
     """
 
     peak_bytes: int
@@ -47,6 +75,10 @@ class Memory:
     padding_bytes: int
     roles: dict[str, int]
     buffers: tuple[Buffer, ...]
+    temporaries: tuple[Buffer, ...] = ()
+    activations_bytes: int = 0
+    gradients_bytes: int = 0
+    host_bytes: int = 0
 
     @property
     def headroom_bytes(self) -> int:
@@ -54,29 +86,53 @@ class Memory:
         return self.limit_bytes - self.peak_bytes
 
 
+def largest(memory: Memory, share: float = 0.01) -> tuple[Buffer, ...]:
+    """Return arguments and temporaries of at least ``share`` of the peak, from large to small.
+
+    Example:
+        >>> wide, small = (Buffer(n, "batch", "float32[2]", 8, b) for n, b in (("w", 99), ("s", 1)))
+        >>> memory = Memory(100, 200, 100, 0, 0, 0, 0, 0, {"batch": 100}, (small, wide))
+        >>> [buffer.path for buffer in largest(memory, 0.05)]
+        ['w']
+    """
+    least = share * memory.peak_bytes
+    known = (*memory.buffers, *memory.temporaries)
+    kept = (b for b in known if b.padded_bytes > 0 and b.padded_bytes >= least)
+    return tuple(sorted(kept, key=lambda buffer: -buffer.padded_bytes))
+
+
 def of_compiled(
     program: Program, module: Module, stats: dict[str, int], *, limit_bytes: int
 ) -> Memory:
-    """Return the memory of a compiled program from ``memory_analysis`` counts."""
-    buffers = _buffers(program, module)
-    outputs = stats["output_size_in_bytes"]
-    aliased = stats["alias_size_in_bytes"]
-    arguments = stats["argument_size_in_bytes"]
-    temporaries = stats["temp_size_in_bytes"]
-    code = stats["generated_code_size_in_bytes"]
-    fixed = arguments + outputs - aliased + code
-    peak = min(fixed + temporaries, max(fixed, stats.get("peak_memory_in_bytes", 0) or math.inf))
+    """Return the memory of a compiled program from its schedule and ``memory_analysis`` counts."""
+    arguments = _arguments(program, module)
+    outputs, aliased = stats["output_size_in_bytes"], stats["alias_size_in_bytes"]
+    fixed = stats["argument_size_in_bytes"] + outputs - aliased
+    top = liveness.peak(liveness.values(module))
+    host = sum(n for name, n in stats.items() if name.startswith("host_") and "alias" not in name)
+    highest, lowest = fixed + stats["temp_size_in_bytes"], fixed
+    if counted := 0 if host else stats.get("peak_memory_in_bytes", 0):
+        highest = max(fixed, min(highest, counted))
+        lowest = min(max(fixed, counted - _ON_CHIP_BYTES), highest)
+    peak_bytes = min(max(top.bytes, lowest), highest)
+    temporaries = peak_bytes - fixed
+    live = [_live_buffer(module, value, top) for value in top.live if value.parameter is None]
+    activations = min(_total(live, "activations"), temporaries)
     return Memory(
-        peak_bytes=int(peak),
+        peak_bytes=peak_bytes,
         limit_bytes=limit_bytes,
-        arguments_bytes=arguments,
+        arguments_bytes=stats["argument_size_in_bytes"],
         outputs_bytes=outputs,
         aliased_bytes=aliased,
-        temporaries_bytes=int(peak - fixed),
-        code_bytes=code,
-        padding_bytes=sum(b.padded_bytes - b.logical_bytes for b in buffers),
-        roles=_roles(buffers),
-        buffers=buffers,
+        temporaries_bytes=temporaries,
+        code_bytes=stats["generated_code_size_in_bytes"],
+        padding_bytes=sum(b.padded_bytes - b.logical_bytes for b in arguments),
+        roles=_roles(arguments),
+        buffers=arguments,
+        temporaries=tuple(b for b in live if b.padded_bytes > _SMALLEST_SHARE * peak_bytes),
+        activations_bytes=activations,
+        gradients_bytes=min(_total(live, "gradients"), temporaries - activations),
+        host_bytes=host,
     )
 
 
@@ -99,7 +155,7 @@ def of_refused(program: Program, needed_bytes: int | None, *, limit_bytes: int) 
     )
 
 
-def _buffers(program: Program, module: Module) -> tuple[Buffer, ...]:
+def _arguments(program: Program, module: Module) -> tuple[Buffer, ...]:
     """Match the leaves with the entry's parameters, which keep their order."""
     parameters = sorted(
         (i for i in module.entry.instructions if i.opcode == "parameter"),
@@ -116,6 +172,71 @@ def _buffers(program: Program, module: Module) -> tuple[Buffer, ...]:
 def _buffer(leaf: Leaf, padded_bytes: int) -> Buffer:
     shape = f"{leaf.dtype}[{','.join(map(str, leaf.device_shape))}]"
     return Buffer(leaf.path, leaf.role, shape, leaf.device_bytes, padded_bytes)
+
+
+def _live_buffer(module: Module, value: Value, top: Peak) -> Buffer:
+    """Describe a value by whoever wrote it last before the peak, and had a name to say."""
+    before = [i for at, i in value.writers if at <= top.position]
+    named = [i for i in reversed(before) if i.op_name] or [
+        i for _, i in (*value.writers, *value.readers) if i.op_name
+    ]
+    places = (module.source(i) for i in (*named, *(i for _, i in value.readers)))
+    return Buffer(
+        path=_name(named[0].op_name) if named else value.writers[0][1].name,
+        role=_role(value, top.position),
+        shape=_shape(value.shape),
+        logical_bytes=value.shape.logical_bytes,
+        padded_bytes=value.bytes,
+        source=next((place for place in places if place is not None), None),
+    )
+
+
+def _role(value: Value, position: int) -> str:
+    """Say what a value at the peak is there for, by JAX's names of what wrote and will read it."""
+    written = [_phase(i) for at, i in value.writers if at <= position and i.op_name]
+    read = {_phase(i) for at, i in value.readers if at >= position and i.op_name}
+    if value.is_result:
+        return "new results"
+    if not written:
+        written = [_phase(i) for _, i in value.writers if i.op_name]
+    if written and written[-1] == "forward" and "backward" in read:
+        return "activations"
+    if written and written[-1] == "backward" and "update" in read:
+        return "gradients"
+    return "temporaries"
+
+
+def _phase(instruction: Instruction) -> str:
+    """Return where JAX's differentiation put an operation; recomputation is of the backward pass.
+
+    ``jax.grad`` names what it differentiates ``jvp(…)`` and the way back ``transpose(jvp(…))``.
+    """
+    name = instruction.op_name
+    if "transpose(" in name:
+        return "backward"
+    return "forward" if "jvp(" in name else "update"
+
+
+def _name(op_name: str) -> str:
+    """Return JAX's name of an operation without the calls around the step.
+
+    Example:
+        >>> _name("jit(call)/call_exported/jit(step)/jvp(Linear_0)/dot_general")
+        'jvp(Linear_0)/dot_general'
+    """
+    parts = op_name.split("/")
+    while len(parts) > 1 and (parts[0].startswith("jit(") or parts[0] == "call_exported"):
+        parts = parts[1:]
+    return "/".join(parts)
+
+
+def _shape(shape: Shape) -> str:
+    sizes = ",".join(map(str, shape.sizes))
+    return f"{_DTYPES.get(shape.dtype, shape.dtype)}[{sizes}]"
+
+
+def _total(buffers: Iterable[Buffer], role: str) -> int:
+    return sum(buffer.padded_bytes for buffer in buffers if buffer.role == role)
 
 
 def _roles(buffers: tuple[Buffer, ...]) -> dict[str, int]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from neurenix.compiler.cache import versions
+from neurenix.compiler.memory import largest
 from neurenix.preflight.cost import Pricing
 from neurenix.preflight.record import SCHEMA, SCHEMA_VERSION, plain
 
@@ -18,6 +19,8 @@ _OF_A_RUN = (
     "id", "model", "generation", "num_chips", "batch_size", "sequence_length", "step_seconds",
     "tokens_per_second_per_chip", "mfu", "source",
 )  # fmt: skip
+
+_LISTED = ("buffers", "temporaries")
 
 
 def document(report: Report, pricing: Pricing) -> dict[str, Any]:
@@ -69,7 +72,8 @@ def document(report: Report, pricing: Pricing) -> dict[str, Any]:
         "estimated_cost": None if time is None else _cost(report, pricing),
         "published_run": run and {name: getattr(run, name) for name in _OF_A_RUN},
         "hbm_per_device": {
-            name: plain(value) for name, value in vars(report.hbm).items() if name != "buffers"
+            **{n: plain(v) for n, v in vars(report.hbm).items() if n not in _LISTED},
+            "largest_buffers": [plain(buffer) for buffer in largest(report.hbm)],
         },
         "findings": [plain(finding) for finding in report.findings],
         "operations": [

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from html import escape
 from typing import TYPE_CHECKING
 
+from neurenix.compiler.memory import largest
 from neurenix.preflight.charts import Box, line, shortened, squarify, svg, text
 from neurenix.preflight.text import bytes_text
 
@@ -20,7 +21,8 @@ _SIZE = (900.0, 400.0)
 _CELLS = 60
 _LISTED = 40
 _ROLES = (
-    "parameters optimizer model_state batch metrics argument other temporaries new-results code"
+    "parameters optimizer model_state batch metrics argument other activations gradients "
+    "temporaries new-results"
 ).split()
 
 
@@ -67,14 +69,17 @@ def _words(report: Report) -> str:
 def _groups(memory: Memory) -> dict[str, list[_Cell]]:
     """Return the cells of each role, both from large to small; a role's rest is one cell."""
     totals = {role: size for role, size in memory.roles.items() if size > 0}
-    totals["temporaries"] = totals.get("temporaries", 0) + memory.temporaries_bytes
+    totals["activations"] = memory.activations_bytes
+    totals["gradients"] = memory.gradients_bytes
+    totals["temporaries"] = (
+        memory.temporaries_bytes - memory.activations_bytes - memory.gradients_bytes
+    )
     totals["new results"] = max(0, memory.outputs_bytes - memory.aliased_bytes)
-    totals["code"] = memory.code_bytes
     groups: dict[str, list[_Cell]] = {}
     for role, total in sorted(totals.items(), key=lambda pair: -pair[1]):
         if total <= 0:
             continue
-        own = sorted((b for b in memory.buffers if b.role == role), key=lambda b: -b.padded_bytes)
+        own = [buffer for buffer in largest(memory, 0) if buffer.role == role]
         cells = [
             _Cell(b.path, b.shape, b.padded_bytes, b.padded_bytes - b.logical_bytes)
             for b in own[:_CELLS]
@@ -172,7 +177,7 @@ def _cell(cell: _Cell, box: Box, role: str) -> str:
 
 
 def _list(memory: Memory) -> str:
-    buffers = sorted(memory.buffers, key=lambda b: -b.padded_bytes)
+    buffers = largest(memory, 0)
     rows = "".join(
         f"<tr><td>{escape(b.path)}</td><td>{escape(b.role)}</td><td>{escape(b.shape)}</td>"
         f"<td class=n>{bytes_text(b.logical_bytes)}</td>"

@@ -55,6 +55,8 @@ stroke-dasharray:6 4}.hollow{fill:var(--paper);stroke:var(--sub);stroke-width:1.
 .r-batch{fill:#44bb99;background:#44bb99}
 .r-model_state,.k-vector{fill:#bbcc33;background:#bbcc33}
 .r-temporaries,.k-hbm{fill:#ee8866;background:#ee8866}
+.r-activations{fill:#aaaa00;background:#aaaa00}
+.r-gradients{fill:#eeaaee;background:#eeaaee}
 .r-new-results,.k-dcn{fill:#eedd88;background:#eedd88}
 .r-code,.k-overhead{fill:#dddddd;background:#dddddd}
 .r-metrics,.r-other,.k-host{fill:#99ddff;background:#99ddff}

@@ -15,7 +15,8 @@ times in seconds, and every time an estimate:
   unknown.
 - ``estimated_cost`` of one step, with its price's region, commitment, source and date.
 - ``published_run``: the nearest one, for orientation; never ours.
-- ``hbm_per_device``: byte counts, and ``roles``, which divides the arguments.
+- ``hbm_per_device``: byte counts, ``roles``, which divides the arguments, and
+  ``largest_buffers``: those of 1 % of the peak or more, each with its shape and source line.
 - ``findings`` (rule, severity, message, fix, source, scope, effect_seconds, effect_bytes).
 - ``operations``: the dearest first, with their part of the estimated step.
 - ``notes``, ``compile_seconds``, ``from_cache``.
@@ -101,9 +102,10 @@ def memory_parts(memory: Mapping[str, Any]) -> dict[str, int]:
     rest = memory["arguments_bytes"] - sum(parts.values())
     if rest > 0:
         parts["alignment"] = rest
-    parts["temporaries"] = memory["temporaries_bytes"]
+    named = {name: memory[f"{name}_bytes"] for name in ("activations", "gradients")}
+    parts.update(named)
+    parts["temporaries"] = memory["temporaries_bytes"] - sum(named.values())
     parts["new results"] = memory["outputs_bytes"] - memory["aliased_bytes"]
-    parts["code"] = memory["code_bytes"]
     return parts
 
 

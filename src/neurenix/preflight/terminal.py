@@ -10,6 +10,7 @@ import shutil
 from typing import TYPE_CHECKING, Any
 
 from neurenix.compiler.findings import Finding
+from neurenix.compiler.memory import largest
 from neurenix.compiler.time import StepTime
 from neurenix.preflight.cost import Pricing, usd_text
 from neurenix.preflight.record import memory_parts
@@ -28,7 +29,9 @@ if TYPE_CHECKING:
 
 _LABEL = 15
 _SHOWN_FINDINGS = 5
+_SHOWN_BUFFERS = 5
 _SMALL_SHARE = 0.005
+_SMALL_PEAK = 0.05
 _NARROWEST, _WIDEST = 60, 120
 _FALLBACK = (100, 24)
 _FAR, _TOO_FAR = 2.0, 30.0
@@ -63,6 +66,7 @@ def text_of(report: Report, width: int, pricing: Pricing) -> str:
         ]
     if report.refused in (None, "hbm"):
         rows.append(("memory", _memory(report)))
+        rows += [("" if n else "largest", text) for n, text in enumerate(_largest(report))]
     if time is not None:
         rows.append(("cost", _cost(report, pricing)))
         rows += [("published", text) for text in _published(report)]
@@ -150,7 +154,23 @@ def _memory(report: Report) -> str:
         said.append(f"padding is {bytes_text(memory.padding_bytes)} of it")
     if memory.aliased_bytes:
         said.append(f"{bytes_text(memory.aliased_bytes)} are donated, so updated in place")
+    if memory.host_bytes:
+        said.append(f"{bytes_text(memory.host_bytes)} lie in the host's memory")
     return _joined(texts) + "".join(f"; {part}" for part in said)
+
+
+def _largest(report: Report) -> list[str]:
+    """Describe the largest buffers at the peak, one to a line; none where little is in use."""
+    if not report.fits or report.hbm.peak_bytes < _SMALL_PEAK * report.hbm.limit_bytes:
+        return []
+    texts = []
+    for buffer in largest(report.hbm)[:_SHOWN_BUFFERS]:
+        place = source_text(buffer.source)
+        texts.append(
+            f"{bytes_text(buffer.padded_bytes)} {buffer.role.replace('_', ' ')}: "
+            f"{buffer.path} {buffer.shape}{f' ({place})' if place else ''}"
+        )
+    return texts
 
 
 def _cost(report: Report, pricing: Pricing) -> str:

@@ -1,0 +1,214 @@
+"""Memory at the peak: live ranges of small schedules, and the compiler's own limit."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax.ad_checkpoint import checkpoint_name
+
+from neurenix import chips
+from neurenix.compiler import liveness
+from neurenix.compiler.analysis import Analysis, analyse
+from neurenix.compiler.compile import CompileOptions, compile_all
+from neurenix.compiler.hlo import parse
+from neurenix.compiler.memory import largest
+from neurenix.compiler.program import TraceOptions, spec, trace
+from neurenix.compiler.target import Target
+from neurenix.preflight.record import memory_parts
+
+compiled = [pytest.mark.tpu_compile, pytest.mark.xdist_group("libtpu")]
+
+KIB4 = "f32[1024]{0:T(1024)}"
+IN_PLACE = 'backend_config={"aliasing_operands":{"lists":[{"indices":["0","1"]}]}}'
+
+
+def module(entry: str, *others: str, header: str = "") -> Any:
+    text = "\n".join(line.strip() for line in entry.strip().splitlines())
+    body = "\n".join(f"  {line}" for line in text.splitlines())
+    return parse(
+        "\n\n".join(
+            [
+                f"HloModule m, is_scheduled=true{header}",
+                *others,
+                f"ENTRY %main () -> f32[] {{\n{body}\n}}",
+            ]
+        )
+        + "\n"
+    )
+
+
+def peak(entry: str, *others: str, header: str = "") -> int:
+    """Return the most buffers of 4 KiB that are live together."""
+    found = liveness.values(module(entry, *others, header=header))
+    return liveness.peak(found).bytes // 4096
+
+
+@pytest.mark.pure
+class TestLiveRanges:
+    def test_a_value_ends_with_its_last_reader(self) -> None:
+        chain = f"""%p = {KIB4} parameter(0)
+            %a = {KIB4} negate(%p)
+            %b = {KIB4} cosine(%a)
+            %c = {KIB4} sine(%b)
+            ROOT %d = {KIB4} negate(%c)"""
+        kept = chain.replace("negate(%c)", "add(%c, %a)")
+        assert peak(chain) == 3  # the argument, what is read, what is written
+        assert peak(kept) == 4
+
+    def test_a_result_may_overwrite_what_nobody_reads_again(self) -> None:
+        apart = f"""%p = {KIB4} parameter(0)
+            %a = {KIB4} negate(%p)
+            %b = {KIB4} cosine(%a)
+            ROOT %c = {KIB4} sine(%b)"""
+        together = apart.replace("(%a)", f"(%a), {IN_PLACE}").replace("(%b)", f"(%b), {IN_PLACE}")
+        assert peak(apart) == 3
+        assert peak(together) == 2
+        # Where it is read again, the list of what may be shared is not what is shared.
+        again = f"""%p = {KIB4} parameter(0)
+            %a = {KIB4} negate(%p)
+            %b = {KIB4} cosine(%a), {IN_PLACE}
+            ROOT %c = {KIB4} add(%b, %a)"""
+        assert peak(again) == 4
+
+    def test_arguments_stay_and_donated_ones_are_the_results(self) -> None:
+        lines = f"""%p = {KIB4} parameter(0)
+            %q = {KIB4} parameter(1)
+            ROOT %n = {KIB4} add(%p, %q)"""
+        donated = ", input_output_alias={ {}: (0, {}, may-alias) }, entry_computation_layout={}"
+        assert peak(lines) == 3
+        assert peak(lines, header=donated) == 2
+
+    def test_other_memories_are_not_hbm(self) -> None:
+        vmem = KIB4.replace(")}", ")S(1)}")
+        lines = f"""%p = {KIB4} parameter(0)
+            %s = ({vmem}, {KIB4}, u32[]{{:S(2)}}) copy-start(%p)
+            %d = {vmem} copy-done(%s)
+            ROOT %n = {KIB4} negate(%d)"""
+        found = liveness.values(module(lines))
+        assert liveness.peak(found).bytes == 2 * 4096
+        assert liveness.peak(found, (0, 1)).bytes == 3 * 4096
+
+    def test_a_loop_works_in_the_memory_of_its_state(self) -> None:
+        state = f"(s32[]{{:T(128)}}, {KIB4})"
+        body = f"""%body (s: (s32[], f32[1024])) -> (s32[], f32[1024]) {{
+  %s = {state} parameter(0)
+  %i = s32[]{{:T(128)}} get-tuple-element(%s), index=0
+  %x = {KIB4} get-tuple-element(%s), index=1
+  %y = {KIB4} negate(%x)
+  %z = {KIB4} cosine(%y)
+  ROOT %r = {state} tuple(%i, %z)
+}}"""
+        condition = f"""%condition (s: (s32[], f32[1024])) -> pred[] {{
+  %t = {state} parameter(0)
+  %j = s32[]{{:T(128)}} get-tuple-element(%t), index=0
+  ROOT %c = pred[]{{:T(512)}} compare(%j, %j), direction=LT
+}}"""
+        entry = f"""%p = {KIB4} parameter(0)
+            %n = s32[]{{:T(128)}} constant(0)
+            %a = {KIB4} copy(%p)
+            %u = {state} tuple(%n, %a)
+            %w = {state} while(%u), condition=%condition, body=%body
+            ROOT %o = {KIB4} get-tuple-element(%w), index=1"""
+        found = liveness.values(module(entry, body, condition))
+        arrays = [v for v in found if v.bytes == 4096]
+        assert len(arrays) == 3  # the argument, the state, and %y inside of the body
+        assert liveness.peak(arrays).bytes == 3 * 4096
+
+
+def scanned(w: Any, x: Any) -> Any:
+    """Eight elementwise layers whose results wait for the backward pass; quick to compile."""
+
+    def loss(w: Any, x: Any) -> Any:
+        h, _ = jax.lax.scan(lambda h, row: (jnp.tanh(h * row), None), x, w)
+        return (h.astype(jnp.float32) ** 2).mean()
+
+    return w - 0.1 * jax.grad(loss)(w, x)
+
+
+def offloaded(w: Any, x: Any) -> Any:
+    policy = jax.checkpoint_policies.save_and_offload_only_these_names(
+        names_which_can_be_saved=[],
+        names_which_can_be_offloaded=["kept"],
+        offload_src="device",
+        offload_dst="pinned_host",
+    )
+
+    def layer(h: Any, row: Any) -> Any:
+        return jnp.tanh(checkpoint_name(h, "kept") * row), None
+
+    def loss(w: Any, x: Any) -> Any:
+        h, _ = jax.lax.scan(jax.checkpoint(layer, policy=policy), x, w)
+        return (h.astype(jnp.float32) ** 2).mean()
+
+    return w - 0.1 * jax.grad(loss)(w, x)
+
+
+ROWS = 1024
+LAYERS, WIDTH = 8, 1024
+
+
+def answers(function: Any, batches: list[int], cache: Path) -> list[Analysis]:
+    where = chips.resolve("v5e-1")
+    programs = [
+        trace(
+            function,
+            (spec((LAYERS, WIDTH), "bfloat16"), spec((rows, WIDTH), "bfloat16")),
+            axes={"data": 1},
+            options=TraceOptions(leaf_roles=("parameters", "batch"), name="step"),
+        )
+        for rows in batches
+    ]
+    options = CompileOptions(cache_directory=cache)
+    found = compile_all([(program, Target.of(where)) for program in programs], options)
+    return [analyse(p, where, answer) for p, answer in zip(programs, found, strict=True)]
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory: pytest.TempPathFactory) -> list[Analysis]:
+    return answers(scanned, [64 * ROWS, 128 * ROWS], tmp_path_factory.mktemp("cache"))
+
+
+class TestCompiled:
+    pytestmark = compiled
+
+    def test_the_largest_batch_is_foretold(self, small: list[Analysis], tmp_path: Path) -> None:
+        """Two small compiles say at which batch the compiler's own limit is passed."""
+        one, two = (a.memory.peak_bytes for a in small)
+        slope = (two - one) / 64
+        steps = 64 + int((small[0].memory.limit_bytes - one) / slope)
+        last, first = answers(scanned, [steps * ROWS, (steps + 1) * ROWS], tmp_path)
+        assert last.fits and not first.fits
+        assert last.memory.peak_bytes == pytest.approx(one + (steps - 64) * slope, rel=0.001)
+        # The refusal's own number, in GiB of two decimals.
+        assert first.memory.peak_bytes == pytest.approx(one + (steps - 63) * slope, rel=0.001)
+
+    def test_what_waits_for_the_backward_pass_is_named(self, small: list[Analysis]) -> None:
+        memory = small[0].memory
+        stacked = LAYERS * 64 * ROWS * WIDTH * 2
+        waiting = [b for b in memory.temporaries if b.role == "activations"]
+        assert [b.logical_bytes for b in waiting][:2] == [stacked, stacked]
+        assert waiting[0].shape == f"bfloat16[{LAYERS},{64 * ROWS},{WIDTH}]"
+        assert waiting[0].source is not None and waiting[0].source.file == __file__
+        assert memory.activations_bytes >= 2 * stacked
+        assert largest(memory)[0].padded_bytes == stacked
+        assert largest(memory)[0].role != "batch"
+
+    def test_the_parts_add_up_to_the_peak(self, small: list[Analysis]) -> None:
+        for analysis in small:
+            memory = analysis.memory
+            assert sum(memory_parts(vars(memory)).values()) == memory.peak_bytes
+            live = sum(b.padded_bytes for b in memory.temporaries)
+            assert live == pytest.approx(memory.temporaries_bytes, rel=0.02)
+
+    def test_values_on_the_host_are_counted_there(
+        self, small: list[Analysis], tmp_path: Path
+    ) -> None:
+        (analysis,) = answers(offloaded, [64 * ROWS], tmp_path)
+        memory = analysis.memory
+        stacked = LAYERS * 64 * ROWS * WIDTH * 2
+        assert memory.host_bytes >= stacked
+        assert memory.peak_bytes < small[0].memory.peak_bytes - stacked
