@@ -124,10 +124,9 @@ class Workload:
             changes["accumulate_steps"] = choice.accumulate_steps
         if changes or choice.moment_dtype:
             target = self.trainer.variant(moment_dtype=choice.moment_dtype, **changes)
-        if choice.batch is not None and choice.batch != self.batch:
-            args = jax.tree.map(
-                lambda leaf: spec((choice.batch, *leaf.shape[1:]), leaf.dtype), args
-            )
+        batch = choice.batch
+        if batch is not None and batch != self.batch:
+            args = jax.tree.map(lambda leaf: spec((batch, *leaf.shape[1:]), leaf.dtype), args)
         return describe(target, args, choice.slice, mesh=choice.mesh, options=self.options)
 
     def compile_options(self, choice: Choice, timeout_seconds: float | None = None) -> Any:
