@@ -59,8 +59,7 @@ def host_microseconds(
                 run(count)
                 least[name][count] = min(least[name][count], time.thread_time() - began)
     return {
-        name: (times[5 * steps] - times[steps]) / (4 * steps) * 1e6
-        for name, times in least.items()
+        name: (times[5 * steps] - times[steps]) / (4 * steps) * 1e6 for name, times in least.items()
     }
 
 

@@ -1,7 +1,7 @@
 """The published runs that ``neurenix.models`` can rebuild: model, slice, mesh, recomputation.
 
-One entry for each row of ``neurenix/chips/published_runs.csv``; what is not covered, and why, is in
-``NOT_COVERED``. Options are those of the recipes (tpu-recipes and MaxText, see the table's sources).
+One entry for each row of ``neurenix/chips/published_runs.csv``; what is not covered, and why, is
+in ``NOT_COVERED``. Options are those of the recipes (tpu-recipes and MaxText, see the table).
 """
 
 from __future__ import annotations
@@ -29,9 +29,7 @@ _QKV = ("query_proj", "key_proj", "value_proj")
 _OFFLOAD_QKV = Remat(offload=("decoder_layer_input", *_QKV))
 _OFFLOAD_OUT_QKV = Remat(offload=("decoder_layer_input", "out_proj", *_QKV))
 _KEEP_CONTEXT_QKV = Remat(save=("decoder_layer_input", "context", *_QKV))
-_OFFLOAD_MLP = Remat(
-    save=("key_proj", "value_proj"), offload=("decoder_layer_input", "mlp_down")
-)
+_OFFLOAD_MLP = Remat(save=("key_proj", "value_proj"), offload=("decoder_layer_input", "mlp_down"))
 
 NOT_COVERED = {
     "T4": "Gemma 3: sliding windows and a vocabulary in tiles",
@@ -84,7 +82,9 @@ ROWS = {
 }
 
 
-def report_of(row: Row, batch_size: int, sequence_length: int, compiler: Any) -> nx.preflight.Report:
+def report_of(
+    row: Row, batch_size: int, sequence_length: int, compiler: Any
+) -> nx.preflight.Report:
     """Compile a row's training step and return its report."""
     config = models.get(row.model).replace(remat=row.remat, logits_dtype="bfloat16")
     model = models.Decoder.abstract(config)

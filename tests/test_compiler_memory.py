@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from neurenix.compiler.hlo import parse
 from neurenix.compiler.memory import largest
 from neurenix.compiler.program import TraceOptions, spec, trace
 from neurenix.compiler.target import Target
+from neurenix.preflight import Report
 from neurenix.preflight.record import memory_parts
 
 compiled = [pytest.mark.tpu_compile, pytest.mark.xdist_group("libtpu")]
@@ -196,6 +198,21 @@ class TestCompiled:
         assert memory.activations_bytes >= 2 * stacked
         assert largest(memory)[0].padded_bytes == stacked
         assert largest(memory)[0].role != "batch"
+
+    def test_the_report_names_the_largest_with_their_lines(self, small: list[Analysis]) -> None:
+        report = Report(small[1])
+        place = f"test_compiler_memory.py:{small[1].memory.temporaries[0].source.line}"  # pyright: ignore[reportOptionalMemberAccess]  it has one, by the test before
+        words = " ".join(str(report).split())
+        found = re.search(r"largest ([\d.]+) GiB activations: \S+ (\S+) ", words)
+        assert found, words
+        assert found.groups() == ("2", "bfloat16[8,131072,1024]")
+        assert str(report).count("activations: ") >= 2 and place in words
+        listed = report.to_dict()["hbm_per_device"]["largest_buffers"]
+        assert [b["padded_bytes"] for b in listed] == [
+            b.padded_bytes for b in largest(small[1].memory)
+        ]
+        assert listed[0]["source"].endswith(place) and listed[0]["role"] == "activations"
+        assert any(b["role"] == "batch" for b in listed)
 
     def test_the_parts_add_up_to_the_peak(self, small: list[Analysis]) -> None:
         for analysis in small:

@@ -23,7 +23,7 @@ def module(*body: str) -> str:
 
 
 def schedule(*body: str, where: chips.Slice = V5E) -> tuple[Schedule, float]:
-    walked = Schedule(parse(module(f"%p = {MIB} parameter(0)", *body)), where)
+    walked = Schedule(parse(module(f"%p = {MIB} parameter(0)", *body)), where, weights={})
     return walked, walked.run()
 
 

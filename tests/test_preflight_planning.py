@@ -1,4 +1,4 @@
-"""Search over slices, meshes, batches, recomputation and options; suggestions when it does not fit."""
+"""Search over slices, meshes, batches and recomputation; suggestions when it does not fit."""
 
 from __future__ import annotations
 
@@ -99,6 +99,17 @@ def test_compiler_options_are_part_of_the_choice() -> None:
         "",
         "xla_jf_spmd_threshold_for_windowed_einsum_mib=1000000",
     }
+
+
+def test_a_model_with_policies_of_its_own_is_searched_over_them() -> None:
+    config = nx.models.get("tiny").replace(num_layers=8, embed_dim=256, mlp_dim=1024, head_dim=64)
+    model = nx.models.Decoder.abstract(config)
+    model.compile(loss=nx.losses.SparseCategoricalCrossentropy(from_logits=True))
+    plan = nx.preflight.search(
+        model, nx.spec((64, 256), "int32"), on="v5e-1", space=SearchSpace(remats=["none", "full"])
+    )
+    kept, again = (by(plan, remat=remat)[0].report for remat in ("none", "full"))
+    assert kept.hbm.temporaries_bytes > again.hbm.temporaries_bytes
 
 
 def test_mistakes() -> None:

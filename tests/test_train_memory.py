@@ -85,9 +85,7 @@ def test_held_in_rounds_the_state_and_nothing_else() -> None:
     expected, expected_state = plain.update(gradients, plain.init(parameters), parameters)
     updates, state = small.update(gradients, small.init(parameters), parameters)
     np.testing.assert_array_equal(updates["w"], expected["w"])
-    np.testing.assert_array_equal(
-        state[0].nu["w"], expected_state[0].nu["w"].astype(jnp.bfloat16)
-    )
+    np.testing.assert_array_equal(state[0].nu["w"], expected_state[0].nu["w"].astype(jnp.bfloat16))
     assert state[0].count.dtype == jnp.int32
 
 

@@ -77,8 +77,8 @@ __version__ = "0.1.0"
 
 # Modules that are public by their own name. ``device`` and ``preflight`` can be called as well.
 _MODULES = (
-    "callbacks chips data device distribute hardware losses metrics models nn optim preflight random "
-    "train"
+    "callbacks chips data device distribute hardware losses metrics models nn optim preflight "
+    "random train"
 ).split()
 
 _EXPORTS = {

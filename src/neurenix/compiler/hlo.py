@@ -20,6 +20,7 @@ from neurenix.compiler.source import is_entrance, is_library
 _QUOTED = re.compile(r'"(?:[^"\\]|\\.)*"', re.DOTALL)
 _COMMENT = re.compile(r"/\*.*?\*/")
 _HEADER = re.compile(r"^(ENTRY )?%?([\w.\-]+) \(.*\{$")
+_END = re.compile(r"^\}(?:, execution_thread=\S+)?$")  # of a computation, on a SparseCore perhaps
 _INSTRUCTION = re.compile(r"^\s+(ROOT )?%?([\w.\-]+) = ")
 _OPCODE = re.compile(r"\s*([\w\-]+)\(")
 _NAME = re.compile(r"%([\w.\-]+)")
@@ -31,6 +32,7 @@ _FRAME = re.compile(r"stack_frame_id=(\d+)")
 _OP_NAME = re.compile(r'op_name="((?:[^"\\]|\\.)*)"')
 _FILE_LINE = re.compile(r'source_file="((?:[^"\\]|\\.)*)" source_line=(\d+)')
 _FIELD = re.compile(r"(\w+)=(\d+)")
+_WORKER = "/neurenix/compiler/worker.py"
 
 
 @dataclass(frozen=True)
@@ -252,7 +254,7 @@ def parse(text: str) -> Module:
 
 def _read_computation(lines: list[str], index: int, name: str) -> tuple[int, Computation]:
     instructions: list[Instruction] = []
-    while index < len(lines) and lines[index] != "}":
+    while index < len(lines) and not _END.match(lines[index]):
         if not _INSTRUCTION.match(lines[index]):
             index += 1
             continue
@@ -361,6 +363,8 @@ def _user_line(
     while number in stack:
         line = places.get(stack[number].get("file_location_id", 0))
         if line is not None and is_entrance(line.file):
+            break
+        if line is not None and line.file.endswith(_WORKER):  # an operation without a line
             break
         if line is not None and not is_library(line.file):
             return line

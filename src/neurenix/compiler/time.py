@@ -9,6 +9,7 @@ become seconds of hardware (``calibration``).
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from neurenix.chips import VMEM_BANDWIDTH_OVER_HBM, Slice
@@ -16,6 +17,7 @@ from neurenix.compiler.attention_kernels import attention_cost
 from neurenix.compiler.calibration import (
     DISPATCH_SECONDS,
     KERNEL_SHARE_OF_PEAK,
+    WEIGHTS,
     Calibration,
     calibration,
 )
@@ -50,9 +52,10 @@ _CHANNEL = re.compile(r"channel_id=(\d+)")
 class Operation:
     """An instruction with all its repetitions in one step.
 
-    ``seconds`` is what it adds to the step before calibration; for a collective or a transfer,
-    what is not hidden behind compute. ``floor_seconds`` is what its FLOPs and bytes would need at
-    the device's peak. ``kind`` is what it is bound by:
+    ``seconds`` is what it adds to the step before the factor of its generation; for a collective or
+    a transfer, what is not hidden behind compute. ``floor_seconds`` is what its FLOPs and bytes
+    would need at the device's peak, ``unweighted_seconds`` what the compiler's own cycles say
+    beyond ``seconds``. ``kind`` is what it is bound by:
 
     - ``"compute"``: the matrix unit;
     - ``"hbm"``: bytes from and to memory;
@@ -76,6 +79,7 @@ class Operation:
     op_name: str
     source: SourceLine | None
     products: tuple[MatrixProduct, ...] = ()
+    unweighted_seconds: float = 0.0
 
     @property
     def scope(self) -> str:
@@ -113,10 +117,16 @@ class _Pending:
 
 @dataclass
 class Schedule:
-    """The walk over one program for one slice; ``operations`` is filled by ``run``."""
+    """The walk over one program for one slice; ``operations`` is filled by ``run``.
+
+    ``weights`` are what the seconds of each kind of operation are multiplied with, matrix products
+    left as they are; ``unweighted`` is then what they would add without.
+    """
 
     module: Module
     where: Slice
+    weights: Mapping[str, float] = field(default_factory=lambda: WEIGHTS)
+    unweighted: float = 0.0
     operations: dict[str, Operation] = field(default_factory=dict)
     unknown_loops: list[Instruction] = field(default_factory=list)
     unmodelled: dict[str, int] = field(default_factory=dict)
@@ -154,6 +164,7 @@ class Schedule:
         half = self._half(instruction)
         if half == "start":
             kind, duration = self._transfer(instruction)
+            duration *= self.weights.get(kind, 1.0)
             lanes = self._lanes(instruction, kind)
             finish = max([now, *(free[lane] for lane in lanes)]) + duration
             free.update((lane, finish) for lane in lanes)
@@ -244,7 +255,7 @@ class Schedule:
         generation = self.where.generation
         cycles = instruction.estimated_cycles
         if cycles is None and base_opcode(instruction) in COLLECTIVES:
-            seconds = ici_seconds(instruction, self.where)
+            seconds = ici_seconds(instruction, self.where) * self.weights.get("ici", 1.0)
             operation = self._describe(instruction, "ici")
             operation.floor_seconds = operation.busy_seconds = seconds
             return seconds, operation
@@ -262,7 +273,7 @@ class Schedule:
         transfer = moved / rate
         within = inside / (rate * VMEM_BANDWIDTH_OVER_HBM)
         if cycles is not None:
-            seconds = cycles / generation.clock_hertz
+            seconds = max(cycles / generation.clock_hertz, compute if products else 0.0)
         elif is_kernel(instruction):
             seconds = max(compute / KERNEL_SHARE_OF_PEAK, transfer)
         else:
@@ -277,8 +288,11 @@ class Schedule:
         else:
             kind = "hbm"
         operation = self._describe(instruction, kind)
-        operation.floor_seconds = floor
+        weight = 1.0 if products else self.weights.get(kind, 1.0)
+        by_cycles, seconds = seconds, seconds * weight
+        operation.floor_seconds = min(floor, seconds)
         operation.busy_seconds = seconds
+        operation.unweighted_seconds = by_cycles - seconds
         operation.flops, operation.bytes, operation.products = flops, moved, products
         return seconds, operation
 
@@ -316,6 +330,7 @@ class Schedule:
         kept = self.operations.setdefault(
             instruction.name, self._describe(instruction, operation.kind)
         )
+        self.unweighted += operation.unweighted_seconds * count
         kept.seconds += seconds * count
         kept.floor_seconds += operation.floor_seconds * count
         kept.busy_seconds += operation.busy_seconds * count
@@ -352,7 +367,7 @@ def step_time(schedule: Schedule, raw_seconds: float, batch_bytes_per_device: in
     return StepTime(
         seconds=max(device, host),
         low=max((raw_seconds - saved) * factors.factor * factors.low, 0.0),
-        high=max(device * factors.high, host * 2),
+        high=max((raw_seconds + schedule.unweighted) * factors.factor * factors.high, host * 2),
         device_seconds=device,
         host_seconds=host,
         bound="host" if host > device else next(iter(shares), "compute"),

@@ -9,6 +9,7 @@ from typing import Any, Self
 
 from neurenix import random
 from neurenix._nnx import nnx
+from neurenix.models.remat import POLICIES
 from neurenix.nn.module import Module
 
 Rules = tuple[tuple[str, tuple[Any, ...]], ...]
@@ -35,6 +36,27 @@ class Model(Module):
             70.6
         """
         return nnx.eval_shape(lambda: cls(config, rngs=nnx.Rngs(0)))
+
+    @property
+    def remat_policies(self) -> tuple[str, ...]:
+        """Names of the policies of recomputation that ``with_remat`` takes."""
+        return POLICIES if hasattr(self.config, "remat") else ("none",)
+
+    @property
+    def remat(self) -> str:
+        """The policy of recomputation; ``"custom"`` for one that names values."""
+        own = getattr(self.config, "remat", "none")
+        return own if isinstance(own, str) else "custom"
+
+    def with_remat(self, policy: str) -> Self:
+        """Return the model of shapes with another policy of recomputation, for comparisons.
+
+        Example:
+            >>> from neurenix import models
+            >>> models.Decoder.abstract(models.get("tiny")).with_remat("full").remat
+            'full'
+        """
+        return type(self).abstract(self.config.replace(remat=policy))
 
     def sharding_rules(self) -> Rules:
         """Return pairs of a pattern on a parameter's path and the mesh axes of its last axes.

@@ -65,9 +65,12 @@ class Described:
         optimizer = self._optimizer
         if moment_dtype is not None:
             optimizer = optim.held_in(moment_dtype, optimizer)
+        module: Any = self.module
+        if "remat" in options and hasattr(module, "with_remat"):  # it has policies of its own
+            module = module.with_remat(options.pop("remat") or "none")
         same_kind: Any = type(self)
         return same_kind(
-            self.module,
+            module,
             optimizer=optimizer,
             loss=self._loss,
             metrics=list(self._metrics),

@@ -1,0 +1,156 @@
+"""The largest batch that fits, foretold from two small compiles, against real compiles.
+
+python benchmarks/memory_limit.py [--programs mlp decoder remat offload] [--on v5e-1]
+
+``Report.hbm.peak_bytes`` of two small batches is continued as a straight line to the limit. The
+compiler is then asked from there on, in doubling strides and by halves, until the largest batch
+that it accepts and the smallest that it refuses are one step apart. Nothing runs on a TPU.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import os
+from collections.abc import Callable
+from typing import Any
+
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
+
+import jax
+import jax.numpy as jnp
+from common import report
+
+import neurenix as nx
+from neurenix import models, nn
+from neurenix.preflight import PreflightOptions, Report
+
+LENGTH = 1024
+DECODER = {
+    "num_layers": 8, "embed_dim": 512, "num_heads": 4, "num_kv_heads": 4, "head_dim": 128,
+    "mlp_dim": 2048, "vocab_size": 4096, "max_length": LENGTH, "dtype": "bfloat16",
+}  # fmt: skip
+OFFLOADED = ("decoder_layer_input", "query_proj", "key_proj", "value_proj")
+
+
+def mlp(batch: int, on: str) -> Report:
+    """Ask for three dense layers and Adam: no loop, and all results wait for the way back."""
+    model = nn.Sequential(
+        nn.Linear(1024, 4096), nn.GELU(), nn.Linear(4096, 4096), nn.GELU(), nn.Linear(4096, 1024)
+    )
+    model.compile(optimizer=nx.optim.Adam(1e-3), loss=nx.losses.MeanSquaredError())
+    return nx.preflight(
+        model,
+        nx.spec((batch, 1024)),
+        nx.spec((batch, 1024)),
+        on=on,
+        options=PreflightOptions(suggest=False),
+    )
+
+
+def decoder(batch: int, on: str, remat: Any = "none") -> Report:
+    """Ask for eight scanned layers and sequences of 1,024 tokens."""
+    model = models.abstract("tiny", **DECODER, remat=remat)
+    loss = nx.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(optimizer=nx.optim.AdamW(1e-3), loss=loss)
+    return nx.preflight(
+        model,
+        nx.spec((batch, LENGTH), "int32"),
+        on=on,
+        options=PreflightOptions(suggest=False),
+    )
+
+
+def elementwise(batch: int, on: str) -> Report:
+    """Differentiate eight scanned layers of two operations, as a plain function."""
+
+    def step(w: Any, x: Any) -> Any:
+        def loss(w: Any) -> Any:
+            h, _ = jax.lax.scan(lambda h, row: (jnp.tanh(h * row), None), x, w)
+            return (h.astype(jnp.float32) ** 2).mean()
+
+        return w - 0.1 * jax.grad(loss)(w)
+
+    return nx.preflight(
+        step, nx.spec((8, 1024), "bfloat16"), nx.spec((batch, 1024), "bfloat16"), on=on
+    )
+
+
+# The step of the batch, and the two small batches in steps.
+PROGRAMS: dict[str, tuple[Callable[[int, str], Report], int, tuple[int, int]]] = {
+    "elementwise": (elementwise, 1024, (64, 128)),
+    "mlp": (mlp, 2048, (16, 32)),
+    "decoder": (decoder, 1, (8, 16)),
+    "remat": (lambda batch, on: decoder(batch, on, "full"), 1, (16, 32)),
+    "offload": (
+        lambda batch, on: decoder(batch, on, models.Remat(save=(), offload=OFFLOADED)),
+        1,
+        (16, 32),
+    ),
+}
+
+
+def main() -> None:
+    """Print one line for each program."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--programs", nargs="*", default=list(PROGRAMS), choices=list(PROGRAMS))
+    parser.add_argument("--on", default="v5e-1")
+    options = parser.parse_args()
+    for name in options.programs:
+        report(f"memory_limit/{name}", on=options.on, **_compare(name, options.on))
+
+
+def _compare(name: str, on: str) -> dict[str, Any]:
+    ask, step, (small, large) = PROGRAMS[name]
+    known: dict[int, Report] = {}
+
+    def fits(steps: int) -> bool:
+        known[steps] = known.get(steps) or ask(steps * step, on)
+        if known[steps].refused not in (None, "hbm"):
+            raise SystemExit(f"{name}: {known[steps]}")
+        return known[steps].fits
+
+    if not (fits(small) and fits(large)):
+        raise SystemExit(f"{name}: the small batches do not fit; choose smaller ones.")
+    one, two = (known[steps].hbm for steps in (small, large))
+    slope = (two.peak_bytes - one.peak_bytes) / (large - small)
+    foretold = large + math.floor((one.limit_bytes - two.peak_bytes) / slope)
+    low, high = _bracket(fits, foretold, large)
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle)
+    last, first = known[low].hbm, known[high].hbm
+    line = one.peak_bytes + slope * (low - small)
+    return {
+        "batch_step": step,
+        "foretold_steps": foretold,
+        "found_steps": low,
+        "steps_apart": foretold - low,
+        "small_batches_gib": [_gib(one.peak_bytes), _gib(two.peak_bytes)],
+        "last_fit_gib": _gib(last.peak_bytes),
+        "last_fit_on_the_line_gib": _gib(line),
+        "refused_gib": _gib(first.peak_bytes),
+        "limit_gib": _gib(one.limit_bytes),
+        "host_gib": _gib(last.host_bytes),
+        "compiles": len(known),
+    }
+
+
+def _bracket(fits: Callable[[int], bool], guess: int, least: int) -> tuple[int, int]:
+    """Return a batch that fits and one that does not, from a guess on in doubling strides."""
+    stride = 1
+    if fits(guess):
+        while fits(guess + stride):
+            guess, stride = guess + stride, stride * 2
+        return guess, guess + stride
+    while guess - stride > least and not fits(guess - stride):
+        guess, stride = guess - stride, stride * 2
+    return max(guess - stride, least), guess
+
+
+def _gib(size: float) -> float:
+    return round(size / 2**30, 3)
+
+
+if __name__ == "__main__":
+    main()
