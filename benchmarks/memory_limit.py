@@ -4,7 +4,9 @@ python benchmarks/memory_limit.py [--programs mlp decoder remat offload] [--on v
 
 ``Report.hbm.peak_bytes`` of two small batches is continued as a straight line to the limit. The
 compiler is then asked from there on, in doubling strides and by halves, until the largest batch
-that it accepts and the smallest that it refuses are one step apart. Nothing runs on a TPU.
+that it accepts and the smallest that it refuses are one step apart. Before it refuses, the compiler
+computes values twice in place of keeping them, where that helps (instructions named ``.remat``), so
+the largest batch at which it does not is looked for too. Nothing runs on a TPU.
 """
 
 from __future__ import annotations
@@ -115,17 +117,21 @@ def _compare(name: str, on: str) -> dict[str, Any]:
     one, two = (known[steps].hbm for steps in (small, large))
     slope = (two.peak_bytes - one.peak_bytes) / (large - small)
     foretold = large + math.floor((one.limit_bytes - two.peak_bytes) / slope)
+
+    def fits_as_it_is(steps: int) -> bool:
+        return fits(steps) and not any(".remat" in o.name for o in known[steps].operations)
+
     low, high = _bracket(fits, foretold, large)
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if fits(middle) else (low, middle)
+    plain, _ = _bracket(fits_as_it_is, foretold, large)
     last, first = known[low].hbm, known[high].hbm
     line = one.peak_bytes + slope * (low - small)
     return {
         "batch_step": step,
         "foretold_steps": foretold,
         "found_steps": low,
+        "found_steps_without_recomputation": plain,
         "steps_apart": foretold - low,
+        "steps_apart_without_recomputation": foretold - plain,
         "small_batches_gib": [_gib(one.peak_bytes), _gib(two.peak_bytes)],
         "last_fit_gib": _gib(last.peak_bytes),
         "last_fit_on_the_line_gib": _gib(line),
@@ -137,15 +143,20 @@ def _compare(name: str, on: str) -> dict[str, Any]:
 
 
 def _bracket(fits: Callable[[int], bool], guess: int, least: int) -> tuple[int, int]:
-    """Return a batch that fits and one that does not, from a guess on in doubling strides."""
+    """Return the last batch that fits and the next, found from a guess on; ``least`` fits."""
     stride = 1
     if fits(guess):
         while fits(guess + stride):
             guess, stride = guess + stride, stride * 2
-        return guess, guess + stride
-    while guess - stride > least and not fits(guess - stride):
-        guess, stride = guess - stride, stride * 2
-    return max(guess - stride, least), guess
+        low, high = guess, guess + stride
+    else:
+        while guess - stride > least and not fits(guess - stride):
+            guess, stride = guess - stride, stride * 2
+        low, high = max(guess - stride, least), guess
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle)
+    return low, high
 
 
 def _gib(size: float) -> float:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 
 from neurenix import chips
+from neurenix.compiler.calibration import calibration
 from neurenix.compiler.collectives import dcn_seconds, group_size, ici_seconds
 from neurenix.compiler.hlo import Instruction, parse
 from neurenix.compiler.shapes import parse_shapes
@@ -129,8 +132,10 @@ def test_the_interval_contains_the_estimate_and_names_its_basis() -> None:
     walked, raw = schedule(busy("work", 1e7))
     time = step_time(walked, raw, 0)
     assert time.low < time.seconds < time.high
-    assert time.seconds == pytest.approx(1e7 / CLOCK / 0.95)
-    assert "MaxText 16B" in time.basis
+    assert time.seconds == pytest.approx(1e7 / CLOCK * calibration("v5e").factor)
+    assert "published runs" in time.basis
+    wide = calibration("v5e").half_width(0.0)  # no products: three times the doubt
+    assert time.high == pytest.approx(time.seconds * math.exp(wide))
     assert time.bound == "vector"  # 7 ms of cycles for 2 MiB
 
 

@@ -8,6 +8,7 @@ become seconds of hardware (``calibration``).
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -357,6 +358,8 @@ def step_time(schedule: Schedule, raw_seconds: float, batch_bytes_per_device: in
         if op.kind in ("hbm", "vector") and not op.products
     )
     device = raw_seconds * factors.factor
+    products = sum(op.seconds for op in operations if op.products or op.kind == "compute")
+    width = math.exp(factors.half_width(products / raw_seconds if raw_seconds else 0.0))
     pcie = where.generation.pcie_bytes_per_second_per_chip / where.devices_per_chip
     host = max(DISPATCH_SECONDS, batch_bytes_per_device / pcie)
     totals: dict[str, float] = {}
@@ -366,8 +369,8 @@ def step_time(schedule: Schedule, raw_seconds: float, batch_bytes_per_device: in
     shares = {kind: part / whole for kind, part in sorted(totals.items(), key=lambda p: -p[1])}
     return StepTime(
         seconds=max(device, host),
-        low=max((raw_seconds - saved) * factors.factor * factors.low, 0.0),
-        high=max((raw_seconds + schedule.unweighted) * factors.factor * factors.high, host * 2),
+        low=max((raw_seconds - saved) * factors.factor / width, 0.0),
+        high=max((raw_seconds + schedule.unweighted) * factors.factor * width, host * 2),
         device_seconds=device,
         host_seconds=host,
         bound="host" if host > device else next(iter(shares), "compute"),
