@@ -31,8 +31,9 @@ class Placement:
         >>> import jax.numpy as jnp
         >>> weights = {"kernel": jnp.ones((16, 4)), "bias": jnp.ones(3)}
         >>> placed = Placement(jax.sharding.AbstractMesh((8,), ("fsdp",)), weights)
-        >>> placed.shardings({"mu": weights, "count": jnp.int32(0)})["mu"]["kernel"].spec
-        PartitionSpec('fsdp', None)
+        >>> moment = placed.shardings({"mu": weights, "count": jnp.int32(0)})["mu"]["kernel"]
+        >>> tuple(moment.spec)
+        ('fsdp', None)
     """
 
     def __init__(

@@ -34,8 +34,8 @@ class ShardingRules:
 
     Example:
         >>> rules = ShardingRules((("kernel$", ("fsdp", "tensor")),))
-        >>> rules.partition("layers.0.mlp.kernel", (512, 2048), {"fsdp": 8})
-        PartitionSpec('fsdp', None)
+        >>> tuple(rules.partition("layers.0.mlp.kernel", (512, 2048), {"fsdp": 8}))
+        ('fsdp', None)
     """
 
     rules: tuple[Rule, ...] = ()
@@ -88,8 +88,8 @@ def shard_largest(path: str, shape: tuple[int, ...], axes: Mapping[str, int]) ->
     """Divide the largest axis that ``"fsdp"`` divides: what FSDP does without any rule.
 
     Example:
-        >>> shard_largest("kernel", (3, 512), {"fsdp": 8})
-        PartitionSpec(None, 'fsdp')
+        >>> tuple(shard_largest("kernel", (3, 512), {"fsdp": 8}))
+        (None, 'fsdp')
     """
     del path
     parts = axes.get("fsdp", 1)
