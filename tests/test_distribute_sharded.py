@@ -130,6 +130,24 @@ def test_mistakes_with_meshes_and_rules() -> None:
         nx.distribute.ShardingRules((("bias", ("fsdp", None, None)),)).partition("bias", (4,), {})
 
 
+@pytest.mark.parametrize(
+    "mesh", ["fsdp", {"fsdp": "8"}, {"fsdp": 0}, {"fsdp": -8, "data": -1}, {"fsdp": 8.0}, {8: 8}]
+)
+def test_a_mesh_of_another_kind_is_refused(mesh: Any) -> None:
+    with pytest.raises(nx.ArgumentTypeError, match="whole numbers from 1"):
+        nx.distribute.TPUStrategy(mesh=mesh)
+    model = nn.Sequential(nn.Linear(4, 4))
+    model.compile(loss="mse")
+    with pytest.raises(nx.ArgumentTypeError, match="whole numbers from 1"):
+        nx.preflight(model, on="v5e-8", input_shape=(8, 4), mesh=mesh)
+
+
+@pytest.mark.parametrize("rules", ["kernel", [("kernel$",)], [(3, ("fsdp",))], [("(", ("fsdp",))]])
+def test_rules_of_another_kind_are_refused(rules: Any) -> None:
+    with pytest.raises((nx.ArgumentTypeError, nx.ArgumentError), match="sharding rule"):
+        nx.distribute.TPUStrategy(mesh={"fsdp": 8}, rules=rules)
+
+
 def test_the_first_rule_that_matches_decides_and_what_does_not_divide_stays_whole() -> None:
     rules = nx.distribute.ShardingRules(
         (("attention.*kernel", (None, "tensor")), ("kernel", (("fsdp", "tensor"), None)))

@@ -119,6 +119,14 @@ def test_mistakes() -> None:
         )
     with pytest.raises(nx.ArgumentError, match='meshes is a list or "auto"'):
         SearchSpace(meshes="all")
+    with pytest.raises(nx.ArgumentError, match='compiler_options is a list or "auto"'):
+        SearchSpace(compiler_options={"xla_option": 1})  # type: ignore[arg-type]  the mistake
+    with pytest.raises(nx.ArgumentError, match="names no slice"):
+        nx.preflight.search(model(), on=[], input_shape=(64, 256))
+    with pytest.raises(nx.ArgumentError, match="argument 3, and there are 1"):
+        nx.preflight(
+            jnp.tanh, nx.spec((8, 8)), on="v5e-1", options=PreflightOptions(donate_argnums=(3,))
+        )
     with pytest.raises(nx.ArgumentError, match="plain function"):
         nx.preflight.search(
             jnp.tanh, nx.spec((8, 8)), on="v5e-1", space=SearchSpace(batches=[8, 16])

@@ -93,6 +93,8 @@ def test_held_in_rounds_the_state_and_nothing_else() -> None:
 def test_a_moment_dtype_that_is_none_is_refused(dtype: str) -> None:
     with pytest.raises(nx.ArgumentError, match="moment_dtype.*floating-point"):
         nx.optim.Adam(1e-3, moment_dtype=dtype)
+    with pytest.raises(nx.ArgumentError, match="floating-point"):
+        nx.optim.held_in(dtype, optax.adam(1e-3))
 
 
 def test_a_variant_is_the_same_trainer_with_one_thing_changed() -> None:

@@ -184,6 +184,11 @@ def trace(
     mesh = abstract_mesh(axes)
     paths, tree = jax.tree_util.tree_flatten_with_path(tuple(args))
     placed = [_place(leaf, _path(path), mesh) for path, leaf in paths]
+    for number in options.donate_argnums:
+        if not 0 <= number < len(args):
+            raise ArgumentError(
+                f"donate_argnums names argument {number}, and there are {len(args)} arguments."
+            )
     donated = _donated(args, options.donate_argnums)
 
     out_tree: list[Any] = []

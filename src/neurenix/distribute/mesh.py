@@ -15,6 +15,8 @@ import numpy as np
 from jax.experimental import mesh_utils
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
+from neurenix._core.errors import ArgumentTypeError
+
 DATA_AXIS = "data"
 BATCH_AXES = ("data", "fsdp")
 """Mesh axes that divide a batch: under FSDP a device takes a share of parameters *and* batch."""
@@ -22,6 +24,30 @@ BATCH_AXES = ("data", "fsdp")
 
 MESH_AXES = ("data", "fsdp", "tensor")
 """Names of mesh axes that strategies know."""
+
+
+def check_axes(mesh: Any) -> dict[str, int]:
+    """Return names and sizes of a mesh's axes.
+
+    Raises:
+        ArgumentTypeError: it is no mapping of names to whole numbers from 1.
+
+    Example:
+        >>> check_axes({"data": 2, "fsdp": 4})
+        {'data': 2, 'fsdp': 4}
+    """
+    if not isinstance(mesh, Mapping) or not all(
+        isinstance(name, str)
+        and isinstance(size, int | np.integer)
+        and not isinstance(size, bool)
+        and size >= 1
+        for name, size in mesh.items()
+    ):
+        raise ArgumentTypeError(
+            f"A mesh is axis names and sizes, whole numbers from 1, such as "
+            f'{{"data": 2, "fsdp": 4}}; got {mesh!r}.'
+        )
+    return {name: int(size) for name, size in mesh.items()}
 
 
 def data_mesh(devices: Sequence[Any]) -> Mesh:

@@ -16,7 +16,7 @@ from typing import Any
 import jax
 from jax.sharding import PartitionSpec
 
-from neurenix._core.errors import ArgumentError
+from neurenix._core.errors import ArgumentError, ArgumentTypeError
 
 Axes = str | tuple[str, ...] | None
 Rule = tuple[str, Sequence[Axes]]
@@ -39,6 +39,10 @@ class ShardingRules:
     """
 
     rules: tuple[Rule, ...] = ()
+
+    def __post_init__(self) -> None:
+        for rule in self.rules:
+            _check(rule)
 
     def partition(
         self, path: str, shape: tuple[int, ...], axes: Mapping[str, int]
@@ -72,6 +76,22 @@ class ShardingRules:
         return ShardingRules(self.rules + other.rules)
 
 
+def _check(rule: Any) -> None:
+    pair = rule if isinstance(rule, tuple | list) and len(rule) == 2 else (None, None)
+    pattern, axes = pair
+    if not isinstance(pattern, str) or not isinstance(axes, tuple | list):
+        raise ArgumentTypeError(
+            "A sharding rule is a pattern and the mesh axes of an array's axes, such as "
+            f'("kernel$", ("fsdp", None)); got {rule!r}.'
+        )
+    try:
+        re.compile(pattern)
+    except re.error as error:
+        raise ArgumentError(
+            f"The pattern {pattern!r} of a sharding rule is no regular expression: {error}."
+        ) from error
+
+
 def as_rules(rules: ShardingRules | Sequence[Rule] | None) -> ShardingRules | None:
     """Return rules however they were given.
 
@@ -81,7 +101,7 @@ def as_rules(rules: ShardingRules | Sequence[Rule] | None) -> ShardingRules | No
     """
     if rules is None or isinstance(rules, ShardingRules):
         return rules
-    return ShardingRules(tuple((pattern, tuple(axes)) for pattern, axes in rules))
+    return ShardingRules(tuple(rules))
 
 
 def shard_largest(path: str, shape: tuple[int, ...], axes: Mapping[str, int]) -> PartitionSpec:

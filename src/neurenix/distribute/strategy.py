@@ -40,6 +40,7 @@ from neurenix.distribute.mesh import (
     DATA_AXIS,
     MESH_AXES,
     batch_sharded,
+    check_axes,
     data_mesh,
     device_mesh,
     replicated,
@@ -350,15 +351,16 @@ def strategy_for(array: jax.Array) -> Strategy:
 def _checked_axes(mesh: Mapping[str, int] | None, num_devices: int) -> dict[str, int] | None:
     if mesh is None:
         return None
-    unknown = set(mesh) - set(MESH_AXES)
+    axes = check_axes(mesh)
+    unknown = set(axes) - set(MESH_AXES)
     if unknown:
         raise unknown_name("mesh axis", min(unknown), MESH_AXES)
-    if math.prod(mesh.values()) != num_devices:
+    if math.prod(axes.values()) != num_devices:
         raise ShapeError(
-            f"The mesh {dict(mesh)} has {math.prod(mesh.values())} places, and there are "
+            f"The mesh {axes} has {math.prod(axes.values())} places, and there are "
             f"{num_devices} devices. Its sizes must multiply to the number of devices."
         )
-    return dict(mesh)
+    return axes
 
 
 def _gpus() -> list[Device]:

@@ -120,7 +120,7 @@ def get(name: str) -> Any:
         8
     """
     if name not in _CONFIGS:
-        raise unknown_name("model", name, _CONFIGS)
+        raise unknown_name("model", str(name), _CONFIGS)
     return _CONFIGS[name]
 
 

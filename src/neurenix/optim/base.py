@@ -15,7 +15,7 @@ import jax
 import optax
 
 from neurenix._core.errors import ArgumentError, ArgumentTypeError
-from neurenix.optim.moments import held_in
+from neurenix.optim.moments import check_floating, held_in
 
 LearningRate = float | optax.Schedule
 
@@ -117,19 +117,6 @@ def matrices_only(params: Any) -> Any:
         {'bias': False, 'kernel': True}
     """
     return jax.tree.map(lambda leaf: leaf.ndim >= 2, params)
-
-
-def check_floating(name: str, dtype: Any) -> None:
-    """Raise unless ``dtype`` is one of floating-point numbers."""
-    try:
-        fits = jax.numpy.issubdtype(jax.numpy.dtype(dtype), jax.numpy.floating)
-    except TypeError:
-        fits = False
-    if not fits:
-        raise ArgumentError(
-            f'The argument `{name}` must be a floating-point dtype such as "bfloat16"; got '
-            f"{dtype!r}."
-        )
 
 
 def check_number(

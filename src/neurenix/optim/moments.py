@@ -11,6 +11,8 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from neurenix._core.errors import ArgumentError
+
 
 def held_in(
     dtype: jax.typing.DTypeLike, transformation: optax.GradientTransformation
@@ -25,11 +27,15 @@ def held_in(
             in float32.
         transformation: any optax transformation.
 
+    Raises:
+        ArgumentError: the dtype is not one of floating-point numbers.
+
     Example:
         >>> state = held_in("bfloat16", optax.adam(1e-3)).init({"w": jnp.ones(4)})
         >>> state[0].mu["w"].dtype
         dtype(bfloat16)
     """
+    check_floating("dtype", dtype)
     inner = optax.with_extra_args_support(transformation)
 
     def init(params: Any) -> Any:
@@ -40,6 +46,19 @@ def held_in(
         return updates, _cast(state, dtype)
 
     return optax.GradientTransformationExtraArgs(init, update)
+
+
+def check_floating(name: str, dtype: Any) -> None:
+    """Raise unless ``dtype`` is one of floating-point numbers."""
+    try:
+        fits = jnp.issubdtype(jnp.dtype(dtype), jnp.floating)
+    except TypeError:
+        fits = False
+    if not fits:
+        raise ArgumentError(
+            f'The argument `{name}` must be a floating-point dtype such as "bfloat16"; got '
+            f"{dtype!r}."
+        )
 
 
 def _cast(tree: Any, dtype: Any) -> Any:

@@ -22,7 +22,7 @@ from neurenix._core.errors import (
 from neurenix.compiler.compile import CompileOptions
 from neurenix.compiler.program import Program, TraceOptions, abstract_mesh, spec, trace
 from neurenix.compiler.target import CpuHost, platform_of
-from neurenix.distribute.mesh import MESH_AXES, replicas_of
+from neurenix.distribute.mesh import MESH_AXES, check_axes, replicas_of
 from neurenix.preflight.bound import bind
 
 
@@ -188,7 +188,7 @@ def axes_on(where: chips.Slice | CpuHost, mesh: Mapping[str, int] | None) -> dic
     Raises:
         ShapeError: it has not as many devices as the slice.
     """
-    axes = dict(mesh) if mesh else {"data": where.num_devices}
+    axes = check_axes(mesh) if mesh else {"data": where.num_devices}
     product = 1
     for size in axes.values():
         product *= size

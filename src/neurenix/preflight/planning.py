@@ -153,7 +153,7 @@ class SearchSpace:
     def __post_init__(self) -> None:
         for name in ("meshes", "remats", "compiler_options"):
             value = getattr(self, name)
-            if isinstance(value, str) and value != "auto":
+            if isinstance(value, Mapping) or (isinstance(value, str) and value != "auto"):
                 raise ArgumentError(f'SearchSpace: {name} is a list or "auto"; got {value!r}.')
         for batch in self.batches or ():
             if batch < 1:

@@ -338,12 +338,10 @@ class Trainer(Described):
         per_call = self.options.steps_per_execution
         exact = steps is not None and steps % per_call == 0
         known, sharding = self._step, strategy.state_sharding
-        if known is None or known.exact < exact or known.sharding != sharding:
-            self._step = CompiledStep(definition, steps=per_call, exact=exact, sharding=sharding)
-        elif not exact and known.exact:
-            self._step = CompiledStep(definition, steps=per_call, exact=False, sharding=sharding)
-        assert self._step is not None  # noqa: S101  for the type checker
-        return self._step
+        if known is None or known.exact != exact or known.sharding != sharding:
+            known = CompiledStep(definition, steps=per_call, exact=exact, sharding=sharding)
+            self._step = known
+        return known
 
     def _compiled_evaluation(self, definition: StepDefinition) -> CompiledEvaluation:
         sharding = self._state_sharding

@@ -61,7 +61,7 @@ class CompiledFunction:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call the function; modules among ``args`` are updated in place."""
         if self._steps is not None:
-            args = self._with_batches(args)
+            args = self._with_batches(args, self._steps)
         everything = [*args, *kwargs.values()]
         positions = tuple([i for i, value in enumerate(everything) if is_module(value)])
         modules = tuple([everything[i] for i in positions])
@@ -88,14 +88,13 @@ class CompiledFunction:
         single = CompiledFunction(self._function, donate=self._donate, steps=None)
         intercept.first_call(single, (*args[:-1], jax.tree.map(lambda x: x[0], args[-1])))
 
-    def _with_batches(self, args: tuple[Any, ...]) -> tuple[Any, ...]:
+    def _with_batches(self, args: tuple[Any, ...], steps: int) -> tuple[Any, ...]:
         if not args or not isinstance(args[-1], Iterator):
             raise ArgumentTypeError(
                 f"multi_step({self._name}): the last argument must be an iterator of batches, got "
                 f"{type(args[-1]).__name__ if args else 'no argument'}. Pass iter(dataset)."
             )
-        assert self._steps is not None  # noqa: S101  for the type checker
-        return (*args[:-1], stacked(args[-1], self._steps))
+        return (*args[:-1], stacked(args[-1], steps))
 
     def _prepare(self, binding: Binding, rest: list[Any]) -> None:
         """Put a module's arrays where the other arguments are."""
