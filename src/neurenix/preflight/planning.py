@@ -265,6 +265,8 @@ def search(
     check_objective(objective)
     names = [on] if isinstance(on, (str, chips.Slice)) else on
     slices = [chips.resolve(name) for name in names]
+    if not slices:
+        raise ArgumentError('on= names no slice; write on="v5e-8" or a list of names.')
     space, pricing = space or SearchSpace(), pricing or Pricing()
     space.check(slices)
     workload = Workload.of(target, args, input_shape, dtype, options)
