@@ -10,9 +10,12 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
+
+import cli_helpers
 
 # Ahead-of-time compilation takes libtpu's process lock too; tests run in several processes.
 os.environ.setdefault("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")
@@ -68,3 +71,35 @@ def run_python(tmp_path: Path) -> RunPython:
         )
 
     return run
+
+
+@pytest.fixture(scope="module")
+def compile_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return where the commands of a module keep what was compiled."""
+    return tmp_path_factory.mktemp("cache")
+
+
+@pytest.fixture
+def command(run_python: RunPython, compile_cache: Path, tmp_path: Path) -> RunPython:
+    """Return ``run(*arguments, script=…, prelude="")``: ``neurenix`` in a clean process.
+
+    The script, ``cli_helpers.SCRIPT`` by default, is in ``train.py``; the prelude is Python that
+    runs before Neurenix is imported.
+    """
+
+    def run(
+        *arguments: str, script: str = cli_helpers.SCRIPT, prelude: str = ""
+    ) -> subprocess.CompletedProcess[str]:
+        (tmp_path / "train.py").write_text(script)
+        env = {"NEURENIX_CACHE_DIR": str(compile_cache), "COLUMNS": "100"}
+        code = f"import sys; sys.argv[0] = 'neurenix'; {prelude}"
+        code += "\nfrom neurenix.cli.app import main; main()"
+        return run_python(*arguments, code=code, env=env)
+
+    return run
+
+
+@pytest.fixture
+def mistakes(run_python: RunPython, compile_cache: Path) -> Callable[..., list[str]]:
+    """Return ``run(name, cases)``: what a command says to mistakes; see ``cli_helpers``."""
+    return partial(cli_helpers.mistakes, run_python, compile_cache)

@@ -206,7 +206,7 @@ def test_type_checkers_see_the_names_that_exist() -> None:
 
 def test_an_unknown_name_suggests_a_near_one() -> None:
     with pytest.raises(AttributeError, match="Did you mean 'simulate'"):
-        neurenix.simulat  # noqa: B018  (the access is the test)
+        neurenix.simulat  # noqa: B018  the access is the test
 
 
 def test_import_loads_nothing_heavy_and_starts_no_backend(run_python) -> None:

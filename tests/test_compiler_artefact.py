@@ -685,11 +685,12 @@ def test_mistakes_in_the_command(run_python, tmp_path: Path) -> None:
         (("train.py", "-o", "x.nxc"), "name a slice, such as --on v5e-8"),
         (("train.py", "--on", "v5e-9", "-o", "x.nxc"), "There is no slice 'v5e-9'. Did you mean"),
         (("train.py", "--on", "v5e-8"), "--output"),
+        (("train.py", "--on", "v5e-8", "-o", "no/x.nxc"), "There is no folder 'no'"),
         (("none.py", "--on", "v5e-8", "-o", "x.nxc"), "There is no script 'none.py'"),
         (("train.py", "--on", "v5e-8", "-o", "x.nxc"), "ended without a step"),
     ]:
         done = command(run_python, *arguments)
-        assert done.returncode != 0
+        assert done.returncode == 2
         assert message in done.stderr + done.stdout
         assert "Traceback" not in done.stderr
     assert not list(tmp_path.glob("*.nxc*"))

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import errno
+import json
 import os
 import signal
 import subprocess
 import sys
+import tempfile
 import textwrap
 import time
 from pathlib import Path
@@ -13,12 +16,18 @@ from pathlib import Path
 import pytest
 
 from neurenix import chips
-from neurenix._core.errors import ArgumentError, DeviceInitializationError
-from neurenix.compiler import compile as compile_module
+from neurenix._core.errors import (
+    ArgumentError,
+    ArgumentTypeError,
+    CompilationError,
+    DeviceInitializationError,
+)
+from neurenix.compiler import workers as workers_module
 from neurenix.compiler.cache import Cache, key
 from neurenix.compiler.compile import CompileOptions, Refusal, check_machine, compile_all
 from neurenix.compiler.program import Program
 from neurenix.compiler.target import Target
+from neurenix.compiler.workers import NOT_WRITTEN, kept_workers
 
 pytestmark = pytest.mark.multiprocess
 
@@ -27,7 +36,9 @@ TARGET = Target.of(chips.resolve("v5e-1"))
 
 
 def worker(monkeypatch: pytest.MonkeyPatch, code: str) -> None:
-    monkeypatch.setattr(compile_module, "_command", lambda folder: [sys.executable, "-c", code])
+    """Let workers run ``code``, after the first request; ``folder`` is its directory."""
+    code = f"import sys; folder = sys.stdin.readline().strip()\n{textwrap.dedent(code)}"
+    monkeypatch.setattr(workers_module, "_command", lambda: [sys.executable, "-c", code])
 
 
 def run(**options) -> object:
@@ -77,21 +88,73 @@ REFUSALS = [
 
 @pytest.mark.parametrize(("text", "kind", "needed"), REFUSALS)
 def test_what_the_compiler_says_is_told_apart(monkeypatch, text, kind, needed) -> None:
-    code = f"""
-        import json, sys, pathlib
-        (pathlib.Path({{folder!r}}) / "result.json").write_text(
-            json.dumps({{"outcome": "refused", "error_type": "E", "error": {text!r}}}))
-    """.replace("{{", "{").replace("}}", "}")
-    monkeypatch.setattr(
-        compile_module,
-        "_command",
-        lambda folder: [
-            sys.executable, "-c", textwrap.dedent(code).replace("{folder!r}", repr(folder))
-        ],
-    )  # fmt: skip
+    answer = {"outcome": "refused", "error_type": "E", "error": text}
+    worker(
+        monkeypatch,
+        f"""
+        import pathlib
+        pathlib.Path(folder, "result.json").write_text({json.dumps(answer)!r})
+        """,
+    )
     answer = run()
     assert isinstance(answer, Refusal)
     assert (answer.kind, answer.needed_bytes) == (kind, needed)
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("INVALID_ARGUMENT: No such compile option: 'foo'", "has no option 'foo'"),
+        (
+            "INVALID_ARGUMENT: Failed to parse 'abc' into flag xla_tpu_limit_kib:",
+            "'abc' is no value of xla_tpu_limit_kib",
+        ),
+    ],
+)
+def test_an_option_that_the_compiler_refuses_is_no_verdict(monkeypatch, text, says) -> None:
+    answer = {"outcome": "refused", "error_type": "E", "error": text}
+    worker(
+        monkeypatch,
+        f"""
+        import pathlib
+        pathlib.Path(folder, "result.json").write_text({json.dumps(answer)!r})
+        """,
+    )
+    with pytest.raises(ArgumentError, match=says):
+        run()
+
+
+def test_options_of_a_type_that_no_option_has() -> None:
+    with pytest.raises(ArgumentTypeError, match=r"compiler_options\['a'\] must be text"):
+        CompileOptions(compiler_options={"a": [1]})
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EIO])
+def test_a_worker_that_cannot_write_is_no_crash(monkeypatch, tmp_path, number: int) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    worker(monkeypatch, f"import os; os._exit({NOT_WRITTEN + number})")
+    with pytest.raises(CompilationError) as caught:
+        run()
+    full = f"there is no space left in {tmp_path}"
+    says = f"{tmp_path} cannot be used ({os.strerror(number)})" if number == errno.EIO else full
+    assert says in str(caught.value) and "crash" not in str(caught.value)
+    assert "set TMPDIR" in str(caught.value)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_worker_itself_says_what_kept_it_from_its_files(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-P", "-m", "neurenix.compiler.worker"],
+        input=f"{tmp_path / 'none'}\n", text=True, capture_output=True, timeout=120, check=False,
+        env=workers_module._environment(),
+    )  # fmt: skip
+    assert (done.returncode, done.stderr) == (NOT_WRITTEN + errno.ENOENT, "")
+
+
+def test_without_a_folder_for_temporary_files(monkeypatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "none"))
+    with pytest.raises(CompilationError, match=r"none cannot be used \(No such file or directory"):
+        run()
 
 
 @pytest.mark.parametrize(("system", "machine"), [("Darwin", "arm64"), ("Linux", "aarch64")])
@@ -118,12 +181,12 @@ def test_an_effort_that_ruins_estimates_is_refused() -> None:
 SLEEPING = """
     import os, pathlib, sys, time
     from neurenix import chips
-    from neurenix.compiler import compile as c
+    from neurenix.compiler import compile as c, workers
     from neurenix.compiler.program import Program
     from neurenix.compiler.target import Target
     note = pathlib.Path(sys.argv[1])
     child = "import os, sys, time; open(sys.argv[1], 'w').write(str(os.getpid())); time.sleep(60)"
-    c._command = lambda folder: [sys.executable, "-c", child, str(note)]
+    workers._command = lambda: [sys.executable, "-c", child, str(note)]
     program = Program("step", b"", "", {"data": 1}, (), (), 0.0, 0)
     c.compile_all([(program, Target.of(chips.resolve("v5e-1")))], c.CompileOptions(cache=False))
 """
@@ -148,6 +211,53 @@ def test_ctrl_c_leaves_no_process_and_no_file(tmp_path: Path) -> None:
     assert "KeyboardInterrupt" in errors
     assert not Path(f"/proc/{child}").exists()
     assert list(scratch.iterdir()) == []
+
+
+ECHO = """
+import json, os, pathlib
+while folder:
+    answer = {"outcome": "refused", "error": str(os.getpid()), "again": AGAIN}
+    part = pathlib.Path(folder, "part")
+    part.write_text(json.dumps(answer))
+    part.rename(pathlib.Path(folder, "result.json"))
+    folder = sys.stdin.readline().strip()
+"""
+
+
+def pids(count: int) -> list[int]:
+    answers = [run() for _ in range(count)]
+    return [int(answer.message) for answer in answers if isinstance(answer, Refusal)]
+
+
+def test_a_worker_is_used_again_inside_of_a_block_and_stopped_after_it(monkeypatch) -> None:
+    worker(monkeypatch, ECHO.replace("AGAIN", "True"))
+    with kept_workers(ahead=1):
+        first, second = pids(2)
+        assert first == second
+        assert Path(f"/proc/{first}").exists()
+    assert not Path(f"/proc/{first}").exists()
+    assert len(set(pids(2))) == 2  # outside of a block each request has a worker of its own
+
+
+def test_a_worker_that_is_not_to_be_used_again_or_is_of_another_environment(monkeypatch) -> None:
+    with kept_workers():
+        worker(monkeypatch, ECHO.replace("AGAIN", "False"))
+        assert len(set(pids(2))) == 2
+        worker(monkeypatch, ECHO.replace("AGAIN", "True"))
+        before = pids(1)
+        monkeypatch.setenv("LIBTPU_INIT_ARGS", "--changed")
+        assert pids(1) != before
+
+
+def test_a_crash_while_it_waits_is_not_the_next_programs(monkeypatch) -> None:
+    worker(monkeypatch, ECHO.replace("AGAIN", "True"))
+    with kept_workers():
+        (first,) = pids(1)
+        os.kill(first, signal.SIGKILL)
+        deadline = time.monotonic() + 10
+        while "Z" not in Path(f"/proc/{first}/stat").read_text() and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert pids(1) != [first]
 
 
 def test_entries_come_back_as_they_were(tmp_path: Path) -> None:

@@ -30,6 +30,7 @@ from pathlib import Path
 from typing import Any
 
 from neurenix._core.errors import ArgumentError, ArtefactError
+from neurenix._core.files import write_whole
 from neurenix.compiler import cache, plain_tree
 from neurenix.compiler.compile import Compiled, CompileOptions
 from neurenix.compiler.program import Leaf, Program
@@ -155,7 +156,7 @@ def write(
             file.writestr(zipfile.ZipInfo(name, _WHEN), content)
         file.comment = _COMMENT + hashlib.sha256(described).hexdigest().encode()
     content = packed.getvalue()
-    _write_whole(Path(path), content)
+    write_whole(path, content)
     return Artefact(
         path=Path(path),
         manifest=json.loads(described),
@@ -343,14 +344,3 @@ def _checked_manifest(where: Path, described: bytes) -> dict[str, Any]:
     if wrong:
         raise ArtefactError(f"The manifest of {where} is not a valid one: see {', '.join(wrong)}.")
     return manifest
-
-
-def _write_whole(path: Path, content: bytes) -> None:
-    partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
-    try:
-        partial.write_bytes(content)
-        os.replace(partial, path)
-    except OSError as error:
-        raise ArgumentError(f"{path} cannot be written: {error.strerror}.") from error
-    finally:
-        partial.unlink(missing_ok=True)

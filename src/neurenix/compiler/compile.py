@@ -1,6 +1,6 @@
 """Compiling for slices that are not here, each in a worker process.
 
-Owns starting, waiting for, stopping and reading workers, and asking the cache first. It turns what
+Owns asking the cache, then a worker, and reading its answer. It turns what
 a worker says, or its silence, into a ``Compiled``, a ``Refusal`` or one clear error. What the
 numbers mean is for ``memory``, ``time`` and ``findings``.
 """
@@ -14,25 +14,26 @@ import os
 import platform
 import re
 import signal
-import subprocess
 import sys
-import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from threading import Event
 from typing import Any
 
-from neurenix._core.errors import ArgumentError, CompilationError, DeviceInitializationError
+from neurenix._core.errors import ArgumentError, ArgumentTypeError, DeviceInitializationError
 from neurenix.compiler import cache as cache_module
 from neurenix.compiler.program import Program
 from neurenix.compiler.target import Target
+from neurenix.compiler.workers import NOT_WRITTEN, Workers, kept_workers, temporary_folder
 
-_GIVEN_UP_SECONDS = 0.05
 _TOTAL_NEEDED = re.compile(r"\(([\d.]+)([KMGT])\) exceeds available HBM \(([\d.]+)([KMGT])\)")
 _USED_OF = re.compile(r"Used ([\d.]+)([KMGT]) of ([\d.]+)([KMGT]) hbm")
+_NO_OPTION = re.compile(r"No such compile option: '([^']*)'")
+_NO_VALUE = re.compile(r"Failed to parse '([^']*)' into flag (\w+)")
 _UNITS = {"K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 
 
@@ -41,7 +42,8 @@ class CompileOptions:
     """How to compile.
 
     Attributes:
-        compiler_options: XLA's, by name, as ``jax.stages.Lowered.compile`` takes them. An effort
+        compiler_options: XLA's, by name, as ``jax.stages.Lowered.compile`` takes them: texts,
+            numbers and truths. An effort
             below the default is refused: it makes the program, and so the estimate, five times
             slower.
         timeout_seconds: after which a worker is stopped.
@@ -58,6 +60,10 @@ class CompileOptions:
 
     def __post_init__(self) -> None:
         for name, value in self.compiler_options.items():
+            if not isinstance(value, (str, int, float)):
+                raise ArgumentTypeError(
+                    f"compiler_options[{name!r}] must be text, a number or a truth; got {value!r}."
+                )
             if name.endswith("optimization_effort") and float(value) < 0:
                 raise ArgumentError(
                     f"compiler_options[{name!r}] is {value}: below the default the compiler leaves "
@@ -66,6 +72,11 @@ class CompileOptions:
                 )
         if self.timeout_seconds <= 0:
             raise ArgumentError(f"timeout_seconds must be positive; got {self.timeout_seconds}.")
+
+    @property
+    def at_once(self) -> int:
+        """How many compilations run side by side."""
+        return self.workers or max(1, (os.cpu_count() or 1) // 2)
 
 
 @dataclass(frozen=True)
@@ -117,14 +128,20 @@ def compile_all(
     ``executables`` the answers hold them, and a cached answer without one does not count.
 
     Raises:
+        ArgumentError: the compiler knows no option of a name in ``compiler_options``, or cannot
+            read its value.
         DeviceInitializationError: the TPU compiler does not run on this machine.
-        CompilationError: given up, because another compilation of the request failed.
+        CompilationError: given up, because another compilation of the request failed; or there is
+            no folder for temporary files with room for the program.
     """
     options = options or CompileOptions()
-    workers = options.workers or max(1, (os.cpu_count() or 1) // 2)
+    workers = options.at_once
     given_up = Event()
-    with ThreadPoolExecutor(max_workers=workers) as pool:
-        futures = [pool.submit(_compile, p, t, options, given_up, executables) for p, t in programs]
+    with kept_workers() as kept, ThreadPoolExecutor(max_workers=workers) as pool:
+        futures = [
+            pool.submit(_compile, program, target, options, given_up, executables, kept)
+            for program, target in programs
+        ]
         try:
             _wait_aloud(futures, [target.name for _, target in programs])
             return [future.result() for future in futures]
@@ -152,7 +169,12 @@ def _wait_aloud(futures: Sequence[Future[Any]], names: Sequence[str]) -> None:
 
 
 def _compile(
-    program: Program, target: Target, options: CompileOptions, given_up: Event, executables: bool
+    program: Program,
+    target: Target,
+    options: CompileOptions,
+    given_up: Event,
+    executables: bool,
+    workers: Workers,
 ) -> Compiled | Refusal:
     request = {
         "target": target.as_json(),
@@ -173,10 +195,21 @@ def _compile(
         if target.platform == "tpu":
             check_machine()
         request["artefact"] = executables
-        entry = _run(program, request, options.timeout_seconds, given_up)
+        entry = _run(program, request, options.timeout_seconds, given_up, workers)
         if use_cache and entry["outcome"] not in ("crashed", "timeout"):
             cache.store(name, entry)
     return _read(entry, target, cached, tuple(cache.notes))
+
+
+@contextmanager
+def compiler_ready(options: CompileOptions | None = None) -> Iterator[None]:
+    """Start workers ahead, while programs are still traced, and keep them for the whole block.
+
+    A machine on which the TPU compiler does not run starts none; ``compile_all`` says why.
+    """
+    ahead = (options or CompileOptions()).at_once if not _why_not_here() else 0
+    with kept_workers(ahead):
+        yield
 
 
 def check_machine() -> None:
@@ -185,91 +218,60 @@ def check_machine() -> None:
     Raises:
         DeviceInitializationError: not Linux on x86-64, or libtpu is not installed.
     """
+    if why := _why_not_here():
+        raise DeviceInitializationError(why)
+
+
+def _why_not_here() -> str:
     system, machine = platform.system(), platform.machine()
     if system != "Linux" or machine not in ("x86_64", "AMD64"):
-        raise DeviceInitializationError(
+        return (
             f"The TPU compiler (libtpu) exists for Linux on x86-64 only, and this is {system} on "
             f"{machine}. Simulated slices, training and everything else work here; run preflight "
             "in a container, in CI or on a remote machine with Linux on x86-64."
         )
     if importlib.util.find_spec("libtpu") is None:
-        raise DeviceInitializationError(
+        return (
             "The TPU compiler is not installed: the package libtpu is missing. "
             "Install it with: pip install libtpu"
         )
+    return ""
 
 
 def _run(
-    program: Program, request: dict[str, Any], timeout_seconds: float, given_up: Event
+    program: Program,
+    request: dict[str, Any],
+    timeout_seconds: float,
+    given_up: Event,
+    workers: Workers,
 ) -> dict[str, Any]:
-    with tempfile.TemporaryDirectory(prefix="neurenix-compile-") as directory:
+    with temporary_folder("neurenix-compile-") as directory:
         folder = Path(directory)
         (folder / "program.bin").write_bytes(program.serialized)
         (folder / "request.json").write_text(json.dumps(request))
-        with open(folder / "log.txt", "wb") as log:
-            process = subprocess.Popen(
-                _command(directory),
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                env=_environment(),
-                start_new_session=True,
-            )
-            try:
-                code = _wait(process, timeout_seconds, given_up)
-            finally:
-                _stop(process)
-        log_text = (folder / "log.txt").read_text(errors="replace")
-        result = folder / "result.json"
-        if code is None:
-            return {"outcome": "timeout", "error": f"{timeout_seconds:g} s"}
-        if not result.exists():
-            return {"outcome": "crashed", "code": code, "error": _tail(log_text)}
-        entry = json.loads(result.read_text())
+        worker = workers.take()
+        again = False
+        try:
+            code = worker.compile(directory, timeout_seconds, given_up)
+            if code is not None and code >= NOT_WRITTEN:
+                raise OSError(code - NOT_WRITTEN, os.strerror(code - NOT_WRITTEN))
+            if code is None:
+                return {"outcome": "timeout", "error": f"{timeout_seconds:g} s"}
+            if not (folder / "result.json").exists():
+                return {"outcome": "crashed", "code": code, "error": worker.last_words()}
+            entry = json.loads((folder / "result.json").read_text())
+            again = entry.pop("again", False)
+        finally:
+            if again:
+                workers.give(worker)
+            else:
+                worker.stop()
         if entry["outcome"] == "compiled":
             entry["hlo"] = (folder / "optimized.hlo").read_text()
             executable = folder / "executable.bin"
             if executable.exists():
                 entry["executable"] = base64.b64encode(executable.read_bytes()).decode()
         return entry
-
-
-def _command(directory: str) -> list[str]:
-    """Return the worker's command; ``-P`` keeps the user's folder from hiding packages."""
-    return [sys.executable, "-P", "-m", "neurenix.compiler.worker", directory]
-
-
-def _environment() -> dict[str, str]:
-    environment = dict(os.environ)
-    root = str(Path(__file__).resolve().parents[2])
-    paths = [root, *filter(None, [environment.get("PYTHONPATH")])]
-    environment.update(
-        PYTHONPATH=os.pathsep.join(paths),
-        TPU_SKIP_MDS_QUERY="1",
-        ALLOW_MULTIPLE_LIBTPU_LOAD="1",
-        JAX_PLATFORMS="cpu",
-        TPU_LOG_DIR="disabled",
-    )
-    environment.pop("NEURENIX_SIMULATE", None)
-    return environment
-
-
-def _wait(process: subprocess.Popen[bytes], timeout_seconds: float, given_up: Event) -> int | None:
-    end = time.monotonic() + timeout_seconds
-    while time.monotonic() < end:
-        if given_up.is_set():
-            raise CompilationError("Another compilation of this request failed.")
-        try:
-            return process.wait(_GIVEN_UP_SECONDS)
-        except subprocess.TimeoutExpired:
-            continue
-    return None
-
-
-def _stop(process: subprocess.Popen[bytes]) -> None:
-    if process.poll() is None:
-        process.kill()
-        process.wait()
 
 
 def _read(
@@ -293,6 +295,7 @@ def _read(
         text = f"Compiling for {target.name} took longer than {entry['error']} and was stopped."
         return Refusal(target, "timeout", text, notes=notes)
     text = entry["error"]
+    _check_options(text)
     needed = _TOTAL_NEEDED.search(text) or _USED_OF.search(text)
     if "lockfile" in text or "Unable to initialize backend" in text:
         raise DeviceInitializationError(
@@ -304,6 +307,19 @@ def _read(
     too_large = ("ScopedVmemOom", "E1001", "space=vmem")
     kind = "vmem" if any(words in text for words in too_large) else "error"
     return Refusal(target, kind, text, None, cached, notes)
+
+
+def _check_options(text: str) -> None:
+    """Raise if what the compiler refused is an option and not the program."""
+    if unknown := _NO_OPTION.search(text):
+        raise ArgumentError(
+            f"compiler_options: the TPU compiler (libtpu {cache_module.versions()['libtpu']}) has "
+            f"no option {unknown[1]!r}."
+        )
+    if unread := _NO_VALUE.search(text):
+        raise ArgumentError(
+            f"compiler_options: {unread[1]!r} is no value of {unread[2]}, the TPU compiler says."
+        )
 
 
 def _crash_text(entry: dict[str, Any], target: Target) -> str:
@@ -319,7 +335,3 @@ def _crash_text(entry: dict[str, Any], target: Target) -> str:
         "https://github.com/jax-ml/jax/issues, and try another slice or version meanwhile."
         f"\nLast words:\n{entry['error']}"
     )
-
-
-def _tail(text: str) -> str:
-    return "\n".join(text.strip().splitlines()[-12:])

@@ -7,6 +7,7 @@ the errors of functions that cannot be traced. It does not own the compiler (``c
 from __future__ import annotations
 
 import math
+import re
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -16,7 +17,7 @@ from typing import Any
 import jax
 import numpy as np
 from jax import export
-from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
+from jax.sharding import AbstractDevice, AbstractMesh, AxisType, NamedSharding, PartitionSpec
 
 from neurenix._core.errors import ArgumentError, ArgumentTypeError, ShapeError
 from neurenix.compiler import plain_tree
@@ -73,19 +74,24 @@ def spec(
     return PartitionedSpec(sizes, resolved, PartitionSpec(*partition))
 
 
-def abstract_mesh(axes: Mapping[str, int]) -> AbstractMesh:
-    """Return a mesh of devices that are only counted.
+def abstract_mesh(axes: Mapping[str, int], device_kind: str = "") -> AbstractMesh:
+    """Return a mesh of devices that are only counted, or TPUs of a known kind.
 
     Example:
-        >>> abstract_mesh({"data": 8}).size
-        8
+        >>> abstract_mesh({"data": 8}, "TPU v3").abstract_device.device_kind
+        'TPU v3'
     """
-    return AbstractMesh(tuple(axes.values()), tuple(axes), axis_types=(AxisType.Auto,) * len(axes))
+    device = AbstractDevice(device_kind, None, "tpu") if device_kind else None
+    types = (AxisType.Auto,) * len(axes)
+    return AbstractMesh(tuple(axes.values()), tuple(axes), axis_types=types, abstract_device=device)
 
 
 @dataclass(frozen=True)
 class Leaf:
-    """One array among the arguments: its path, role, global shape and what one device holds."""
+    """One array among the arguments: its path, role, global shape and what one device holds.
+
+    ``device_shape`` of random keys is that of their data, 32-bit numbers.
+    """
 
     path: str
     role: str
@@ -97,7 +103,20 @@ class Leaf:
     @property
     def device_bytes(self) -> int:
         """Bytes of one device's share, without padding."""
-        return math.prod(self.device_shape) * jax.numpy.dtype(self.dtype).itemsize
+        return math.ceil(math.prod(self.device_shape) * _bits(self.dtype) / 8)
+
+
+def _bits(dtype: str) -> int:
+    """Return the bits of a number; NumPy counts a whole byte for those of less.
+
+    Example:
+        >>> _bits("int4"), _bits("bfloat16"), _bits("key<fry>")
+        (4, 16, 32)
+    """
+    if dtype.startswith("key<"):
+        return 32
+    narrow = re.match(r"u?int([24])$|float(4)", dtype)
+    return int(narrow[1] or narrow[2]) if narrow else jax.numpy.dtype(dtype).itemsize * 8
 
 
 @dataclass(frozen=True)
@@ -118,6 +137,7 @@ class Program:
         platform: that it was lowered for.
         unused: paths of the arguments that the program does not look at.
         output_tree: of its result, as ``plain_tree`` describes one.
+        constant_bytes: of arrays that it holds without having been given them.
     """
 
     name: str
@@ -132,6 +152,7 @@ class Program:
     platform: str = "tpu"
     unused: tuple[str, ...] = ()
     output_tree: Any = None
+    constant_bytes: int = 0
 
     @property
     def num_devices(self) -> int:
@@ -144,13 +165,15 @@ class TraceOptions:
     """How a function is traced.
 
     ``donate_argnums`` are positions of whole arguments; ``leaf_roles`` names a role for each leaf
-    of all arguments in flattening order, and may be empty. ``platform`` is JAX's name of it.
+    of all arguments in flattening order, and may be empty. ``platform`` and ``device_kind`` are
+    JAX's names, the second for what differs between generations, such as attention kernels.
     """
 
     donate_argnums: tuple[int, ...] = ()
     leaf_roles: tuple[str, ...] = ()
     name: str = ""
     platform: str = "tpu"
+    device_kind: str = ""
 
 
 def trace(
@@ -181,7 +204,7 @@ def trace(
         128.0
     """
     options = options or TraceOptions()
-    mesh = abstract_mesh(axes)
+    mesh = abstract_mesh(axes, options.device_kind)
     paths, tree = jax.tree_util.tree_flatten_with_path(tuple(args))
     placed = [_place(leaf, _path(path), mesh) for path, leaf in paths]
     for number in options.donate_argnums:
@@ -189,7 +212,7 @@ def trace(
             raise ArgumentError(
                 f"donate_argnums names argument {number}, and there are {len(args)} arguments."
             )
-    donated = _donated(args, options.donate_argnums)
+    donated = _donated(args, options.donate_argnums) or _donated_already(function, placed, tree)
 
     out_tree: list[Any] = []
 
@@ -201,7 +224,10 @@ def trace(
     name = options.name or getattr(function, "__name__", type(function).__name__)
     flat.__name__ = name if name.isidentifier() else "program"
     jitted = jax.jit(flat, donate_argnums=donated)
-    exported, jaxpr = _export(jitted, placed, name, options.platform)
+    with jax.sharding.use_abstract_mesh(mesh):  # for partitions that name its axes alone
+        exported, jaxpr = _export(jitted, placed, name, options.platform)
+    if not jaxpr.out_avals:
+        raise ArgumentError(f"{name} returns no array, so there is nothing to compile.")
     out = jax.tree.unflatten(out_tree[0], jaxpr.out_avals)
     carried = traits_module.recompiles(args, out, donate_argnums=options.donate_argnums)
     kept = exported.module_kept_var_idx
@@ -219,6 +245,7 @@ def trace(
         platform=options.platform,
         unused=tuple(_path(paths[i][0]) for i in range(len(paths)) if i not in kept),
         output_tree=plain_tree.describe(out),
+        constant_bytes=sum(getattr(value, "nbytes", 0) for value in jaxpr.consts),
         traits=replace(traits_module.read(jaxpr), recompiles=carried),
     )
 
@@ -297,6 +324,18 @@ def _donated(args: Sequence[Any], argnums: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(indices)
 
 
+def _donated_already(function: Any, placed: Sequence[Any], tree: Any) -> tuple[int, ...]:
+    """Return which leaves a function donates that ``jax.jit`` compiled so."""
+    if not hasattr(function, "trace") or not hasattr(function, "lower"):
+        return ()
+    try:
+        traced = function.trace(*jax.tree.unflatten(tree, placed))
+    except (TypeError, ValueError, jax.errors.JAXTypeError):  # told where the whole is traced
+        return ()
+    infos = jax.tree.leaves(traced.args_info, is_leaf=lambda info: hasattr(info, "donated"))
+    return tuple(index for index, info in enumerate(infos) if info.donated)
+
+
 def _path(path: tuple[Any, ...]) -> str:
     return jax.tree_util.keystr(path, simple=True, separator=".")
 
@@ -315,9 +354,10 @@ def _place(leaf: Any, path: str, mesh: AbstractMesh) -> jax.ShapeDtypeStruct:
     else:
         partition = sharding.spec if isinstance(sharding, NamedSharding) else PartitionSpec()
     _check_divides(tuple(leaf.shape), partition, path, dict(mesh.shape))
+    key = jax.numpy.issubdtype(leaf.dtype, jax.dtypes.prng_key)
     return jax.ShapeDtypeStruct(
         tuple(leaf.shape),
-        leaf.dtype,
+        leaf.dtype if key else jax.dtypes.canonicalize_dtype(leaf.dtype),
         sharding=NamedSharding(mesh, partition),
         weak_type=getattr(leaf, "weak_type", False),
     )
@@ -353,8 +393,10 @@ def _names(entry: Any) -> tuple[str, ...]:
 
 
 def _leaf(path: str, role: str, placed: jax.ShapeDtypeStruct, mesh: AbstractMesh) -> Leaf:
-    partition = placed.sharding.spec  # pyright: ignore[reportOptionalMemberAccess]
+    partition = placed.sharding.spec
     device_shape = list(placed.shape)
+    if jax.numpy.issubdtype(placed.dtype, jax.dtypes.prng_key):
+        device_shape = list(jax.eval_shape(jax.random.key_data, placed).shape)
     for axis, names in enumerate(partition):
         device_shape[axis] //= math.prod(mesh.shape[name] for name in _names(names))
     return Leaf(

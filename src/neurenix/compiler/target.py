@@ -44,6 +44,11 @@ def platform_of(where: Slice | CpuHost) -> str:
     return "cpu" if isinstance(where, CpuHost) else "tpu"
 
 
+def kind_of(where: Slice | CpuHost) -> str:
+    """Return JAX's name of the kind of device, such as ``"TPU v3"``; empty for CPUs."""
+    return "" if isinstance(where, CpuHost) else where.generation.device_kind
+
+
 @dataclass(frozen=True)
 class Target:
     """Arguments of ``jax.experimental.topologies.get_topology_desc``, and the slice's name."""

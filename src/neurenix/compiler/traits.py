@@ -76,8 +76,8 @@ class Kernel:
 class Recompile:
     """An argument that makes a later call compile again.
 
-    ``after`` is what the program returns in its place, or an empty string when the argument is a
-    Python number and nothing is returned for it.
+    ``after`` is what the program returns in its place. It is empty when the argument is a Python
+    number, for which nothing is returned; ``before`` is then the number.
     """
 
     path: str
@@ -87,12 +87,19 @@ class Recompile:
 
 @dataclass(frozen=True)
 class Traits:
-    """What was seen in one program."""
+    """What was seen in one program.
+
+    ``divided_axes`` are the mesh axes over which the program itself divides: those of its
+    ``shard_map``s and sharding constraints. ``steps_per_call`` is not seen but told: how many steps
+    the host starts with one call.
+    """
 
     products: tuple[WrittenProduct, ...] = ()
     callbacks: tuple[Callback, ...] = ()
     kernels: tuple[Kernel, ...] = ()
     recompiles: tuple[Recompile, ...] = ()
+    divided_axes: tuple[str, ...] = ()
+    steps_per_call: int = 1
 
 
 def read(jaxpr: Any) -> Traits:
@@ -110,17 +117,21 @@ def read(jaxpr: Any) -> Traits:
     products: list[WrittenProduct] = []
     callbacks: list[Callback] = []
     kernels: list[Kernel] = []
+    divided: set[str] = set()
     for equation, count, kernel in walk(jaxpr, dearest=True):
         if equation.primitive.name == "dot_general":
             products.append(_product(equation, count, kernel))
     for equation, count, _ in walk(jaxpr):
+        divided |= _divided_by(equation)
         name = equation.primitive.name
         if name in CALLBACKS:
             sent = sum(_bytes(v.aval) for v in (*equation.invars, *equation.outvars))
             callbacks.append(Callback(name, sent, count, _source(_frames(equation))))
         elif name == "pallas_call":
             kernels.append(Kernel(_kernel_name(equation), _source(_frames(equation))))
-    return Traits(tuple(products), tuple(callbacks), tuple(kernels))
+    return Traits(
+        tuple(products), tuple(callbacks), tuple(kernels), divided_axes=tuple(sorted(divided))
+    )
 
 
 def recompiles(
@@ -145,7 +156,7 @@ def recompiles(
         'float32[4]'
     """
     found = [
-        Recompile(_path((jax.tree_util.SequenceKey(i), *path)), f"Python {type(leaf).__name__}")
+        Recompile(_path((jax.tree_util.SequenceKey(i), *path)), repr(leaf))
         for i, argument in enumerate(args)
         for path, leaf in jax.tree_util.tree_flatten_with_path(argument)[0]
         if isinstance(leaf, (bool, int, float, complex)) and not isinstance(leaf, np.generic)
@@ -238,6 +249,26 @@ def _product(equation: Any, count: int, kernel: Any) -> WrittenProduct:
 def _bytes(aval: Any) -> int:
     shape, dtype = getattr(aval, "shape", None), getattr(aval, "dtype", None)
     return math.prod(shape) * dtype.itemsize if shape is not None and dtype is not None else 0
+
+
+def _divided_by(equation: Any) -> set[str]:
+    """Return the mesh axes over which an equation says that arrays are divided."""
+    params = equation.params
+    if equation.primitive.name == "axis_index":
+        return _axis_names(params.get("axis_name"))
+    told = (value for key, value in params.items() if "shard" in key or key.endswith("_specs"))
+    return set[str]().union(*map(_axis_names, told))
+
+
+def _axis_names(value: Any) -> set[str]:
+    """Return the axes that shardings, partitions or trees of them name."""
+    if isinstance(value, str):
+        return {value}
+    if isinstance(value, jax.sharding.NamedSharding):
+        value = value.spec
+    if isinstance(value, (tuple, list, jax.sharding.PartitionSpec)):
+        return set[str]().union(*map(_axis_names, value))
+    return set()
 
 
 def _kernel_name(equation: Any) -> str:

@@ -1,14 +1,19 @@
-"""The process that compiles: ``python -m neurenix.compiler.worker DIRECTORY``.
+"""The process that compiles: ``python -m neurenix.compiler.worker``.
 
-Owns the meeting with libtpu, so that its crash, its lock and its memory are not the user's. It
-reads ``request.json`` and ``program.bin`` and writes ``optimized.hlo``, where an artefact is wanted
-``executable.bin``, and then ``result.json``, each whole or not at all. It judges nothing.
+Owns the meeting with libtpu, so that its crash, its lock and its memory are not the user's. For
+each directory that it is told, a line of its input, it reads ``request.json`` and ``program.bin``
+and writes ``optimized.hlo``, where an artefact is wanted ``executable.bin``, and then
+``result.json``, each whole or not at all. It ends with its input, or with a code that says which
+error of the system kept it from its files. It judges nothing.
 """
 
 from __future__ import annotations
 
+import errno
+import functools
 import json
 import os
+import resource
 import sys
 import threading
 import time
@@ -16,23 +21,47 @@ from pathlib import Path
 from typing import Any
 
 from neurenix.compiler.host import cpu
+from neurenix.compiler.workers import NOT_WRITTEN
+
+_MOST_RESIDENT_BYTES = 2 * 2**30
 
 
-def main(directory: str) -> int:
-    """Compile what ``directory`` asks for; the exit code is 0 whenever a result was written."""
+def main() -> int:
+    """Compile what each directory asks for, until the input ends."""
     _leave_with_parent()
-    folder = Path(directory)
-    request = json.loads((folder / "request.json").read_text())
-    result: dict[str, Any] = {"seconds": {}}
+    from jax import export
+    from jax.experimental import topologies
+
+    del export, topologies  # imported ahead of the first request
     try:
-        _compile(folder, request, result)
-        result["outcome"] = "compiled"
-    except Exception as error:  # whatever the compiler raises is its answer, and is handed over
-        result["outcome"] = "refused"
-        result["error_type"] = type(error).__name__
-        result["error"] = str(error)
-    write_whole(folder / "result.json", json.dumps(result))
+        _serve()
+    except OSError as error:
+        # Not sys.exit: what is left to be printed may have no room either.
+        os._exit(NOT_WRITTEN + (error.errno or errno.EIO))
     return 0
+
+
+def _serve() -> None:
+    import jax
+
+    for line in sys.stdin:
+        folder = Path(line.rstrip("\n"))
+        request = json.loads((folder / "request.json").read_text())
+        result: dict[str, Any] = {"seconds": {}}
+        try:
+            _compile(folder, request, result)
+            result["outcome"] = "compiled"
+        except OSError:  # of a file; the compiler's own errors are others
+            raise
+        except Exception as error:  # whatever the compiler raises is its answer, and is handed over
+            result["outcome"] = "refused"
+            result["error_type"] = type(error).__name__
+            result["error"] = str(error)
+        jax.clear_caches()
+        # The number of a CPU's devices can be set once, and memory is not given back.
+        small = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 < _MOST_RESIDENT_BYTES
+        result["again"] = small and bool(request["target"]["topology_name"])
+        write_whole(folder / "result.json", json.dumps(result))
 
 
 def write_whole(path: Path, content: str | bytes) -> None:
@@ -65,8 +94,13 @@ def _compile(folder: Path, request: dict[str, Any], result: dict[str, Any]) -> N
         return exported.call(*whole)
 
     function = exported.call if len(used) == len(arguments) else call
+    given = [arguments[index] for index in used]
+    if not given:  # an argument says which devices the program is for
+        everywhere = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
+        given = [jax.ShapeDtypeStruct((), "int32", sharding=everywhere)]
+        function = functools.partial(_without_argument, call)
     jitted = jax.jit(function, donate_argnums=tuple(request["donated"]), keep_unused=True)
-    lowered = jitted.lower(*(arguments[index] for index in used))
+    lowered = jitted.lower(*given)
     result["seconds"]["lower"] = time.perf_counter() - started
     started = time.perf_counter()
     compiled = lowered.compile(compiler_options=request["compiler_options"] or None)
@@ -82,6 +116,11 @@ def _compile(folder: Path, request: dict[str, Any], result: dict[str, Any]) -> N
         executable = compiled.runtime_executable()
         if executable is not None and "problem" not in placement:
             write_whole(folder / "executable.bin", executable.serialize())
+
+
+def _without_argument(call: Any, unused: Any) -> Any:
+    del unused
+    return call()
 
 
 def _placement(exported: Any, compiled: Any, mesh: Any) -> dict[str, Any]:
@@ -177,4 +216,4 @@ def _leave_with_parent() -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1]))
+    sys.exit(main())
