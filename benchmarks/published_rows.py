@@ -22,8 +22,34 @@ from neurenix.models.remat import Remat
 # Collective matmul off, as the v6e and tpu7x recipes have it; with it on the program of every row
 # is slower by the compiler's own cycles (T12: 9.3 s in place of 5.1 s).
 _GATHER_FIRST = {"xla_jf_spmd_threshold_for_windowed_einsum_mib": 1_000_000}
-# DENSE_VMEM_LIMIT_FLAG of the Trillium recipes.
+# Options of Llama 3.1 in MaxText's benchmarks/maxtext_trillium_model_configs.py (@02df1543), as its
+# xla_flags_library.py groups them: larger tiles; layouts of reduce-scatters, overlap of sums over
+# slices, gathers beside products; and for values on the host.
 _V6E = {**_GATHER_FIRST, "xla_tpu_scoped_vmem_limit_kib": 98304}
+_V6E_OFFLOAD = {
+    **_V6E,
+    "xla_tpu_enable_async_collective_fusion": True,
+    "xla_tpu_enable_async_collective_fusion_fuse_all_gather": True,
+    "xla_tpu_enable_async_collective_fusion_multiple_steps": True,
+    "xla_tpu_overlap_compute_collective_tc": True,
+    "xla_enable_async_all_gather": True,
+    "xla_tpu_use_minor_sharding_for_major_trivial_input": True,
+    "xla_tpu_relayout_group_size_threshold_for_reduce_scatter": 1,
+    "xla_tpu_assign_all_reduce_scatter_layout": True,
+    "xla_tpu_enable_data_parallel_all_reduce_opt": True,
+    "xla_tpu_data_parallel_opt_different_sized_ops": True,
+    "xla_tpu_enable_all_experimental_scheduler_features": True,
+    "xla_tpu_enable_scheduler_memory_pressure_tracking": True,
+    "xla_tpu_host_transfer_overlap_limit": 24,
+    "xla_tpu_aggressive_opt_barrier_removal": "ENABLED",
+    "xla_lhs_prioritize_async_depth_over_stall": "ENABLED",
+    "xla_tpu_enable_ag_backward_pipelining": True,
+    "xla_should_allow_loop_variant_parameter_in_chain": "ENABLED",
+    "xla_should_add_loop_invariant_op_in_chain": "ENABLED",
+    "xla_max_concurrent_host_send_recv": 100,
+    "xla_tpu_scheduler_percent_shared_memory_limit": 100,
+    "xla_latency_hiding_scheduler_rerun": 2,
+}
 
 _QKV = ("query_proj", "key_proj", "value_proj")
 _OFFLOAD_QKV = Remat(offload=("decoder_layer_input", *_QKV))
@@ -54,7 +80,8 @@ class Row:
 
 
 def _v6e(model: str, chips: int, remat: Any, **more: Any) -> Row:
-    return Row(model, f"v6e-{chips}", {"fsdp": chips}, remat, _V6E, **more)
+    options = _V6E if remat == "full" else _V6E_OFFLOAD
+    return Row(model, f"v6e-{chips}", {"fsdp": chips}, remat, options, **more)
 
 
 ROWS = {

@@ -35,7 +35,7 @@ def test_loops_of_a_scan_have_its_length(recorded: Module) -> None:
 
 
 def test_every_product_is_found_with_its_sizes(recorded: Module) -> None:
-    schedule = Schedule(recorded, chips.resolve("v5e-8"), weights={})
+    schedule = Schedule(recorded, chips.resolve("v5e-8"), calibrated=False)
     schedule.run()
     flops = sum(operation.flops for operation in schedule.operations.values())
     batch = 1024 // 8
@@ -45,7 +45,7 @@ def test_every_product_is_found_with_its_sizes(recorded: Module) -> None:
 
 
 def test_time_of_a_loop_is_counted_as_often_as_it_runs(recorded: Module) -> None:
-    schedule = Schedule(recorded, chips.resolve("v5e-8"), weights={})
+    schedule = Schedule(recorded, chips.resolve("v5e-8"), calibrated=False)
     schedule.run()
     reduced = [o for o in schedule.operations.values() if o.opcode == "all-reduce"]
     assert sorted(o.count for o in reduced) == [1, 6]
@@ -88,7 +88,7 @@ def test_a_multi_line_attribute_does_not_end_a_computation() -> None:
 def test_nested_loops_multiply_and_start_where_they_start() -> None:
     module = parse(NESTED)
     where = chips.resolve("v5e-1")
-    schedule = Schedule(module, where, weights={})
+    schedule = Schedule(module, where, calibrated=False)
     schedule.run()
     assert [loop.name for loop in schedule.unknown_loops] == ["open"]
     # 7 × (5 − 2) from the nested loops and once from the loop that only the data ends.
@@ -98,7 +98,7 @@ def test_nested_loops_multiply_and_start_where_they_start() -> None:
 
 
 def test_a_kernel_costs_what_its_author_says() -> None:
-    schedule = Schedule(parse(NESTED), chips.resolve("v5e-1"), weights={})
+    schedule = Schedule(parse(NESTED), chips.resolve("v5e-1"), calibrated=False)
     schedule.run()
     assert schedule.operations["kernel"].flops == 22 * 2_000_000
     assert schedule.operations["kernel"].bytes == 22 * 8192

@@ -201,7 +201,7 @@ class TestCompiled:
 
     def test_the_report_names_the_largest_with_their_lines(self, small: list[Analysis]) -> None:
         report = Report(small[1])
-        place = f"test_compiler_memory.py:{small[1].memory.temporaries[0].source.line}"  # pyright: ignore[reportOptionalMemberAccess]  it has one, by the test before
+        place = f"test_compiler_memory.py:{small[1].memory.temporaries[0].source.line}"
         words = " ".join(str(report).split())
         found = re.search(r"largest ([\d.]+) GiB activations: \S+ (\S+) ", words)
         assert found, words

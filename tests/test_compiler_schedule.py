@@ -26,7 +26,7 @@ def module(*body: str) -> str:
 
 
 def schedule(*body: str, where: chips.Slice = V5E) -> tuple[Schedule, float]:
-    walked = Schedule(parse(module(f"%p = {MIB} parameter(0)", *body)), where, weights={})
+    walked = Schedule(parse(module(f"%p = {MIB} parameter(0)", *body)), where, calibrated=False)
     return walked, walked.run()
 
 
@@ -157,6 +157,16 @@ def test_a_step_shorter_than_its_dispatch_is_bound_by_the_host() -> None:
     time = step_time(walked, raw, 0)
     assert time.bound == "host"
     assert time.seconds == time.host_seconds
+
+
+def test_a_dispatch_is_shared_by_the_steps_that_it_starts() -> None:
+    walked, raw = schedule(busy("work", 10000))
+    alone, shared = (step_time(walked, raw, 0, steps) for steps in (1, 50))
+    assert shared.host_seconds == pytest.approx(alone.host_seconds / 50)
+    assert alone.bound == "host" and shared.bound != "host"
+    # What one step's batch takes over PCIe stays what it is.
+    sent = [step_time(walked, raw, 2**30, steps).host_seconds for steps in (1, 50)]
+    assert sent[0] == sent[1]
 
 
 def test_a_batch_that_arrives_slowly_is_bound_by_the_host() -> None:

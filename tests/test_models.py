@@ -31,7 +31,7 @@ def tokens(count: int = 2, length: int = 16) -> jax.Array:
 def as_float64(module: nnx.Module, *path: str) -> np.ndarray:
     for name in path:
         module = getattr(module, name)
-    return np.asarray(module[...], np.float64)  # pyright: ignore[reportIndexIssue]  a variable
+    return np.asarray(module[...], np.float64)
 
 
 # --- sizes --------------------------------------------------------------------------------------

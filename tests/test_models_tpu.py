@@ -57,6 +57,25 @@ def test_named_values_wait_on_the_host(options: PreflightOptions) -> None:
     assert report.fits
 
 
+@pytest.mark.parametrize("on", ["v3-8", "v4-8"])
+def test_bfloat16_attention_where_kernels_cannot_multiply_it(
+    options: PreflightOptions, on: str
+) -> None:
+    report = preflight(options, on, {"data": 8 if on == "v3-8" else 4})
+    assert report.fits, report.refused
+    kernels = [o.name for o in report.operations if "splash" in o.name]
+    assert bool(kernels) == (on == "v4-8")
+
+
+def test_work_of_the_attention_kernels(options: PreflightOptions) -> None:
+    report = preflight(options, "v5e-8", {"fsdp": 4, "tensor": 2})
+    kernels = {o.name.split("_")[2]: o.flops for o in report.operations if "splash" in o.name}
+    batch, length = BATCH
+    product = 2 * batch * SIZES["num_heads"] * length**2 * SIZES["head_dim"] / 8
+    layers = SIZES["num_layers"]
+    assert kernels == {"fwd": 2 * product * layers, "dkv": 5 * product * layers}
+
+
 @pytest.mark.parametrize("causal", [True, False])
 def test_model_flops_of_attention_count_a_causal_mask_half_and_no_recomputation(
     causal: bool,

@@ -350,7 +350,7 @@ RECORDS: tuple[dict[str, Any], ...] = (
         "chips_per_host_choices": (1, 4),
         "dcn_bytes_per_second_per_chip": 100e9 / 8,
         "host_memory_bytes": 960e9,
-        "pcie_bytes_per_second_per_chip": 15e9,
+        "pcie_bytes_per_second_per_chip": 32e9,
         "power_watts": None,
         "matmul_types": ("float32", "bfloat16", "float8_e5m2", "float8_e4m3fn"),
         "pci_device_id": "0x0076",
@@ -367,6 +367,7 @@ RECORDS: tuple[dict[str, Any], ...] = (
             max_slice_chips=f"{_DOC}/tpu7x",
             dcn_bytes_per_second_per_chip=f"{_DOC}/tpu7x, 100 Gbit/s",
             host_memory_bytes=f"{_DOC}/tpu7x",
+            pcie_bytes_per_second_per_chip="no public figure: that of v6e, the generation before",
         ),
     },
 )

@@ -88,10 +88,7 @@ class Generation:
         return generation, (self.name,)
 
 
-GENERATIONS: dict[str, Generation] = {
-    record["name"]: Generation(**record)  # pyright: ignore[reportArgumentType]
-    for record in RECORDS
-}
+GENERATIONS: dict[str, Generation] = {record["name"]: Generation(**record) for record in RECORDS}
 
 _BY_ALIAS = {alias: g for g in GENERATIONS.values() for alias in (g.name, *g.aliases)}
 

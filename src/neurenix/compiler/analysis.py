@@ -14,7 +14,8 @@ from neurenix.compiler.findings import Evidence, Finding, find, of_refusal
 from neurenix.compiler.hlo import parse
 from neurenix.compiler.memory import Memory
 from neurenix.compiler.program import Program
-from neurenix.compiler.time import Operation, Schedule, StepTime, step_time
+from neurenix.compiler.time import Operation, Schedule, StepTime, peak_flops_per_second, step_time
+from neurenix.compiler.training import sent_bytes
 
 
 @dataclass(frozen=True)
@@ -46,12 +47,12 @@ def analyse(program: Program, where: Slice, answer: Compiled | Refusal) -> Analy
     memory = memory_module.of_compiled(program, module, answer.memory, limit_bytes=limit)
     schedule = Schedule(module, where)
     raw = schedule.run()
-    batch = sum(b.logical_bytes for b in memory.buffers if b.role == "batch")
-    time = step_time(schedule, raw, batch)
+    sent = sent_bytes(program, memory)
+    time = step_time(schedule, raw, sent, program.traits.steps_per_call)
     operations = tuple(sorted(schedule.operations.values(), key=lambda o: -o.seconds))
     spent = sum(answer.seconds.values())
     evidence = Evidence(program, where, memory, operations, time, raw, module, spent)
-    peak = where.generation.peak_flops_per_second["bfloat16"] * program.num_devices
+    peak = peak_flops_per_second(schedule) * program.num_devices
     return Analysis(
         program=program,
         where=where,
@@ -76,10 +77,11 @@ def _notes(schedule: Schedule, time: StepTime) -> tuple[str, ...]:
         )
     if time.unmodelled:
         notes.append(
-            "The compiler gives no cycles for these operations; their bytes were counted: "
-            f"{', '.join(time.unmodelled)}."
+            f"The compiler gives no cycles for {', '.join(time.unmodelled)}: counted is one pass "
+            "over the bytes, the least that it takes. It may take many times as long, beyond the "
+            "interval."
         )
-    return tuple(notes)
+    return tuple(dict.fromkeys(notes))
 
 
 def _refused(program: Program, where: Slice, answer: Refusal, limit: int) -> Analysis:

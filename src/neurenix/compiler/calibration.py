@@ -1,15 +1,15 @@
 """From the compiler's cycles to seconds on hardware: weights, a factor a generation, and doubt.
 
-Owns these numbers and where they come from: ``benchmarks/preflight_accuracy.py`` fitted them to 17
+Owns these numbers and where they come from: ``benchmarks/preflight_accuracy.py`` fitted them to 21
 published training runs of 13 configurations (large language models of 8 to 512 billion parameters,
 v4 to tpu7x), whose steps it rebuilds and compiles. With all runs of a configuration left out of the
-fit, estimates of it were off by 9 % on average and by 20 % at most.
+fit, estimates of it were off by 6 % on average and by 13 % at most.
 
 Interval: 80 % of a normal distribution as wide as those errors, for the share of a step that is
-matrix products and attention, nearly all of those runs; for the rest of it, and for generations
-without a run, three times that, a judgement. Beyond it what nobody has measured: the low end takes
-element-wise work at the speed of HBM, the high end takes all kinds of work as the compiler's cycles
-and the model of transfers have them.
+well used matrix products and attention, nearly all of those runs; for the rest of it, and for
+generations without a run, three times that, a judgement. Beyond it what nobody has measured: the
+low end takes element-wise work at the speed of HBM, the high end takes all but those products as
+long as the compiler's cycles say.
 """
 
 from __future__ import annotations
@@ -33,31 +33,65 @@ class Calibration:
 
         Example:
             >>> calibration("v5e").half_width(1.0), calibration("v5e").half_width(0.0)
-            (0.14, 0.42)
+            (0.1, 0.3)
         """
         other = 1 - min(max(share_of_products, 0.0), 1.0)
         return round(self.deviation * (1 + (_OTHER_WORK - 1) * other), 6)
 
 
-WEIGHTS = {"vector": 0.602, "hbm": 0.849, "ici": 0.95, "host": 0.517}
-"""What seconds of each kind of operation are multiplied with; matrix products and others, 1."""
+WEIGHTS = {"kernel": 2.535, "vector": 0.496, "hbm": 0.738, "ici": 0.824, "host": 0.582}
+"""What seconds of each kind of operation are multiplied with: of Pallas kernels those at the peak
+of the device, of others those by the compiler's cycles or the model of transfers."""
 
-_DEVIATION = 0.14
+PRODUCT_EXPONENT = 0.427
+"""How much of what the compiler's cycles say of a matrix product beyond its floor is believed."""
+
+WELL_USED = 2.0
+"""Cycles over floor up to which a product is like those of the published runs."""
+
+MULTI_SLICE = 1.072
+"""Of a step on several slices, for what waiting for each other costs them beside the transfers."""
+
+_DEVIATION = 0.10
 _OTHER_WORK = 3.0
 _RUNS = {
-    "v4": (1.034, "2 published runs of one model"),
-    "v5e": (0.913, "5 published runs of 3 models"),
-    "v5p": (0.870, "4 published runs of 4 models"),
-    "v6e": (1.033, "3 published runs of 3 models"),
-    "tpu7x": (0.878, "3 published runs of 2 models"),
+    "v4": (1.084, "2 published runs of one model"),
+    "v5e": (0.995, "5 published runs of 3 models"),
+    "v5p": (0.954, "4 published runs of 4 models"),
+    "v6e": (1.122, "7 published runs of 3 models"),
+    "tpu7x": (1.042, "3 published runs of 2 models"),
 }
-_NONE = Calibration(0.945, 0.42, "no published run of this generation; the middle of others")
-
-KERNEL_SHARE_OF_PEAK = 0.5
-"""Of peak FLOP/s that a Pallas kernel is taken to reach: a guess, since it has no cycles."""
+_NONE = Calibration(1.037, 0.30, "no published run of this generation; the middle of others")
 
 DISPATCH_SECONDS = 50e-6
 """Host time for one dispatched step: what ``fit`` is held to; not measured on a TPU host."""
+
+
+def product_well_used(cycles_seconds: float, floor_seconds: float) -> bool:
+    """Return whether a matrix product takes less than twice its floor by the compiler's cycles."""
+    return cycles_seconds <= WELL_USED * floor_seconds
+
+
+def product_seconds(
+    cycles_seconds: float, floor_seconds: float, exponent: float = PRODUCT_EXPONENT
+) -> float:
+    """Return how long a matrix product is expected to take, before the factor of its generation.
+
+    In tuned models products are nearer to the peak than their cycles say, and the more so the
+    further the cycles are from it: ``floor × (cycles / floor) ** exponent``. Beyond ``WELL_USED``,
+    where no run shows it, the cycles keep the discount that they have there.
+
+    Example:
+        >>> product_seconds(1.5, 1.0, exponent=0.5)
+        1.224744871391589
+        >>> product_seconds(20.0, 1.0, exponent=0.5) / 20.0 == product_seconds(2.0, 1.0, 0.5) / 2.0
+        True
+    """
+    if floor_seconds <= 0:
+        return cycles_seconds
+    over = max(cycles_seconds / floor_seconds, 1.0)
+    near = min(over, WELL_USED)
+    return float(floor_seconds * near**exponent * (over / near))
 
 
 def calibration(generation: str) -> Calibration:
@@ -65,7 +99,7 @@ def calibration(generation: str) -> Calibration:
 
     Example:
         >>> calibration("v6e").factor
-        1.033
+        1.122
     """
     if generation not in _RUNS:
         return _NONE

@@ -4,13 +4,14 @@ Owns bytes, hops and links; the compiler gives collectives no cycles. It does no
 or what hides them (``time``).
 
 A ring moves ``bytes (n - 1) / n`` through each device for a gather or a scatter and twice that for
-an all-reduce (scaling-book, ``sharding.md``). How many links carry it at once: two for one ring;
-two for every axis of the slice that closes and one for every axis that does not, when the group is
-the whole slice. The link's rate is of one direction.
+an all-reduce (scaling-book, ``sharding.md``). How many links carry it at once: two for every whole
+axis of the slice along which the group lies that closes into a ring, and one for every axis that
+does not; two at least. The link's rate is of one direction.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
 
@@ -106,24 +107,30 @@ def dcn_seconds(num_bytes: int, where: Slice) -> float:
 
 
 def _links(devices: int, where: Slice) -> int:
-    if devices < where.devices_per_slice:
-        return 2
-    ways = sum(
-        (2 if wraps else 1)
-        for size, wraps in zip(where.topology, where.wraps, strict=True)
-        if size > 1
-    )
+    ways = sum((2 if wraps else 1) for size, wraps in _spanned(devices, where) if size > 1)
     return max(2, ways) if where.chips_per_slice > 2 else 1
 
 
 def _hops(devices: int, where: Slice) -> float:
     """Return the longest way between two of the group's devices, in links."""
-    if devices < where.devices_per_slice:
+    axes = _spanned(devices, where)
+    if not axes:
         return max(1, devices // 2)
-    return max(
-        1,
-        sum(
-            size // 2 if wraps else size - 1
-            for size, wraps in zip(where.topology, where.wraps, strict=True)
-        ),
-    )
+    return max(1, sum(size // 2 if wraps else size - 1 for size, wraps in axes))
+
+
+def _spanned(devices: int, where: Slice) -> tuple[tuple[int, bool], ...]:
+    """Return length and wrap-around of the slice's axes that a group of devices lies along.
+
+    Meshes are laid out so that a mesh axis is whole axes of the slice where the sizes allow it, the
+    fewest that do. A group that is no whole axes, such as half of one, spans none.
+    """
+    axes = tuple(zip(where.topology, where.wraps, strict=True))
+    chips, rest = divmod(devices, where.devices_per_chip)
+    if rest:
+        return ()
+    for count in range(1, len(axes) + 1):
+        for chosen in itertools.combinations(axes, count):
+            if math.prod(size for size, _ in chosen) == chips:
+                return chosen
+    return ()

@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 
 from neurenix.compiler.attention_kernels import attention_model_flops
@@ -50,6 +51,7 @@ def _equation(equation: Any) -> float:
         attention = attention_model_flops(
             str(equation.params.get("name") or ""),
             [(str(v.aval.dtype), v.aval.shape) for v in equation.invars],
+            [v.aval.shape for v in equation.outvars],
         )
         if attention is not None:
             return attention
@@ -84,7 +86,10 @@ def _dot(equation: Any) -> float:
     (contracted, _), _ = equation.params["dimension_numbers"]
     left = equation.invars[0].aval.shape
     depth = math.prod(left[axis] for axis in contracted)
-    return 2.0 * math.prod(equation.outvars[0].aval.shape) * depth
+    out = equation.outvars[0].aval
+    # A complex multiply and add is four of each of real numbers.
+    each = 8.0 if jnp.issubdtype(out.dtype, jnp.complexfloating) else 2.0
+    return each * math.prod(out.shape) * depth
 
 
 def _convolution(equation: Any) -> float:

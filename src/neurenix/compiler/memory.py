@@ -56,7 +56,8 @@ class Buffer:
 class Memory:
     """Bytes of HBM on one device, and ``host_bytes`` of what the program keeps on the host.
 
-    ``roles`` divides the arguments: parameters, optimizer, batch, …, padding included. ``buffers``
+    ``roles`` divides the arguments: parameters, optimizer, batch, …, padding included; beside them
+    ``"constants"``, arrays that the program captured. ``buffers``
     are the arguments, ``temporaries`` what is live at the peak beside them, above a thousandth of
     it and from large to small.
     ``temporaries_bytes`` is all that is not an argument or a new result; ``activations_bytes`` and
@@ -116,18 +117,22 @@ def of_compiled(
         lowest = min(max(fixed, counted - _ON_CHIP_BYTES), highest)
     peak_bytes = min(max(top.bytes, lowest), highest)
     temporaries = peak_bytes - fixed
+    # Arrays that a function has captured are loaded with its code, on every device.
+    code = stats["generated_code_size_in_bytes"]
+    constants = min(program.constant_bytes, code)
+    held = {"constants": constants} if constants else {}
     live = [_live_buffer(module, value, top) for value in top.live if value.parameter is None]
     activations = min(_total(live, "activations"), temporaries)
     return Memory(
-        peak_bytes=peak_bytes,
+        peak_bytes=peak_bytes + constants,
         limit_bytes=limit_bytes,
         arguments_bytes=stats["argument_size_in_bytes"],
         outputs_bytes=outputs,
         aliased_bytes=aliased,
         temporaries_bytes=temporaries,
-        code_bytes=stats["generated_code_size_in_bytes"],
+        code_bytes=code - constants,
         padding_bytes=sum(b.padded_bytes - b.logical_bytes for b in arguments),
-        roles=_roles(arguments),
+        roles=_roles(arguments) | held,
         buffers=arguments,
         temporaries=tuple(b for b in live if b.padded_bytes > _SMALLEST_SHARE * peak_bytes),
         activations_bytes=activations,

@@ -10,17 +10,18 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from neurenix.chips import VMEM_BANDWIDTH_OVER_HBM, Slice
+from neurenix.chips import VMEM_BANDWIDTH_OVER_HBM, Generation, Slice
 from neurenix.compiler.attention_kernels import attention_cost
 from neurenix.compiler.calibration import (
     DISPATCH_SECONDS,
-    KERNEL_SHARE_OF_PEAK,
+    MULTI_SLICE,
     WEIGHTS,
     Calibration,
     calibration,
+    product_seconds,
+    product_well_used,
 )
 from neurenix.compiler.collectives import DIRECTIONS, dcn_seconds, directions, ici_seconds
 from neurenix.compiler.hlo import Computation, Instruction, Module, SourceLine, called_as
@@ -45,6 +46,9 @@ _STRUCTURE = frozenset(
     "branch_1_fun shard_map custom_jvp_call custom_vjp_call pallas_call".split()
 )
 _SMALL_SECONDS = 5e-6
+_LITTLE_SECONDS = 1e-6
+_PASSES = 10  # over the bytes of what has no cycles, at most: a judgement, for the interval
+_RATES = {"f8": "float8", "s8": "int8", "u8": "int8", "s4": "int4", "u4": "int4"}
 HOST_LANES = ("from host", "to host")  # PCIe carries both ways at once
 _CHANNEL = re.compile(r"channel_id=(\d+)")
 
@@ -55,8 +59,9 @@ class Operation:
 
     ``seconds`` is what it adds to the step before the factor of its generation; for a collective or
     a transfer, what is not hidden behind compute. ``floor_seconds`` is what its FLOPs and bytes
-    would need at the device's peak, ``unweighted_seconds`` what the compiler's own cycles say
-    beyond ``seconds``. ``kind`` is what it is bound by:
+    would need at the device's peak, ``cycles_seconds`` what the compiler's own cycles say; zero
+    where there are none, and ``uncounted`` if nothing else says how long it takes. ``kind`` is what
+    it is bound by:
 
     - ``"compute"``: the matrix unit;
     - ``"hbm"``: bytes from and to memory;
@@ -80,7 +85,18 @@ class Operation:
     op_name: str
     source: SourceLine | None
     products: tuple[MatrixProduct, ...] = ()
-    unweighted_seconds: float = 0.0
+    cycles_seconds: float = 0.0
+    uncounted: bool = False
+
+    @property
+    def well_used_product(self) -> bool:
+        """Whether its time is as sure as published runs make it: they consist of such products.
+
+        Attention kernels count among them.
+        """
+        if not self.products:
+            return self.kind == "compute"
+        return product_well_used(self.cycles_seconds, self.floor_seconds)
 
     @property
     def scope(self) -> str:
@@ -120,14 +136,13 @@ class _Pending:
 class Schedule:
     """The walk over one program for one slice; ``operations`` is filled by ``run``.
 
-    ``weights`` are what the seconds of each kind of operation are multiplied with, matrix products
-    left as they are; ``unweighted`` is then what they would add without.
+    ``calibrated`` is whether operations are weighed as published runs have it (``calibration``), or
+    left as the compiler's cycles and the model of transfers have them.
     """
 
     module: Module
     where: Slice
-    weights: Mapping[str, float] = field(default_factory=lambda: WEIGHTS)
-    unweighted: float = 0.0
+    calibrated: bool = True
     operations: dict[str, Operation] = field(default_factory=dict)
     unknown_loops: list[Instruction] = field(default_factory=list)
     unmodelled: dict[str, int] = field(default_factory=dict)
@@ -165,7 +180,7 @@ class Schedule:
         half = self._half(instruction)
         if half == "start":
             kind, duration = self._transfer(instruction)
-            duration *= self.weights.get(kind, 1.0)
+            duration *= self._weight(kind)
             lanes = self._lanes(instruction, kind)
             finish = max([now, *(free[lane] for lane in lanes)]) + duration
             free.update((lane, finish) for lane in lanes)
@@ -256,29 +271,32 @@ class Schedule:
         generation = self.where.generation
         cycles = instruction.estimated_cycles
         if cycles is None and base_opcode(instruction) in COLLECTIVES:
-            seconds = ici_seconds(instruction, self.where) * self.weights.get("ici", 1.0)
+            seconds = ici_seconds(instruction, self.where) * self._weight("ici")
             operation = self._describe(instruction, "ici")
             operation.floor_seconds = operation.busy_seconds = seconds
             return seconds, operation
-        peak = generation.peak_flops_per_second["bfloat16"]
+        peaks = generation.peak_flops_per_second
         moved, inside = moved_bytes(computation, instruction)
         products = tuple(top_level_products(self.module, computation, instruction))
         flops = sum(product.flops for product in products)
-        stated = None
+        stated, uncounted = None, False
         if is_kernel(instruction):
             stated = kernel_cost(instruction) or attention_cost(computation, instruction, moved)
         if stated:
             flops, moved = stated[0], int(stated[1])
-        compute = flops / peak
+        compute = flops / peaks["bfloat16"]
+        if not stated:
+            compute = sum(product.flops / _peak(product, generation) for product in products)
         rate = generation.hbm_bandwidth_bytes_per_second_per_device
         transfer = moved / rate
         within = inside / (rate * VMEM_BANDWIDTH_OVER_HBM)
         if cycles is not None:
             seconds = max(cycles / generation.clock_hertz, compute if products else 0.0)
         elif is_kernel(instruction):
-            seconds = max(compute / KERNEL_SHARE_OF_PEAK, transfer)
+            seconds = max(compute * self._weight("kernel"), transfer)
         else:
             seconds = self._without_cycles(instruction, transfer)
+            uncounted = self._uncounted(instruction) and seconds > _LITTLE_SECONDS
         floor = min(seconds, max(compute, transfer, within))
         if floor < seconds / 3 and seconds < _SMALL_SECONDS:
             kind = "overhead"
@@ -289,13 +307,20 @@ class Schedule:
         else:
             kind = "hbm"
         operation = self._describe(instruction, kind)
-        weight = 1.0 if products else self.weights.get(kind, 1.0)
-        by_cycles, seconds = seconds, seconds * weight
+        operation.uncounted = uncounted
+        if cycles is not None:
+            operation.cycles_seconds = seconds
+        if products and self.calibrated:
+            seconds = product_seconds(seconds, floor)
+        elif not products:
+            seconds *= self._weight(kind)
         operation.floor_seconds = min(floor, seconds)
         operation.busy_seconds = seconds
-        operation.unweighted_seconds = by_cycles - seconds
         operation.flops, operation.bytes, operation.products = flops, moved, products
         return seconds, operation
+
+    def _weight(self, kind: str) -> float:
+        return WEIGHTS.get(kind, 1.0) if self.calibrated else 1.0
 
     def _without_cycles(self, instruction: Instruction, transfer: float) -> float:
         """Return the time of an instruction that the compiler gives no cycles."""
@@ -303,11 +328,13 @@ class Schedule:
             target = instruction.attribute("custom_call_target") or ""
             if target in ("AllocateBuffer", "ConcatBitcast") or target.startswith("Assume"):
                 return 0.0
-        if instruction.opcode not in ("fusion", "copy", "convert", "broadcast"):
+        if self._uncounted(instruction) and transfer > _LITTLE_SECONDS:
             name = instruction.attribute("custom_call_target") or instruction.opcode
-            if transfer > 1e-6:
-                self.unmodelled[name] = self.unmodelled.get(name, 0) + 1
+            self.unmodelled[name] = self.unmodelled.get(name, 0) + 1
         return transfer
+
+    def _uncounted(self, instruction: Instruction) -> bool:
+        return instruction.opcode not in ("fusion", "copy", "convert", "broadcast")
 
     def _describe(self, instruction: Instruction, kind: str) -> Operation:
         return Operation(
@@ -331,37 +358,70 @@ class Schedule:
         kept = self.operations.setdefault(
             instruction.name, self._describe(instruction, operation.kind)
         )
-        self.unweighted += operation.unweighted_seconds * count
         kept.seconds += seconds * count
         kept.floor_seconds += operation.floor_seconds * count
         kept.busy_seconds += operation.busy_seconds * count
+        kept.cycles_seconds += operation.cycles_seconds * count
         kept.flops += operation.flops * count
         kept.bytes += operation.bytes * count
         kept.count += count
         kept.products = operation.products
+        kept.uncounted = operation.uncounted
 
 
-def step_time(schedule: Schedule, raw_seconds: float, batch_bytes_per_device: int) -> StepTime:
+def _peak(product: MatrixProduct, generation: Generation) -> float:
+    """Return the rate at which its operands are multiplied: that of the slower type of the two."""
+    peaks = generation.peak_flops_per_second
+    rates = [peaks.get(_RATES.get(dtype[:2], "bfloat16"), 0.0) for dtype in product.dtypes]
+    return max(min(rates, default=0.0), peaks["bfloat16"])
+
+
+def peak_flops_per_second(schedule: Schedule) -> float:
+    """Return a device's peak for the types that a program multiplies, weighed by their work.
+
+    Args:
+        schedule: after ``run``.
+    """
+    generation = schedule.where.generation
+    flops = seconds = 0.0
+    for operation in schedule.operations.values():
+        for product in operation.products:
+            flops += product.flops * operation.count
+            seconds += product.flops * operation.count / _peak(product, generation)
+    return flops / seconds if seconds else generation.peak_flops_per_second["bfloat16"]
+
+
+def step_time(
+    schedule: Schedule, raw_seconds: float, batch_bytes_per_device: int, steps_per_call: int = 1
+) -> StepTime:
     """Turn the schedule's seconds into an estimate with an interval and a bound.
 
     Args:
         schedule: after ``run``.
         raw_seconds: what ``run`` returned.
         batch_bytes_per_device: of input that the host sends for one step.
+        steps_per_call: steps that the host starts with one dispatch.
     """
     where = schedule.where
     factors: Calibration = calibration(where.generation.name)
+    factor = factors.factor * (MULTI_SLICE if where.num_slices > 1 else 1.0)
     operations = schedule.operations.values()
-    saved = sum(
-        max(0.0, op.seconds - op.floor_seconds)
-        for op in operations
-        if op.kind in ("hbm", "vector") and not op.products
-    )
-    device = raw_seconds * factors.factor
-    products = sum(op.seconds for op in operations if op.products or op.kind == "compute")
-    width = math.exp(factors.half_width(products / raw_seconds if raw_seconds else 0.0))
+    faster = slower = sure = floor = 0.0
+    for op in operations:
+        if op.kind not in ("ici", "dcn", "host"):
+            floor += op.floor_seconds
+        if op.well_used_product:
+            sure += op.seconds
+            continue
+        slower += max(0.0, op.cycles_seconds - op.seconds)
+        if op.uncounted:  # one pass over its bytes; nobody knows how many it makes
+            slower += (_PASSES - 1) * op.seconds
+        if op.kind in ("hbm", "vector") and not op.products:
+            faster += max(0.0, op.seconds - op.floor_seconds)
+    device = max(raw_seconds * factor, floor)
+    width = math.exp(factors.half_width(sure / raw_seconds if raw_seconds else 0.0))
     pcie = where.generation.pcie_bytes_per_second_per_chip / where.devices_per_chip
-    host = max(DISPATCH_SECONDS, batch_bytes_per_device / pcie)
+    host = max(DISPATCH_SECONDS / steps_per_call, batch_bytes_per_device / pcie)
     totals: dict[str, float] = {}
     for op in operations:
         totals[op.kind] = totals.get(op.kind, 0.0) + op.seconds
@@ -369,8 +429,8 @@ def step_time(schedule: Schedule, raw_seconds: float, batch_bytes_per_device: in
     shares = {kind: part / whole for kind, part in sorted(totals.items(), key=lambda p: -p[1])}
     return StepTime(
         seconds=max(device, host),
-        low=max((raw_seconds - saved) * factors.factor / width, 0.0),
-        high=max((raw_seconds + schedule.unweighted) * factors.factor * width, host * 2),
+        low=max((raw_seconds - faster) * factor / width, floor),
+        high=max((raw_seconds + slower) * factor * width, host * 2),
         device_seconds=device,
         host_seconds=host,
         bound="host" if host > device else next(iter(shares), "compute"),

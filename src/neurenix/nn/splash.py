@@ -18,6 +18,7 @@ from jax.sharding import AbstractMesh, PartitionSpec
 
 _LANES = 128  # rows of queries and keys that the kernel takes at least
 _QUERIES, _KEYS = 1024, 512  # of a block at most
+_PARTS = 4  # at most, in which the backward pass writes the gradient of the queries
 _HEADS_AXIS = "tensor"
 # Kernels have no bfloat16 products there: libtpu 0.0.42.1 answers E2001, "Unsupported matmul RHS".
 _WITHOUT_BFLOAT16 = ("TPU v2", "TPU v3")
@@ -67,7 +68,7 @@ def attention(
         mask = masks.CausalMask(shape) if causal else masks.FullMask(shape)
         kernel = kernels.make_splash_mha(
             masks.MultiHeadMask([mask] * local_heads),
-            block_sizes=_block_sizes(*shape),
+            block_sizes=_block_sizes(*shape, query.shape[-1]),
             head_shards=1,
             q_seq_shards=1,
             residual_checkpoint_name=checkpoint_name,
@@ -99,17 +100,26 @@ def _axes(
     return batch, heads
 
 
-def _block_sizes(queries: int, keys: int) -> kernels.BlockSizes:
+def _block_sizes(queries: int, keys: int, size: int) -> kernels.BlockSizes:
     q, k = _largest(queries, _QUERIES), _largest(keys, _KEYS)
+    if size > _LANES:  # one kernel for all gradients would need more than 16 MiB of VMEM
+        return kernels.BlockSizes(
+            block_q=q,
+            block_kv=k,
+            block_q_dkv=q,
+            block_kv_dkv=k,
+            block_q_dq=q,
+            block_kv_dq=k,
+        )
+    blocks = keys // k
+    whole = range(math.ceil(blocks / _PARTS), blocks + 1)
     return kernels.BlockSizes(
         block_q=q,
         block_kv=k,
-        block_kv_compute=k,
         block_q_dkv=q,
-        block_kv_dkv=k,
+        block_kv_dkv=k * next(part for part in whole if blocks % part == 0),
         block_kv_dkv_compute=k,
-        block_q_dq=q,
-        block_kv_dq=k,
+        use_fused_bwd_kernel=True,  # five products a block in place of seven
     )
 
 
