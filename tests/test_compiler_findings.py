@@ -10,6 +10,7 @@ import pytest
 
 from neurenix import chips
 from neurenix.compiler import findings
+from neurenix.compiler.calibration import DISPATCH_SECONDS
 from neurenix.compiler.compile import Refusal
 from neurenix.compiler.findings import REFUSALS, Evidence, find, of_refusal
 from neurenix.compiler.hlo import Instruction, SourceLine
@@ -18,7 +19,8 @@ from neurenix.compiler.operations import MatrixProduct
 from neurenix.compiler.program import Leaf, Program
 from neurenix.compiler.target import Target
 from neurenix.compiler.time import Operation, StepTime
-from neurenix.compiler.traits import Traits, WrittenProduct
+from neurenix.compiler.training import TRAINERS_STEP
+from neurenix.compiler.traits import Recompile, Traits, WrittenProduct
 
 pytestmark = pytest.mark.pure
 
@@ -119,15 +121,66 @@ def test_exposed_exchanges(kind: str) -> None:
     assert rules(evidence(work, operation(kind, name="all-reduce.1", seconds=0.0))) == []
 
 
-def test_steps_that_the_host_cannot_follow() -> None:
+def waiting(name: str, device: float, host: float, *, steps: int = 1, dtype: str = "float32"):
+    """Return the host-bound finding of a program so called, with such times in seconds."""
     found = evidence(operation(products=(product(),)))
-    bound = replace(found, time=replace(found.time, bound="host", host_seconds=0.1))
-    assert rules(bound) == ["host-bound"]
+    leaf = Leaf("1.x", "batch", (64, 8), dtype, ("data",), (8, 8))
+    traits = Traits(steps_per_call=steps)
+    program = replace(found.program, name=name, leaves=(leaf,), traits=traits)
+    time = replace(found.time, bound="host", device_seconds=device, host_seconds=host)
+    (finding,) = find(replace(found, program=program, time=time))
+    assert finding.rule == "host-bound"
+    return finding
+
+
+def test_steps_that_the_host_cannot_start_fast_enough() -> None:
+    found = waiting(TRAINERS_STEP, 10e-6, DISPATCH_SECONDS)
+    assert "busy for about 10 µs, and the host needs about 50 µs to start the next" in found.message
+    assert "compile(steps_per_execution=50)" in found.fix
+    assert found.effect_seconds == pytest.approx(40e-6)
+    short = waiting(TRAINERS_STEP, 1e-10, DISPATCH_SECONDS)
+    assert "busy for less than 1 µs" in short.message
+
+
+@pytest.mark.parametrize(
+    ("steps", "device", "expected"),
+    [
+        (10, 2e-6, "more steps into one call with compile(steps_per_execution=50)"),
+        (50, 0.5e-6, "compile(steps_per_execution=200)"),
+        (200, 0.1e-6, "Take a larger batch"),
+    ],
+)
+def test_advice_that_was_followed_is_not_repeated(steps, device, expected) -> None:
+    found = waiting(TRAINERS_STEP, device, DISPATCH_SECONDS / steps, steps=steps)
+    assert f"with {steps} steps in one call" in found.message
+    assert expected in found.fix
+    assert f"steps_per_execution={steps})" not in found.fix
+
+
+def test_a_function_is_not_told_to_compile() -> None:
+    found = waiting("call", 10e-6, DISPATCH_SECONDS)
+    assert found.message.startswith("A call keeps")
+    assert "steps_per_execution" not in found.fix and "jax.lax.scan" in found.fix
+
+
+@pytest.mark.parametrize(
+    ("dtype", "expected"),
+    [("float32", "bfloat16, or int8"), ("int32", "int8 or uint8"), ("uint8", "Keep the data")],
+)
+def test_a_batch_that_arrives_slowly_is_told_from_a_slow_start(dtype, expected) -> None:
+    found = waiting(TRAINERS_STEP, 1e-5, 2**24 / 15e9, dtype=dtype)
+    assert (
+        f"to send the batch of a step (16 MiB to each device at 15 GB/s, most of it 1.x of {dtype}"
+        in found.message
+    )
+    assert expected in found.fix and "larger batch, or" not in found.fix
+    assert "steps_per_execution" not in found.fix
 
 
 def test_operations_with_little_to_do() -> None:
     work = operation(products=(product(),))
-    assert rules(evidence(work, operation("overhead", name="b"))) == ["small-operations"]
+    (finding,) = find(evidence(work, operation("overhead", name="b")))
+    assert finding.rule == "small-operations" and "of 1 operation of" in finding.message
     assert rules(evidence(work, operation("overhead", name="b", seconds=1e-3))) == []
 
 
@@ -137,6 +190,49 @@ def test_work_that_is_not_divided() -> None:
     assert rules(replace(found, program=replace(found.program, leaves=(leaf,)))) == ["undivided"]
     alone = replace(found.program, leaves=(leaf,), axes={"data": 1})
     assert rules(replace(found, program=alone)) == []
+
+
+@pytest.mark.parametrize(
+    ("axes", "partition", "divided", "expected"),
+    [
+        ({"data": 1, "tensor": 8}, ("data",), (), 'axis "tensor": the 8 devices'),
+        ({"data": 2, "tensor": 4}, ("data",), (), 'axis "tensor": the 4 devices'),
+        ({"data": 2, "tensor": 4}, ("data",), ("tensor",), ""),
+        ({"data": 2, "tensor": 4}, (("data", "tensor"),), (), ""),
+        ({"data": 2, "a": 2, "b": 2}, (None, "data"), (), 'axes "a" and "b": the 4 devices'),
+        ({"data": 8}, (), ("data",), ""),
+    ],
+)
+def test_axes_of_a_mesh_that_divide_nothing(axes, partition, divided, expected) -> None:
+    found = evidence(operation(products=(product(),)))
+    leaf = replace(found.program.leaves[0], partition=partition)
+    traits = Traits(divided_axes=divided)
+    for name in ("step", TRAINERS_STEP):
+        program = replace(found.program, name=name, axes=axes, leaves=(leaf,), traits=traits)
+        findings = find(replace(found, program=program))
+        assert [f.rule for f in findings] == ["undivided"] * bool(expected)
+        for finding in findings:
+            assert expected in finding.message or "over the 8 devices" in finding.message
+            assert ("ShardingRules" in finding.fix) == (name == TRAINERS_STEP)
+
+
+def test_products_of_the_compilers_own_are_not_the_users() -> None:
+    found = evidence(operation(products=(product(dtype="f32", highest=True),)))
+    assert rules(replace(found, program=replace(found.program, model_flops=0.0))) == []
+
+
+def test_effects_that_are_nothing_are_not_told() -> None:
+    work = operation(products=(product(),))
+    reads = operation("ici", seconds=1e-11, name="all-reduce.1")
+    tiny = evidence(replace(work, seconds=1e-12), reads)
+    (finding,) = (f for f in find(tiny) if f.rule == "exposed-collective")
+    assert finding.effect_seconds == 0.0
+
+
+def test_numbers_among_the_arguments_are_named_with_their_values() -> None:
+    found = evidence(operation(products=(product(),)))
+    (finding,) = find(with_traits(found, recompiles=(Recompile("1", "3"), Recompile("2.a", "0.5"))))
+    assert "argument 1 (3), argument 2.a (0.5)." in finding.message
 
 
 def test_donation_missing() -> None:
@@ -226,6 +322,7 @@ def test_weights_read_for_few_rows(rows: int, expected: list[str]) -> None:
     found = evidence(reads)
     divided = replace(found, program=replace(found.program, leaves=(leaf,)))
     assert rules(divided) == expected
+    assert all("1 operation reads its weights" in f.message for f in find(divided))
     # The same sizes, but not the batch's.
     other = replace(divided.program, leaves=(replace(leaf, device_shape=(99, 4096)),))
     assert rules(replace(divided, program=other)) == []

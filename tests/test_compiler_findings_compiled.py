@@ -17,12 +17,14 @@ import numpy as np
 import pytest
 from jax.experimental import io_callback, pallas
 from jax.experimental.pallas.ops.tpu.flash_attention import flash_attention
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
 
 from neurenix import chips
 from neurenix.compiler.analysis import Analysis, analyse
 from neurenix.compiler.compile import CompileOptions, compile_all
 from neurenix.compiler.findings import REFUSALS, RULES, Finding
-from neurenix.compiler.program import TraceOptions, spec, trace
+from neurenix.compiler.program import TraceOptions, abstract_mesh, spec, trace
 from neurenix.compiler.target import Target
 
 pytestmark = [pytest.mark.tpu_compile, pytest.mark.xdist_group("libtpu")]
@@ -117,6 +119,22 @@ def scaled(x: Any, w: Any, factor: Any) -> Any:
     return product(x, w) * factor
 
 
+def looped_thrice(x: Any) -> Any:
+    for _ in range(3):
+        x = jax.lax.while_loop(lambda v: v.sum() > 0, lambda v: jnp.sin(v) - 1, x)
+    return x
+
+
+def summed_in_parts(x: Any) -> Any:
+    inside = jax.shard_map(
+        lambda part: jax.lax.psum(part @ part.T, "data"),
+        mesh=abstract_mesh({"data": 8}),
+        in_specs=P("data"),
+        out_specs=P(),
+    )
+    return inside(x)
+
+
 def updated(state: Any) -> Any:
     return state + 1
 
@@ -172,6 +190,9 @@ STATE = {"w": f32(1024, 1024), "step": spec((), "int32")}
 CASES = {
     "clean": Case(product, (X_DIVIDED, WHOLE), "v5e-8"),
     "undivided": Case(product, (X, WHOLE), "v5e-8"),
+    "divided inside": Case(summed_in_parts, (bf16(8192, 2048),), "v5e-8"),
+    "sorted": Case(jnp.sort, (f32(2**22),)),
+    "loops": Case(looped_thrice, (f32(256, 256),)),
     "narrow": Case(product, (X, NARROW)),
     "float32": Case(product, (f32(8192, 2048), f32(2048, 512))),
     "highest": Case(product_at_highest, (f32(8192, 2048), f32(2048, 2048))),
@@ -307,6 +328,28 @@ def test_callbacks_are_named_with_line_and_count(analyses) -> None:
         assert finding.severity == "warning"
 
 
+def test_work_that_the_program_divides_itself_is_divided(analyses) -> None:
+    assert of(analyses["divided inside"], "undivided") == []
+    mesh = abstract_mesh({"data": 2, "tensor": 4})
+
+    def constrained(x: Any) -> Any:
+        whole = NamedSharding(mesh, P(None, ("data", "tensor")))
+        return jax.lax.with_sharding_constraint(x @ x, whole)
+
+    program = trace(constrained, (f32(64, 64),), axes=dict(mesh.shape))
+    assert program.traits.divided_axes == ("data", "tensor")
+
+
+def test_a_note_is_said_once(analyses) -> None:
+    (note,) = analyses["loops"].notes
+    assert "runs as often as the data says" in note
+
+
+def test_what_is_counted_too_low_is_said_to_be(analyses) -> None:
+    (note,) = analyses["sorted"].notes
+    assert "no cycles for sort: counted is one pass over the bytes, the least" in note
+
+
 def test_what_remains_without_callbacks_is_the_program(analyses) -> None:
     printing = analyses["prints"].program.model_flops
     assert printing == analyses["undivided"].program.model_flops
@@ -323,7 +366,7 @@ def test_the_changed_leaf_of_a_state_is_named(analyses) -> None:
 
 def test_a_python_number_is_a_note_and_keeps_its_weak_type(analyses) -> None:
     (found,) = of(analyses["number"], "recompile")
-    assert "2 (Python float)" in found.message
+    assert "argument 2 (0.5)." in found.message
     assert found.severity == "note"
     assert of(analyses["number"], "float32-matmul") == []
     assert analyses["number"].program.output_bytes == 8192 * 2048 * 2  # bfloat16, as under jit
@@ -377,7 +420,6 @@ def test_a_program_that_does_not_fit_says_by_how_much(analyses) -> None:
 
 def test_a_model_of_the_library_trains_without_recompiling() -> None:
     from neurenix import nn, optim
-    from neurenix.compiler.program import abstract_mesh
 
     model = nn.Sequential(nn.Linear(16, 16), nn.BatchNorm(16), nn.Linear(16, 4))
     model.compile(optimizer=optim.Adam(1e-3), loss="mse")

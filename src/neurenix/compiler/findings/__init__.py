@@ -7,6 +7,7 @@ findings; it stands in the module of its subject and in ``RULES``, and has a pag
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 from neurenix.compiler.findings.arithmetic import (
     float32_products,
@@ -61,8 +62,19 @@ RULES: dict[str, Callable[[Evidence], Iterator[Finding]]] = {
 }
 
 
+_SMALLEST_SECONDS = 1e-9
+"""Of an effect: a thousandth of what any operation takes is nothing to speak of."""
+
+
 def find(evidence: Evidence) -> tuple[Finding, ...]:
     """Apply every rule; the gravest come first, then those with the largest effect."""
     order = {"error": 0, "warning": 1, "note": 2}
-    found = [finding for rule in RULES.values() for finding in rule(evidence)]
+    found = [_sized(finding) for rule in RULES.values() for finding in rule(evidence)]
     return tuple(sorted(found, key=lambda f: (order[f.severity], -f.effect_seconds)))
+
+
+def _sized(finding: Finding) -> Finding:
+    """Return a finding without an effect that is too small to be one."""
+    if 0 < finding.effect_seconds < _SMALLEST_SECONDS:
+        return replace(finding, effect_seconds=0.0)
+    return finding

@@ -17,6 +17,8 @@ from neurenix.compiler.findings.evidence import (
     Finding,
     fill,
     in_order_of_time,
+    longest,
+    many,
     sizes_text,
 )
 from neurenix.compiler.operations import MatrixProduct
@@ -77,10 +79,6 @@ def _of_the_line(count: int) -> str:
     return f"; {count} operations of this line" if count > 1 else ""
 
 
-def _many(count: int, noun: str) -> str:
-    return f"{count} {noun}{'' if count == 1 else 's'}"
-
-
 def head_dimension(evidence: Evidence) -> Iterator[Finding]:
     """Attention heads narrower than the matrix unit: 64 fills half of 128 and a quarter of 256.
 
@@ -106,7 +104,7 @@ def head_dimension(evidence: Evidence) -> Iterator[Finding]:
         found = evidence.finding(
             "head-dimension",
             f"Attention heads of {head} fill {used:.0%} of the {unit}-wide matrix unit in "
-            f"{_many(len(products), 'product')}; at the peak this padding takes "
+            f"{many(len(products), 'product')}; at the peak this padding takes "
             f"{wasted * 1e6:,.0f} µs of a step.",
             f"Use fewer heads of {unit if unit > _LANES and head >= _LANES else _LANES}: the same "
             "parameters and the same FLOPs.",
@@ -144,8 +142,11 @@ def float32_products(evidence: Evidence) -> Iterator[Finding]:
     """Products of float32 operands: several passes when asked for exactly, more bytes always.
 
     The first is named where the extra passes take 2 % of the step, the second where halving the
-    bytes would save 2 % of it.
+    bytes would save 2 % of it. Silent where the program was written without products: then they
+    are the compiler's own way to sum along an axis.
     """
+    if not evidence.program.model_flops:
+        return
     exact = [o for o in evidence.operations if any(p.highest for p in o.products)]
     wide = [
         o
@@ -157,21 +158,21 @@ def float32_products(evidence: Evidence) -> Iterator[Finding]:
     if evidence.share(saved) >= NOTABLE_SHARE:
         yield evidence.finding(
             "float32-matmul",
-            f'{_many(len(exact), "operation")} at precision "highest": each product takes six '
+            f'{many(len(exact), "operation")} at precision "highest": each product takes six '
             "passes of the matrix unit.",
             'Use the default precision, or "high" (three passes), where training allows it.',
             saved,
-            max(exact, key=lambda o: o.seconds),
+            longest(exact),
         )
     saved = sum(_half_the_bytes(o, evidence) for o in wide)
     if evidence.share(saved) >= NOTABLE_SHARE:
         yield evidence.finding(
             "float32-matmul",
-            f"{_many(len(wide), 'operation')} with float32 operands. The matrix unit rounds them "
+            f"{many(len(wide), 'operation')} with float32 operands. The matrix unit rounds them "
             "to bfloat16 anyway, after twice the bytes were moved.",
             'Compute in bfloat16 and keep the parameters in float32: precision="bfloat16".',
             saved,
-            max(wide, key=lambda o: o.seconds),
+            longest(wide),
         )
 
 
@@ -210,11 +211,11 @@ def unsupported_types(evidence: Evidence) -> Iterator[Finding]:
             continue
         yield evidence.finding(
             "unsupported-type",
-            f"{_many(len(operations), 'operation')} of {name}, which the matrix unit of "
+            f"{many(len(operations), 'operation')} of {name}, which the matrix unit of "
             f"{generation.name} does not multiply: they run at the rate of bfloat16 at best.",
             f"Use {' or '.join(instead)} here." if instead else "Use bfloat16 here.",
             seconds / 2 if instead else 0.0,
-            max(operations, key=lambda o: o.seconds),
+            longest(operations),
         )
     for leaf in evidence.program.leaves:
         if leaf.dtype in ("float64", "complex128"):
@@ -253,9 +254,10 @@ def small_batch(evidence: Evidence) -> Iterator[Finding]:
     if not found or evidence.share(seconds) < WARNING_SHARE:
         return
     operation, rows = max(found, key=lambda pair: pair[0].seconds)
+    reads = "reads its weights" if len(found) == 1 else "read their weights"
     yield evidence.finding(
         "small-batch",
-        f"{_many(len(found), 'operation')} read their weights for {rows} rows on each device; "
+        f"{many(len(found), 'operation')} {reads} for {rows} rows on each device; "
         f"{generation.name} needs about {wanted:.0f} to be as busy computing as reading.",
         "Take a larger batch, or fewer devices for the same batch: the step hardly gets longer "
         f"up to about {wanted:.0f} rows per device.",

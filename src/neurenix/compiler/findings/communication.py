@@ -5,6 +5,7 @@ Owns exchanges that computing does not hide and what they come from.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator
 
@@ -12,9 +13,10 @@ from neurenix.compiler.findings.evidence import (
     NOTABLE_SHARE,
     Evidence,
     Finding,
-    in_order_of_time,
+    longest,
 )
 from neurenix.compiler.time import Operation
+from neurenix.compiler.training import is_trainers_step
 
 _LINKS = {"ici": "the slice's own links", "dcn": "the network between slices"}
 _VECTOR = re.compile(r"f32\[(\d+)\]|bf16\[(\d+)\]")
@@ -39,7 +41,7 @@ def exposed_collectives(evidence: Evidence) -> Iterator[Finding]:
         seconds = sum(o.seconds for o in exposed)
         if not exposed or evidence.share(seconds) < NOTABLE_SHARE:
             continue
-        largest = max(exposed, key=lambda o: o.seconds)
+        largest = longest(exposed)
         cause, fix = _cause(largest)
         together = "" if largest.opcode.endswith("-start") else " Nothing is computed beside it."
         yield evidence.finding(
@@ -111,7 +113,7 @@ def synchronised_statistics(evidence: Evidence) -> Iterator[Finding]:
         "Use GroupNorm or LayerNorm, or normalise each device's share on its own (shard_map); "
         "with 32 examples or more per device the accuracy is usually the same.",
         seconds,
-        max(forward, key=lambda o: o.seconds),
+        longest(forward),
     )
 
 
@@ -153,7 +155,7 @@ def collective_matmul(evidence: Evidence) -> Iterator[Finding]:
         'Compile once with compiler_options={"xla_jf_spmd_threshold_for_windowed_einsum_mib": '
         "1000000}, which gathers first and multiplies once, and keep the faster program.",
         seconds,
-        in_order_of_time(tuple(found))[0],
+        longest(found),
     )
 
 
@@ -166,18 +168,41 @@ def _rotations(evidence: Evidence) -> list[Operation]:
 
 
 def undivided_work(evidence: Evidence) -> Iterator[Finding]:
-    """Several devices that all do the same: no argument is divided over them."""
-    devices = evidence.program.num_devices
-    divided = any(any(leaf.partition) for leaf in evidence.program.leaves)
-    if devices > 1 and not divided and evidence.program.leaves:
-        wasted = evidence.raw_seconds * (1 - 1 / devices)
-        yield evidence.finding(
-            "undivided",
-            f"No argument is divided over the {devices} devices: each of them does all the work.",
-            'Divide the batch: nx.spec(shape, dtype, partition=("data",)), or train inside of '
-            "strategy.scope().",
-            wasted,
+    """Devices that all do the same: an axis of the mesh over which nothing is divided.
+
+    Neither an argument nor, inside of the program, an array of a ``shard_map`` or of a sharding
+    constraint. The effect is what as many devices would save if they shared the work.
+    """
+    program = evidence.program
+    parts = [entry for leaf in program.leaves for entry in leaf.partition if entry is not None]
+    used = {name for part in parts for name in ((part,) if isinstance(part, str) else part)}
+    used |= set(program.traits.divided_axes)
+    idle = {name: size for name, size in program.axes.items() if size > 1 and name not in used}
+    copies = math.prod(idle.values())
+    if copies == 1 or not program.leaves:
+        return
+    named = " and ".join(f'"{name}"' for name in idle)
+    along = f"mesh {'axis' if len(idle) == 1 else 'axes'} {named}: the {copies} devices along it"
+    found = f"No argument is divided over the {along} all do the same work."
+    if is_trainers_step(program):
+        found = f"Neither the batch nor a parameter is divided over the {along} all do the same."
+    elif copies == program.num_devices:
+        found = f"No argument is divided over the {copies} devices: each of them does all the work."
+    fix = (
+        f'Divide the batch: nx.spec(shape, dtype, partition=("{next(iter(idle))}",)), or train '
+        "inside of strategy.scope()."
+    )
+    if is_trainers_step(program):
+        fix = (
+            'Give these devices to "data" or "fsdp", which divide the batch; or give the strategy '
+            f"rules that divide parameters over {named}: nx.distribute.ShardingRules."
         )
+    yield evidence.finding(
+        "undivided",
+        found,
+        fix,
+        evidence.raw_seconds * (1 - 1 / copies),
+    )
 
 
 def _opcode(operation: Operation) -> str:

@@ -5,6 +5,7 @@ Owns the two records and the thresholds that all rules share. It owns no rule.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -130,3 +131,18 @@ def fill(size: int, unit: int) -> float:
 def in_order_of_time(operations: tuple[Operation, ...]) -> list[Operation]:
     """Return operations, the longest first."""
     return sorted(operations, key=lambda o: -o.seconds)
+
+
+def longest(operations: Iterable[Operation]) -> Operation:
+    """Return the longest of operations, of which there is one or more."""
+    return max(operations, key=lambda o: o.seconds)
+
+
+def many(count: int, noun: str) -> str:
+    """Return a count with its noun.
+
+    Example:
+        >>> many(1, "operation"), many(2, "operation")
+        ('1 operation', '2 operations')
+    """
+    return f"{count} {noun}{'' if count == 1 else 's'}"

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from neurenix.compiler.findings.evidence import NOTABLE_SHARE, Evidence, Finding
+from neurenix.compiler.findings.evidence import NOTABLE_SHARE, Evidence, Finding, longest
 from neurenix.compiler.time import Operation
 
 _OF_MEMORY = 0.05
@@ -97,7 +97,7 @@ def moves(evidence: Evidence) -> Iterator[Finding]:
         seconds = sum(o.seconds for o in found)
         if evidence.share(seconds) < NOTABLE_SHARE:
             continue
-        largest = max(found, key=lambda o: o.seconds)
+        largest = longest(found)
         others = f" and {len(found) - 1} more of this line" if len(found) > 1 else ""
         yield evidence.finding(
             "copy",

@@ -5,13 +5,17 @@ Owns what no single operation shows. Most of it is read from ``Program.traits``.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterator
 
 from neurenix.compiler.calibration import DISPATCH_SECONDS
-from neurenix.compiler.findings.evidence import Evidence, Finding
+from neurenix.compiler.findings.evidence import Evidence, Finding, longest, many
+from neurenix.compiler.training import is_trainers_step, is_training_step
 
 _LARGE_SHARE = 0.30
+_STEPS = (50, 200)
+"""Steps in one call that are advised, the first that makes the dispatch shorter than the steps."""
 _LAYERS = 6
 """Identical layers from which on a scan is worth its trouble."""
 _PRODUCTS = 24
@@ -20,22 +24,86 @@ are compiled in a few seconds anyway."""
 
 
 def small_steps(evidence: Evidence) -> Iterator[Finding]:
-    """Find steps too short for the host to keep up with, or input that arrives too slowly."""
+    """Find steps too short for the host to keep up with, or input that arrives too slowly.
+
+    The host's time is that of one step: one dispatch, divided by the steps that a call makes, or
+    the batch over PCIe, whichever is longer.
+    """
     time = evidence.time
     if time.bound != "host":
         return
+    steps = evidence.program.traits.steps_per_call
+    sends = time.host_seconds > 1.001 * DISPATCH_SECONDS / steps
+    message, fix = _slow_batch(evidence) if sends else _slow_dispatch(evidence, steps)
     waits = time.host_seconds - time.device_seconds
     yield Finding(
         "host-bound",
         "warning",
-        f"A step keeps the device busy for about {time.device_seconds * 1e6:.0f} µs, and the host "
-        f"needs about {time.host_seconds * 1e6:.0f} µs to send the next: the device waits.",
-        "Put several steps into one call with compile(steps_per_execution=50), or take a larger "
-        "batch.",
+        message,
+        fix,
         None,
         waits,
         effect_share=waits / time.host_seconds if time.host_seconds else 0.0,
     )
+
+
+def _slow_dispatch(evidence: Evidence, steps: int) -> tuple[str, str]:
+    """Return message and cure where starting a step takes longer than the step."""
+    program, time = evidence.program, evidence.time
+    trains = is_training_step(program)
+    together = f" with {steps} steps in one call" if steps > 1 else ""
+    one, waits = ("step", "the device waits") if trains else ("call", "in a loop the device waits")
+    message = (
+        f"A {one} keeps the device busy for {_duration(time.device_seconds)}, and the host needs "
+        f"{_duration(time.host_seconds)} to start the next{together}: {waits}."
+    )
+    if not trains:
+        return message, (
+            "If it is called in a loop, put several calls into one with jax.lax.scan, or give each "
+            "more to do."
+        )
+    enough = (n for n in _STEPS if n * time.device_seconds >= DISPATCH_SECONDS)
+    wanted = next(enough, _STEPS[-1])
+    if wanted <= steps:
+        return message, "Take a larger batch or a larger model: there is little to do in a step."
+    call = f"nx.multi_step(step, steps={wanted})"
+    if is_trainers_step(program):
+        call = f"compile(steps_per_execution={wanted})"
+    several = "more" if steps > 1 else "several"
+    return message, f"Put {several} steps into one call with {call}, or take a larger batch."
+
+
+def _slow_batch(evidence: Evidence) -> tuple[str, str]:
+    """Return message and cure where sending the batch takes longer than the step."""
+    where, time = evidence.where, evidence.time
+    pcie = where.generation.pcie_bytes_per_second_per_chip / where.devices_per_chip
+    batch = [leaf for leaf in evidence.program.leaves if leaf.role == "batch"]
+    largest = max(batch, key=lambda leaf: leaf.device_bytes, default=None)
+    most = f", most of it {largest.path} of {largest.dtype}" if largest else ""
+    message = (
+        f"The host needs {_duration(time.host_seconds)} to send the batch of a step "
+        f"({time.host_seconds * pcie / 2**20:.3g} MiB to each device at {pcie / 1e9:.3g} GB/s"
+        f"{most}), and a step keeps the device busy for {_duration(time.device_seconds)}: the "
+        "device waits."
+    )
+    keep = "keep the data on the devices from step to step"
+    if largest and largest.device_bytes <= math.prod(largest.device_shape):
+        return message, f"{keep.capitalize()}; the types are as small as they can be."
+    smaller = "int8 or uint8, turned into numbers of the model's type on the device"
+    if largest and largest.dtype.startswith(("float32", "float64")):
+        smaller = "bfloat16, or int8 or uint8 that are normalised on the device"
+    return message, (
+        f"Send smaller types ({smaller}), or {keep}. A larger batch or more steps in one call take "
+        "just as long to send."
+    )
+
+
+def _duration(seconds: float) -> str:
+    """Return ``"about 12 µs"``; nothing more exact, as these are estimates."""
+    for unit, size in (("s", 1.0), ("ms", 1e-3), ("µs", 1e-6)):
+        if seconds >= size:
+            return f"about {seconds / size:.3g} {unit}"
+    return "less than 1 µs"
 
 
 def small_operations(evidence: Evidence) -> Iterator[Finding]:
@@ -45,13 +113,14 @@ def small_operations(evidence: Evidence) -> Iterator[Finding]:
     share = evidence.share(seconds)
     if share < _LARGE_SHARE:
         return
+    count = sum(o.count for o in small)
     yield evidence.finding(
         "small-operations",
-        f"{share:.0%} of the device's time is the fixed cost of {sum(o.count for o in small)} "
-        f"operations of about {seconds / sum(o.count for o in small) * 1e6:.1f} µs.",
+        f"{share:.0%} of the device's time is the fixed cost of {many(count, 'operation')} of "
+        f"about {seconds / count * 1e6:.1f} µs.",
         "A larger batch per device, wider layers or fewer devices give each of them more to do.",
         seconds,
-        max(small, key=lambda o: o.seconds),
+        longest(small),
     )
 
 
@@ -141,7 +210,7 @@ def recompiling_arguments(evidence: Evidence) -> Iterator[Finding]:
             "jnp.int32) for a Python 0, or cast what is returned: new.astype(old.dtype).",
         )
     if numbers:
-        named = ", ".join(f"{r.path} ({r.before})" for r in numbers[:3])
+        named = ", ".join(f"argument {r.path} ({r.before})" for r in numbers[:3])
         more = f" and {len(numbers) - 3} more" if len(numbers) > 3 else ""
         yield Finding(
             "recompile",
