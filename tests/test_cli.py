@@ -62,7 +62,7 @@ def test_devices_of_a_simulated_slice(run_python) -> None:
 
 def test_an_error_of_ours_is_a_message_and_no_traceback(run_python) -> None:
     done = run_python(*CLI, "devices", env={"NEURENIX_SIMULATE": "v6e-5"})
-    assert done.returncode == 1
+    assert done.returncode == 2
     assert done.stderr.startswith("neurenix: There is no slice 'v6e-5'. Did you mean 'v6e-4'")
     assert "NEURENIX_SIMULATE=v6e-5" in done.stderr
     assert "Traceback" not in done.stderr
@@ -177,9 +177,11 @@ def test_run_interrupted(tmp_path: Path) -> None:
     ("arguments", "status", "says"),
     [
         (("run", "no_such_file.py"), 2, "there is no file 'no_such_file.py'"),
-        (("run", "--simulate", "v5e-9", __file__), 1, "Did you mean 'v5e-8'"),
+        (("run", "."), 2, "'.' is a folder, and has no __main__.py"),
+        (("run", "-m", "no_such.module"), 2, "there is no module 'no_such'"),
+        (("run", "--simulate", "v5e-9", __file__), 2, "Did you mean 'v5e-8'"),
         (("run", "--numerics", "tpu", __file__), 2, "add --simulate"),
-        (("run", "--simulate", "v5e-8", "--numerics", "int8", __file__), 1, "Known: float32, tpu"),
+        (("run", "--simulate", "v5e-8", "--numerics", "int8", __file__), 2, "Known: float32, tpu"),
         (("run",), 2, "PROGRAM"),
         (("rnu", "x.py"), 2, "rnu"),
     ],

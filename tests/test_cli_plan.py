@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import re
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import jax.numpy as jnp
 import pytest
 
 import neurenix as nx
+from cli_helpers import SCRIPT
 from neurenix import chips, nn
 from neurenix.preflight import Candidate, Plan, SearchSpace, plan_document
 from neurenix.preflight.choice import mesh_of
@@ -19,34 +22,11 @@ from neurenix.preflight.record import problems
 
 compiling = [pytest.mark.tpu_compile, pytest.mark.xdist_group("libtpu")]
 
-SCRIPT = """
-import os, sys
-import numpy as np
-import neurenix as nx
-from neurenix import nn
-print("arguments:", sys.argv[1:])
-model = nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 10))
-model.compile("adam", nx.losses.SparseCategoricalCrossentropy(from_logits=True))
-model.fit(np.ones((640, 64), "float32"), np.zeros(640, "int32"), batch_size=64)
-print("trained")
-"""
-
-
-@pytest.fixture(scope="module")
-def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("cache")
-
 
 @pytest.fixture
-def plan(run_python, cache: Path, tmp_path: Path):
-    """Return ``plan(*arguments)``, with the script in ``train.py``."""
-
-    def run(*arguments: str):
-        (tmp_path / "train.py").write_text(SCRIPT)
-        env = {"NEURENIX_CACHE_DIR": str(cache), "COLUMNS": "80"}
-        return run_python("-m", "neurenix", "plan", *arguments, env=env)
-
-    return run
+def plan(command):
+    """Return ``command`` for ``neurenix plan``."""
+    return partial(command, "plan")
 
 
 class TestTheCommand:
@@ -86,6 +66,15 @@ class TestTheCommand:
         assert first["estimated_value"] == pytest.approx(first["estimated_usd_per_step"] / 64)
         assert "Plan: 4 candidates" in done.stderr
 
+    def test_an_option_that_does_not_exist_is_a_mistake(self, plan) -> None:
+        for option, says in (
+            ("xla_fo=1", "has no option 'xla_fo'"),
+            ("xla_tpu_scoped_vmem_limit_kib=abc", "'abc' is no value of xla_tpu_scoped_vmem_limit"),
+        ):
+            done = plan("train.py", "--on", "v5e-8", "--xla", option)
+            assert done.returncode == 2, done.stdout + done.stderr
+            assert says in done.stderr and "Traceback" not in done.stderr
+
     def test_none_in_time_is_status_1_and_no_time_to_compile_too(self, plan) -> None:
         deadline = ("--examples", "1e15", "--deadline-hours", "1")
         done = plan("train.py", "--on", "v5e-8", *deadline, "--json", "-")
@@ -97,23 +86,6 @@ class TestTheCommand:
 
 
 # Mistakes: one message, status 2, no traceback.
-
-SEVERAL = """
-import sys
-from pathlib import Path
-from neurenix.cli.app import main
-Path("train.py").write_text(SCRIPT)
-Path("empty.py").write_text("x = 1")
-for arguments in CASES:
-    sys.argv = ["neurenix", "plan", *arguments]
-    sys.stderr.write("<case>")
-    try:
-        main()
-        status = 0
-    except SystemExit as left:
-        status = left.code
-    sys.stderr.write(f"<status {status}>")
-"""
 
 ON = ("--on", "v5e-8")
 COMMANDS: list[tuple[tuple[str, ...], str]] = [
@@ -134,22 +106,17 @@ COMMANDS: list[tuple[tuple[str, ...], str]] = [
     (("train.py", *ON, "--region", "mars"), "There is no region named 'mars'"),
     (("train.py", *ON, "--html", "no/p.html"), "There is no folder 'no'"),
     (("trian.py", *ON), "There is no script 'trian.py'"),
-    (("empty.py", *ON), "empty.py ended without a step"),
 ]
 
 
 @pytest.mark.cpu8
-def test_mistakes(run_python) -> None:
-    cases = [arguments for arguments, _ in COMMANDS]
-    code = SEVERAL.replace("SCRIPT", repr(SCRIPT)).replace("CASES", repr(cases))
-    done = run_python(code=code)
-    assert done.returncode == 0, done.stderr
-    found = re.findall(r"<case>(.*?)<status (\w+)>", done.stderr, re.DOTALL)
-    assert len(found) == len(cases), done.stderr
-    for (arguments, expected), (said, status) in zip(COMMANDS, found, strict=True):
-        assert status == "2", (arguments, said)
-        assert expected in " ".join(said.split()), (arguments, said)
-        assert "Traceback" not in said
+def test_mistakes(mistakes) -> None:
+    cases = [(SCRIPT, arguments) for arguments, _ in COMMANDS]
+    cases.append(("x = 1", ("train.py", *ON)))
+    *said, last = mistakes("plan", cases)
+    for (arguments, expected), text in zip(COMMANDS, said, strict=True):
+        assert expected in text, arguments
+    assert "train.py ended without a step" in last
 
 
 # The parts.
@@ -256,3 +223,66 @@ def test_what_can_never_be_described_is_an_error_and_what_can_in_part_is_not() -
         nx.preflight(net, on="v5e-4", input_shape=(64, 64), mesh={"fdsp": 4})
     with pytest.raises(nx.ArgumentError, match="1 example or more"):
         SearchSpace(batches=[0])
+
+
+@pytest.mark.cpu8
+def test_a_mesh_that_fits_no_slice_loses_beside_one_that_does() -> None:
+    net: Any = nn.Sequential(nn.Linear(64, 8))
+    net.compile(optimizer="adam", loss="mse")
+    space = SearchSpace(meshes=[{"data": 3}, {"data": 8}])
+    plan = nx.preflight.search(
+        net, on="v5e-8", input_shape=(64, 64), space=space, budget_seconds=0.0
+    )
+    reasons = {c.mesh: c.reason for c in plan.candidates}
+    assert reasons["data=3"] == "The mesh data=3 has 3 devices, and v5e-8 has 8"
+    assert "time for the search was up" in reasons["data=8"]
+    with pytest.raises(nx.ArgumentTypeError, match="whole numbers from 1"):
+        SearchSpace(meshes=[{"data": "8"}]).check([chips.resolve("v5e-8")])  # pyright: ignore
+
+
+@pytest.mark.cpu8
+def test_a_slice_by_two_names_is_one() -> None:
+    net: Any = nn.Sequential(nn.Linear(64, 8))
+    net.compile(optimizer="adam", loss="mse")
+    on = ["v5e-8", "v5litepod-8", "v5e:2x4", "v6e-8"]
+    plan = nx.preflight.search(net, on=on, input_shape=(64, 64), budget_seconds=0.0)
+    assert sorted(c.slice.name for c in plan.candidates) == ["v5e-8", "v6e-8"]
+
+
+@pytest.mark.cpu8
+def test_everything_of_a_plain_function_is_the_compilers_options() -> None:
+    plan = nx.preflight.search(
+        jnp.tanh, nx.spec((8, 8)), on="v6e-4", space=SearchSpace.auto(), budget_seconds=0.0
+    )
+    assert len(plan.candidates) == 3 and {c.mesh for c in plan.candidates} == {"data=4"}
+    assert len({c.compiler_options for c in plan.candidates}) == 3
+    with pytest.raises(nx.ArgumentError, match="plain function"):
+        nx.preflight.search(
+            jnp.tanh, nx.spec((8, 8)), on="v6e-4", space=SearchSpace(remats=["dots"])
+        )
+
+
+EIGHT: Any = 8
+WRONG: list[tuple[Any, str]] = [
+    (lambda: nx.preflight(jnp.tanh, on=None), "on= is a slice such as"),  # pyright: ignore
+    (lambda: nx.preflight(jnp.tanh, on=8), "a list of slices; got int"),  # pyright: ignore
+    (lambda: nx.preflight(jnp.tanh, on=["v5e-8", 8]), "named by a string"),  # pyright: ignore
+    (lambda: nx.preflight.search(jnp.tanh, on=None), "on= is a slice such as"),
+    (lambda: nx.preflight(jnp.tanh, on="v5e-8", input_shape=EIGHT), "such as .256, 784.; got 8"),
+    (lambda: nx.preflight.search(jnp.tanh, on="v5e-8", input_shape=EIGHT), "input_shape="),
+    (lambda: nx.compile_for(jnp.tanh, on="cpu", path="x", input_shape=EIGHT), "input_shape="),
+    (lambda: nx.preflight.search(jnp.tanh, on="v5e-8", budget_seconds="1"), "budget_seconds"),
+    (lambda: SearchSpace(batches="64"), r"such as \[64, 128\]; got '64'"),  # pyright: ignore
+    (lambda: SearchSpace(batches=64), "got 64"),  # pyright: ignore
+    (lambda: SearchSpace(batches=["64"]), "a batch is a whole number; got '64'"),  # pyright: ignore
+    (lambda: SearchSpace(meshes=8), 'meshes is a list or "auto"; got int'),  # pyright: ignore
+    (lambda: Deadline("5", 1), "Deadline: examples must be a number"),  # pyright: ignore
+    (lambda: Pricing(usd_per_chip_hour="3"), "usd_per_chip_hour must be a number"),  # pyright: ignore
+]
+
+
+@pytest.mark.pure
+@pytest.mark.parametrize(("call", "says"), WRONG, ids=[says for _, says in WRONG])
+def test_arguments_of_another_type_are_said_to_be(call: Any, says: str) -> None:
+    with pytest.raises(nx.ArgumentTypeError, match=says):
+        call()

@@ -3,44 +3,27 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import signal
+import subprocess
+import sys
+import time
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from cli_helpers import SCRIPT
+
 pytestmark = [pytest.mark.tpu_compile, pytest.mark.xdist_group("libtpu")]
-
-SCRIPT = """
-import os, sys
-import numpy as np
-import neurenix as nx
-from neurenix import nn
-print("arguments:", sys.argv[1:])
-os.system("echo from a child")
-model = nn.Sequential(nn.Linear(64, WIDTH), nn.ReLU(), nn.Linear(WIDTH, 10))
-model.compile("adam", nx.losses.SparseCategoricalCrossentropy(from_logits=True))
-model.fit(np.ones((640, 64), "float32"), np.zeros(640, "int32"), batch_size=64)
-print("trained")
-"""
-
-
-@pytest.fixture(scope="module")
-def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("cache")
 
 
 @pytest.fixture
-def preflight(run_python, cache: Path, tmp_path: Path):
-    """Return ``preflight(arguments, script=..., env=...)``, which leaves script in ``train.py``."""
-
-    def run(*arguments: str, script: str = SCRIPT.replace("WIDTH", "128"), prelude: str = ""):
-        (tmp_path / "train.py").write_text(script)
-        env = {"NEURENIX_CACHE_DIR": str(cache), "COLUMNS": "100"}
-        code = f"import sys; sys.argv[0] = 'neurenix'; {prelude}"
-        code += "\nfrom neurenix.cli.app import main; main()"
-        return run_python("preflight", *arguments, code=code, env=env)
-
-    return run
+def preflight(command):
+    """Return ``command`` for ``neurenix preflight``."""
+    return partial(command, "preflight")
 
 
 def test_options_may_follow_the_script_as_in_the_issue_of_a_ci(preflight, tmp_path: Path) -> None:
@@ -110,7 +93,7 @@ def test_json_on_the_output_is_all_there_is(preflight) -> None:
 
 def test_what_changed_since_a_file(preflight, tmp_path: Path) -> None:
     assert preflight("train.py", "--on", "v5e-8", "--json", "before.json").returncode == 0
-    wider = SCRIPT.replace("WIDTH", "512")
+    wider = SCRIPT.replace("128", "512")
     done = preflight("train.py", "--on", "v5e-8,v6e-8", "--compare", "before.json", script=wider)
     assert done.returncode == 0, done.stderr
     assert "Compared with before.json: training step on v5e-8" in done.stdout
@@ -137,38 +120,6 @@ def test_prices_by_region_and_commitment(preflight) -> None:
 
 # Mistakes: one message, status 2, no traceback.
 
-SEVERAL = """
-import sys
-from pathlib import Path
-from neurenix.cli.app import main
-for number, (script, arguments) in enumerate(CASES):
-    Path("train.py").write_text(script)
-    sys.argv = ["neurenix", "preflight", *arguments]
-    sys.stderr.write(f"<case {number}>")
-    try:
-        main()
-        status = 0
-    except SystemExit as left:
-        status = left.code
-    sys.stderr.write(f"<status {status}>")
-"""
-
-
-def several(run_python, cache: Path, cases: list[tuple[str, tuple[str, ...]]]) -> list[str]:
-    """Run the command for each script and command line, in one process; return what it said."""
-    done = run_python(
-        code=SEVERAL.replace("CASES", repr(cases)), env={"NEURENIX_CACHE_DIR": str(cache)}
-    )
-    assert done.returncode == 0, done.stderr
-    assert "Preflight of" not in done.stdout
-    found = re.findall(r"<case \d+>(.*?)<status (\w+)>", done.stderr, re.DOTALL)
-    assert len(found) == len(cases), done.stderr
-    for said, status in found:
-        assert status == "2", said
-        assert "Traceback" not in said
-    return [" ".join(said.split()) for said, _ in found]
-
-
 COMMANDS: list[tuple[tuple[str, ...], str]] = [
     (("train.py", "--on", "v5e-9"), "There is no slice 'v5e-9'. Did you mean 'v5e-8'"),
     (("train.py", "--on", ","), "--on names no slice"),
@@ -190,9 +141,9 @@ COMMANDS: list[tuple[tuple[str, ...], str]] = [
 ]
 
 
-def test_mistakes_in_the_command(run_python, cache: Path, tmp_path: Path) -> None:
+def test_mistakes_in_the_command(mistakes, tmp_path: Path) -> None:
     cases = [("open('started', 'w')", arguments) for arguments, _ in COMMANDS]
-    said = several(run_python, cache, cases)
+    said = mistakes("preflight", cases)
     for (arguments, expected), text in zip(COMMANDS, said, strict=True):
         assert expected in text, arguments
     assert not (tmp_path / "started").exists()  # each is found before the script runs
@@ -200,7 +151,7 @@ def test_mistakes_in_the_command(run_python, cache: Path, tmp_path: Path) -> Non
 
 SCRIPTS: list[tuple[str, tuple[str, ...]]] = [
     (
-        SCRIPT.replace("WIDTH", "128").replace("batch_size=64", "batch_size=63"),
+        SCRIPT.replace("batch_size=64", "batch_size=63"),
         ("A batch of 63 cannot be divided over the 8 replicas of v5e-8; take 56 or 64",),
     ),
     ("print('nothing')", ("train.py ended without a step", "nx.preflight(function")),
@@ -211,17 +162,17 @@ SCRIPTS: list[tuple[str, tuple[str, ...]]] = [
 ]
 
 
-def test_scripts_that_give_no_step(run_python, cache: Path) -> None:
-    said = several(run_python, cache, [(s, ("train.py", "--on", "v5e-8")) for s, _ in SCRIPTS])
+def test_scripts_that_give_no_step(mistakes) -> None:
+    said = mistakes("preflight", [(s, ("train.py", "--on", "v5e-8")) for s, _ in SCRIPTS])
     for (script, expected), text in zip(SCRIPTS, said, strict=True):
         for part in expected:
             assert part in text, script
 
 
-def test_scripts_without_end(run_python, cache: Path) -> None:
+def test_scripts_without_end(mistakes) -> None:
     endless = ["import time\nwhile True: time.sleep(0.1)", "while True: pass"]
     arguments = ("train.py", "--on", "v5e-8", "--timeout", "1")
-    for text in several(run_python, cache, [(script, arguments) for script in endless]):
+    for text in mistakes("preflight", [(script, arguments) for script in endless]):
         assert "train.py reached no training step within 1 s" in text and "--timeout" in text
 
 
@@ -241,14 +192,112 @@ def test_a_script_that_catches_what_should_stop_it(preflight) -> None:
 
 
 def test_a_step_that_the_script_catches_is_a_step(preflight) -> None:
-    script = SCRIPT.replace("WIDTH", "128").replace("model.fit", "try: model.fit")
+    script = SCRIPT.replace("model.fit", "try: model.fit")
     script = script.replace('print("trained")', "except: print('caught')")
     done = preflight("train.py", "--on", "v5e-8", script=script)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "caught" in done.stdout and "Preflight of training step" in done.stdout
 
 
-NOT_COMPILED = SCRIPT.replace("WIDTH", "136")
+IN_A_THREAD = SCRIPT.replace(
+    "model.fit(", "import threading, time\nthread = threading.Thread(target=lambda: model.fit("
+).replace("batch_size=64)\n", "batch_size=64))\nthread.start()\n")
+
+
+@pytest.mark.parametrize("then", ["thread.join()\ntime.sleep(60)", "time.sleep(60)", ""])
+def test_a_step_in_a_thread_is_a_step_and_ends_the_script(preflight, then: str) -> None:
+    script = IN_A_THREAD.replace('print("trained")', f"{then}\n{'print(1, 2)' if then else ''}")
+    started = time.monotonic()
+    done = preflight("train.py", "--on", "v5e-8", script=script)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "Preflight of training step" in done.stdout
+    assert "Traceback" not in done.stderr and "Exception" not in done.stderr
+    assert "1 2" not in done.stdout
+    assert time.monotonic() - started < 60
+
+
+def test_a_step_in_a_pool_is_a_step(preflight) -> None:
+    script = SCRIPT.replace(
+        "model.fit(",
+        "import concurrent.futures as c\npool = c.ThreadPoolExecutor()\npool.submit(model.fit, ",
+    ).replace('print("trained")', "pool.shutdown()\nprint('went', 'on')")
+    done = preflight("train.py", "--on", "v5e-8", script=script)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "Preflight of training step" in done.stdout and "Traceback" not in done.stderr
+
+
+def start(folder: Path, *arguments: str, **settings: Any) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "neurenix", "preflight", *arguments]
+    return subprocess.Popen(
+        command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **settings
+    )
+
+
+def test_sigterm_leaves_no_folder_and_is_status_143(tmp_path: Path) -> None:
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    (tmp_path / "train.py").write_text("import time\nprint('on', flush=True)\ntime.sleep(120)")
+    environment = {**os.environ, "TMPDIR": str(scratch)}
+    process = start(tmp_path, "train.py", "--on", "v5e-8", env=environment)
+    assert process.stdout is not None and process.stdout.readline() == "on\n"
+    assert list(scratch.iterdir())
+    process.send_signal(signal.SIGTERM)
+    _, said = process.communicate(timeout=60)
+    assert process.returncode == 143
+    assert "Traceback" not in said and "Error" not in said
+    assert list(scratch.iterdir()) == []
+
+
+def test_a_reader_that_is_gone_ends_it_quietly(tmp_path: Path, compile_cache: Path) -> None:
+    quiet = [line for line in SCRIPT.splitlines() if not line.startswith(("print", "os.system"))]
+    (tmp_path / "train.py").write_text("\n".join(quiet))
+    environment = {**os.environ, "NEURENIX_CACHE_DIR": str(compile_cache)}
+    for arguments in ([], ["--json", "-"]):
+        process = start(tmp_path, "train.py", "--on", "v5e-8", *arguments, env=environment)
+        assert process.stdout is not None and process.stderr is not None
+        process.stdout.close()
+        with process.stderr:
+            said = process.stderr.read()
+        assert process.wait(timeout=120) == 141, said
+        assert "Broken pipe" not in said and "Error" not in said and "Exception" not in said
+
+
+def test_json_through_a_pipe_by_its_number(tmp_path: Path, compile_cache: Path) -> None:
+    (tmp_path / "train.py").write_text(SCRIPT)
+    environment = {**os.environ, "NEURENIX_CACHE_DIR": str(compile_cache)}
+    reads, writes = os.pipe()
+    process = start(
+        tmp_path, "train.py", "--on", "v5e-8", "--json", f"/dev/fd/{writes}",
+        env=environment, pass_fds=(writes,),
+    )  # fmt: skip
+    os.close(writes)
+    with open(reads, encoding="utf-8") as file:
+        assert json.load(file)[0]["slice"]["name"] == "v5e-8"
+    _, said = process.communicate(timeout=120)
+    assert process.returncode == 0, said
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full")
+def test_json_where_there_is_no_room(preflight, tmp_path: Path) -> None:
+    (tmp_path / "full").symlink_to("/dev/full")
+    done = preflight("train.py", "--on", "v5e-8", "--json", "full")
+    assert done.returncode == 2, done.stdout + done.stderr
+    assert done.stderr.endswith("neurenix: full cannot be written: No space left on device.\n")
+    assert (tmp_path / "full").is_symlink()
+
+
+def test_a_full_folder_for_temporary_files_is_no_crash_of_the_compiler(preflight) -> None:
+    # No file can become longer than this, as none can where there is no space.
+    prelude = (
+        "import resource, neurenix.compiler.compile as c; at = c.Path.write_bytes; "
+        "c.Path.write_bytes = lambda *a: (resource.setrlimit(resource.RLIMIT_FSIZE, (99, 99)), "
+        "at(*a))[1]"
+    )
+    done = preflight("train.py", "--on", "v5e-8", script=NOT_COMPILED, prelude=prelude)
+    one_message(done, "cannot be used (File too large)", "set TMPDIR to another folder")
+
+
+NOT_COMPILED = SCRIPT.replace("128", "136")
 
 
 def test_without_libtpu(preflight) -> None:

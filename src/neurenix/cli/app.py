@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from functools import wraps
 from typing import Annotated, Any
 
 import typer
 
-from neurenix._core.errors import NeurenixError
 from neurenix.cli.compile import compile
 from neurenix.cli.devices import devices
 from neurenix.cli.env import env
-from neurenix.cli.failure import show
+from neurenix.cli.failure import ReaderGone, ending_clean
 from neurenix.cli.plan import plan
 from neurenix.cli.preflight import preflight
 from neurenix.cli.run import run
@@ -35,12 +35,25 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
+
+
+def _until_nobody_reads(command: Callable[..., None]) -> Callable[..., None]:
+    @wraps(command)
+    def run_it(*args: Any, **options: Any) -> None:
+        try:
+            command(*args, **options)
+        except BrokenPipeError:
+            raise ReaderGone from None
+
+    return run_it
+
+
 for _command in _COMMANDS:
     app.command(
         _command.__name__,
         cls=_CLASSES.get(_command.__name__),
         context_settings=_SETTINGS.get(_command.__name__),
-    )(_command)
+    )(_until_nobody_reads(_command))
 
 
 def _print_version(wanted: bool) -> None:
@@ -62,9 +75,6 @@ def _frame(
 
 
 def main() -> None:
-    """Run the command line; an error of ours is a message, and the exit status 1."""
-    try:
+    """Run the command line; an error of ours is a message, and the exit status 2."""
+    with ending_clean():
         app()
-    except NeurenixError as error:
-        show(error)
-        sys.exit(1)

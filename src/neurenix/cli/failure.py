@@ -1,14 +1,63 @@
-"""How an error is shown on the command line: as a message.
+"""How an error is shown on the command line, and how a command ends early.
 
-Owns the form. The exit status is the command's.
+Owns the form of a message, and the exit status of a mistake, of a reader that is gone and of
+SIGTERM. What a command finds out has a status of its own.
 """
 
 from __future__ import annotations
 
+import os
+import signal
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from neurenix._core.errors import NeurenixError
+
+MISTAKE = 2
+_PIPE_CLOSED = 128 + 13  # as a shell says of a command that SIGPIPE ended
+_TERMINATED = 128 + signal.SIGTERM
 
 
 def show(error: Exception) -> None:
     """Print an error and what was noted on it, without a traceback."""
     notes = "".join(f"\n{note}" for note in getattr(error, "__notes__", ()))
     print(f"neurenix: {error}{notes}", file=sys.stderr)
+
+
+class ReaderGone(BaseException):
+    """Whoever read the output has gone, as ``head`` does. Typer would end with status 1 for it."""
+
+
+class _Terminated(BaseException):
+    """SIGTERM came. Not an ``Exception``: a script that catches those must not catch this."""
+
+
+@contextmanager
+def ending_clean() -> Iterator[None]:
+    """Turn SIGTERM, an error of ours and a reader that is gone into exit statuses.
+
+    SIGTERM becomes an exception, so that what was begun is cleaned up; a second one ends at once.
+    """
+    before = signal.signal(signal.SIGTERM, _terminate)
+    try:
+        yield
+        sys.stdout.flush()
+    except _Terminated:
+        sys.exit(_TERMINATED)
+    except (BrokenPipeError, ReaderGone):
+        # Python flushes once more as it ends, and would complain.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        sys.exit(_PIPE_CLOSED)
+    except NeurenixError as error:
+        show(error)
+        sys.exit(MISTAKE)
+    finally:
+        signal.signal(signal.SIGTERM, before or signal.SIG_DFL)
+
+
+def _terminate(number: int, frame: Any) -> None:
+    del frame
+    signal.signal(number, signal.SIG_DFL)
+    raise _Terminated

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TextIO
 
 from neurenix._core.errors import ArgumentError
+from neurenix._core.files import write_whole
 
 TO_STDOUT = Path("-")
 
@@ -34,11 +35,15 @@ def check_folders(*paths: Path | None) -> None:
     """Check that files can be written before there is anything to write.
 
     Raises:
-        ArgumentError: the folder of one of them is not there.
+        ArgumentError: the folder of one of them is not there, or one is itself a folder.
     """
     for path in paths:
-        if path is not None and path != TO_STDOUT and not path.parent.is_dir():
+        if path is None or path == TO_STDOUT:
+            continue
+        if not path.parent.is_dir():
             raise ArgumentError(f"There is no folder {str(path.parent)!r} to write into.")
+        if path.is_dir():
+            raise ArgumentError(f"{str(path)!r} is a folder; name a file in it.")
 
 
 @contextmanager
@@ -61,8 +66,6 @@ def output_for(path: Path | None) -> Iterator[TextIO]:
 
 def write_text(path: Path | None, text: str, output: TextIO) -> None:
     """Write a file whole or not at all, or to ``output`` where ``path`` is ``-``."""
-    from neurenix.preflight.report import write_whole
-
     if path == TO_STDOUT:
         print(text, file=output)
     elif path is not None:

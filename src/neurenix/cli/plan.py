@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from neurenix._core.errors import ArgumentError, NeurenixError
-from neurenix.cli.failure import show
+from neurenix.cli.failure import MISTAKE, show
+from neurenix.cli.options import Arguments, Commitment, Price, Region, Script, Slices, StepTimeout
 from neurenix.cli.output import check_folders, output_for, show_text, write_text
 from neurenix.cli.scripts import listed, simulate_first, slices_of
 
@@ -26,10 +27,10 @@ _AUTO = "auto"
 
 
 def plan(
-    script: Annotated[Path, typer.Argument(help="Python file that trains")],
-    arguments: Annotated[list[str] | None, typer.Argument(help="its command line")] = None,
+    script: Script,
+    arguments: Arguments = None,
     *,
-    on: Annotated[str, typer.Option(help="slices, separated by commas: v5e-8,v6e-8")],
+    on: Slices,
     objective: Annotated[str, typer.Option(help="time or cost, of an example")] = "time",
     deadline_hours: Annotated[
         float | None, typer.Option(help="leave out what takes longer, for so many --examples")
@@ -59,18 +60,17 @@ def plan(
     html_path: Annotated[
         Path | None, typer.Option("--html", help="write a page with the cost-time frontier")
     ] = None,
-    region: Annotated[str, typer.Option(help="of the price: us, europe-west4, …")] = "us",
-    commitment: Annotated[
-        str, typer.Option(help="of the price: on-demand, 1-year, 3-year, spot")
-    ] = "on-demand",
-    price: Annotated[float | None, typer.Option(help="your own USD for a chip and an hour")] = None,
-    timeout: Annotated[float, typer.Option(help="seconds in which a step must be reached")] = 600,
+    region: Region = "us",
+    commitment: Commitment = "on-demand",
+    price: Price = None,
+    timeout: StepTimeout = 600,
 ) -> None:
     """Run a script up to its first training step and find where and how that step runs best.
 
     Every candidate is printed with why it lost. The exit status is 1 when none can be taken, and 2
     when there is no answer.
     """
+    from neurenix.compiler.compile import compiler_ready
     from neurenix.preflight.choice import Workload, mesh_of
     from neurenix.preflight.cost import Pricing
     from neurenix.preflight.html import plan_page
@@ -94,17 +94,18 @@ def plan(
         check_folders(json_path, html_path)
         with output_for(json_path) as output:
             simulate_first(slices)
-            target, args = first_step(script, arguments or [], timeout_seconds=timeout)
-            found = search(
-                target,
-                *args,
-                on=slices,
-                objective=objective,
-                space=space,
-                deadline=deadline,
-                budget_seconds=budget,
-                pricing=pricing,
-            )
+            with compiler_ready():
+                target, args = first_step(script, arguments or [], timeout_seconds=timeout)
+                found = search(
+                    target,
+                    *args,
+                    on=slices,
+                    objective=objective,
+                    space=space,
+                    deadline=deadline,
+                    budget_seconds=budget,
+                    pricing=pricing,
+                )
             show_text(found.text())
             if found.winner is not None:
                 own = Workload.of(target, args, None, None, None)
@@ -115,9 +116,11 @@ def plan(
                 write_text(json_path, json.dumps(found.to_dict(), indent=1), output)
             if html_path is not None:
                 write_text(html_path, plan_page(found, pricing), output)
+    except BrokenPipeError:  # nobody reads on, which is no mistake
+        raise
     except (NeurenixError, OSError) as error:
         show(error)
-        raise typer.Exit(2) from None
+        raise typer.Exit(MISTAKE) from None
     if found.winner is None:
         raise typer.Exit(1)
 

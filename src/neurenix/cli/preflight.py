@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from neurenix._core.errors import ArgumentError, NeurenixError
-from neurenix.cli.failure import show
+from neurenix.cli.failure import MISTAKE, show
+from neurenix.cli.options import Arguments, Commitment, Price, Region, Script, Slices, StepTimeout
 from neurenix.cli.output import check_folders, output_for, show_text, write_text
 from neurenix.cli.scripts import simulate_first, slices_of
 
@@ -28,10 +29,10 @@ _DOES_NOT_FIT = "not fits"
 
 
 def preflight(
-    script: Annotated[Path, typer.Argument(help="Python file that trains")],
-    arguments: Annotated[list[str] | None, typer.Argument(help="its command line")] = None,
+    script: Script,
+    arguments: Arguments = None,
     *,
-    on: Annotated[str, typer.Option(help="slices, separated by commas: v5e-8,v6e-8")],
+    on: Slices,
     json_path: Annotated[
         Path | None,
         typer.Option("--json", help="write a list of all reports to this file; - is the output"),
@@ -55,12 +56,10 @@ def preflight(
     compare: Annotated[
         Path | None, typer.Option(help="say what changed since this file of --json")
     ] = None,
-    region: Annotated[str, typer.Option(help="of the price: us, europe-west4, …")] = "us",
-    commitment: Annotated[
-        str, typer.Option(help="of the price: on-demand, 1-year, 3-year, spot")
-    ] = "on-demand",
-    price: Annotated[float | None, typer.Option(help="your own USD for a chip and an hour")] = None,
-    timeout: Annotated[float, typer.Option(help="seconds in which a step must be reached")] = 600,
+    region: Region = "us",
+    commitment: Commitment = "on-demand",
+    price: Price = None,
+    timeout: StepTimeout = 600,
     compile_timeout: Annotated[
         float, typer.Option(help="seconds that the compiler may take for a slice")
     ] = 1800,
@@ -118,9 +117,11 @@ def preflight(
                 if condition.holds(values := report.record(pricing).values())
                 and _failed(report, f"{condition.text} ({condition.values(values)})")
             ]
+    except BrokenPipeError:  # nobody reads on, which is no mistake
+        raise
     except (NeurenixError, OSError) as error:
         show(error)
-        raise typer.Exit(2) from None
+        raise typer.Exit(MISTAKE) from None
     if failed:
         raise typer.Exit(1)
 

@@ -6,6 +6,7 @@ knows only JAX sees the slice too.
 
 from __future__ import annotations
 
+import importlib.util
 import runpy
 import sys
 import traceback
@@ -43,18 +44,18 @@ def run(
 
     Options of neurenix come before the program; everything after it is the program's.
     """
-    if not module and not Path(program).exists():
-        raise typer.BadParameter(f"there is no file {program!r}", param_hint="PROGRAM")
+    if module:
+        sys.path.insert(0, str(Path.cwd()))
+    _check(program, module)
     if simulate is not None:
         from neurenix.simulation import simulate as put_in_place
 
-        put_in_place(simulate, numerics=numerics)  # pyright: ignore[reportArgumentType]
+        put_in_place(simulate, numerics=numerics)  # pyright: ignore[reportArgumentType]  it checks
     elif numerics != "float32":
         raise typer.BadParameter("only a simulated slice has numerics; add --simulate SLICE")
     sys.argv = [program, *(arguments or [])]
     try:
         if module:
-            sys.path.insert(0, str(Path.cwd()))
             runpy.run_module(program, run_name="__main__", alter_sys=True)
         else:
             sys.path.insert(0, str(Path(program).resolve().parent))
@@ -62,6 +63,25 @@ def run(
     except (Exception, KeyboardInterrupt) as error:  # the program's own, shown as Python shows it
         traceback.print_exception(error.with_traceback(_of_program(error.__traceback__)))
         raise typer.Exit(130 if isinstance(error, KeyboardInterrupt) else 1) from None
+
+
+def _check(program: str, module: bool) -> None:
+    """Check that there is something to run.
+
+    Raises:
+        BadParameter: no such file or module, or a folder with nothing to run.
+    """
+    path = Path(program)
+    if module:
+        top = program.partition(".")[0]  # to look further would import it
+        found = top in sys.modules or (top and importlib.util.find_spec(top) is not None)
+        problem = "" if found else f"there is no module {top!r}"
+    elif path.is_dir() and not (path / "__main__.py").is_file():
+        problem = f"{program!r} is a folder, and has no __main__.py"
+    else:
+        problem = "" if path.exists() else f"there is no file {program!r}"
+    if problem:
+        raise typer.BadParameter(problem, param_hint="PROGRAM")
 
 
 def _of_program(frames: TracebackType | None) -> TracebackType | None:

@@ -1,0 +1,20 @@
+"""Options that commands with a user's script share: what they are called and what ``--help`` says.
+
+Owns their declarations. Their defaults are beside each command, and their meaning is
+``neurenix.cli.scripts``'s or of what the command calls.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+Script = Annotated[Path, typer.Argument(help="Python file that trains")]
+Arguments = Annotated[list[str] | None, typer.Argument(help="its command line")]
+Slices = Annotated[str, typer.Option(help="slices, separated by commas: v5e-8,v6e-8")]
+Region = Annotated[str, typer.Option(help="of the price: us, europe-west4, …")]
+Commitment = Annotated[str, typer.Option(help="of the price: on-demand, 1-year, 3-year, spot")]
+Price = Annotated[float | None, typer.Option(help="your own USD for a chip and an hour")]
+StepTimeout = Annotated[float, typer.Option(help="seconds in which a step must be reached")]
