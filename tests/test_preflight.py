@@ -129,7 +129,7 @@ def test_json_is_of_a_versioned_schema(reports: list[Report], tmp_path: Path) ->
     data = json.loads(path.read_text())
     assert (data["schema"], data["schema_version"]) == ("neurenix.preflight", 1)
     assert data["fits"] is True
-    assert data["estimated_step_time"]["seconds"] == reports[0].step_time.seconds  # pyright: ignore
+    assert data["estimated_step_time"]["seconds"] == reports[0].step_time.seconds
     assert data["hbm_per_device"]["peak_bytes"] == reports[0].hbm.peak_bytes
     assert [path.name for path in tmp_path.iterdir()] == ["report.json"]
 
@@ -317,3 +317,72 @@ def test_scripts_without_a_step(tmp_path: Path, code: str, message: str) -> None
     script.write_text(code)
     with pytest.raises(NeurenixError, match=message):
         preflight_script(script, on=["v5e-8"], timeout_seconds=1)
+
+
+def of(function, *args, on: str = "v5e-8", options: PreflightOptions) -> Report:
+    return nx.preflight(function, *args, on=on, options=options)
+
+
+def test_a_jitted_function_keeps_its_donation(options: PreflightOptions) -> None:
+    step = jax.jit(lambda state, gradient: state - gradient, donate_argnums=0)
+    report = of(step, *[nx.spec((2048, 2048))] * 2, on="v5e-1", options=options)
+    assert report.hbm.peak_bytes == 2 * 2048 * 2048 * 4
+
+
+def test_a_program_without_arguments(options: PreflightOptions) -> None:
+    report = of(lambda: jax.random.normal(jax.random.PRNGKey(0), (512, 512)), options=options)
+    assert report.fits
+
+
+def test_a_function_without_a_result(options: PreflightOptions) -> None:
+    with pytest.raises(ArgumentError, match="returns no array"):
+        of(lambda x: None, nx.spec((8, 8)), options=options)
+
+
+def test_a_random_key_is_an_argument(options: PreflightOptions) -> None:
+    report = of(lambda key: jax.random.normal(key, (8, 8)), jax.random.key(0), options=options)
+    assert report.hbm.buffers[0].logical_bytes == 8
+
+
+def test_partitions_may_name_axes_of_the_mesh_alone(options: PreflightOptions) -> None:
+    def summed(x):
+        return jax.lax.with_sharding_constraint(x, jax.sharding.PartitionSpec("data")).sum()
+
+    report = of(summed, nx.spec((512, 128)), options=options)
+    assert {operation.kind for operation in report.operations} >= {"ici"}
+
+
+def test_a_function_may_bring_a_mesh_of_its_own(options: PreflightOptions) -> None:
+    summed = jax.shard_map(
+        lambda part: jax.lax.psum(part, "data"),
+        mesh=jax.sharding.AbstractMesh((8,), ("data",), (jax.sharding.AxisType.Auto,)),
+        in_specs=jax.sharding.PartitionSpec("data"),
+        out_specs=jax.sharding.PartitionSpec(),
+    )
+    report = of(summed, nx.spec((512, 128)), options=options)
+    assert {operation.kind for operation in report.operations} >= {"ici"}
+
+
+def test_no_estimate_is_faster_than_the_chip(options: PreflightOptions) -> None:
+    for dtype, peak in (("bfloat16", 197e12), ("int8", 394e12)):
+        matrix = nx.spec((4096, 4096), dtype)
+        report = of(
+            lambda a, b: jax.lax.dot(a, b, preferred_element_type="float32"),
+            matrix, matrix, on="v5e-1", options=options,
+        )  # fmt: skip
+        assert report.step_time is not None
+        assert report.step_time.low >= 2 * 4096**3 / peak * 0.99
+        assert 0.3 < (report.mfu or 0) <= 1
+
+
+def test_what_has_no_cycles_may_take_much_longer(options: PreflightOptions) -> None:
+    report = of(jnp.sort, nx.spec((2**22,)), on="v5e-1", options=options)
+    assert report.step_time is not None
+    assert report.step_time.high > 3 * report.step_time.seconds
+
+
+def test_several_steps_in_one_call_cost_the_host_less(options: PreflightOptions) -> None:
+    model = nn.Sequential(nn.Linear(64, 64)).compile("adam", "mse", steps_per_execution=50)
+    report = nx.preflight(model, nx.spec((64, 64)), nx.spec((64, 64)), on="v5e-8", options=options)
+    assert report.step_time is not None
+    assert report.step_time.host_seconds < 5e-6

@@ -7,7 +7,7 @@ import math
 import pytest
 
 from neurenix import chips
-from neurenix._core.errors import ArgumentError, UnknownNameError
+from neurenix._core.errors import ArgumentError, ArgumentTypeError, UnknownNameError
 from neurenix.preflight.condition import NAMES, parse
 from neurenix.preflight.cost import Pricing, Work, cost_of, steps_for, usd_text
 
@@ -122,6 +122,13 @@ def test_amounts_that_say_nothing() -> None:
         steps_for(WORK, steps=1, examples=None, tokens=5)
     with pytest.raises(ArgumentError, match="examples must be 0 or more"):
         steps_for(WORK, steps=None, examples=-5, tokens=None)
+    for steps in (float("nan"), float("inf"), -1):
+        with pytest.raises(ArgumentError, match="steps must be 0 or more"):
+            steps_for(WORK, steps=steps, examples=None, tokens=None)  # pyright: ignore
+    for given in ({"steps": "3"}, {"examples": [5]}, {"tokens": True}):
+        (name,) = given
+        with pytest.raises(ArgumentTypeError, match=f"{name} must be a number"):
+            steps_for(WORK, **({"steps": None, "examples": None, "tokens": None} | given))
     with pytest.raises(ArgumentError, match="not known to take tokens"):
         steps_for(Work(1, 1, 1, 8, None), steps=None, examples=None, tokens=5)
 
@@ -199,6 +206,10 @@ assert set(VALUES) == set(NAMES)
         ("fits != False and cost_per_step * 1000 > 1 USD", True),
         ("step_time / errors > 1", True),  # cannot be known, so it has not passed
         ("False and step_time / errors > 1", False),
+        ("step_time > 1e-9", True),
+        ("step_time < 2.5e-1s or step_time <= .25E+0 s", True),
+        ("step_time > 2e-9 min and hbm_headroom > 1e-2GiB", True),
+        ("hbm_headroom > 1E3 GiB", False),
         ("True", True),
         ("not " * 240 + "fits", True),
     ],
@@ -233,6 +244,8 @@ def test_a_condition_of_what_is_not_known_has_not_passed(text: str, holds: bool)
     [
         ("step_tim > 0.2", "Did you mean 'step_time'"),
         ("step_time > 5 mss", "no unit named 'mss'. Did you mean 'ms'"),
+        ("step_time > 5 e", "no unit named 'e'"),
+        ("step_time > 1e-9 mss", "no unit named 'mss'"),
         ("step_time >", "is not a condition"),
         ("", "is not a condition"),
         ("step_time", "compare it"),

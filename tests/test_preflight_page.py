@@ -449,5 +449,5 @@ def test_a_report_that_knows_nothing_of_a_kind(tmp_path: Path) -> None:
         temporaries_bytes=0, outputs_bytes=0, code_bytes=0, roles={'new "role"': 100}, buffers=(),
         temporaries=(), activations_bytes=0, gradients_bytes=0,
     )  # fmt: skip
-    section = memory_section(SimpleNamespace(hbm=memory, fits=True, refused=None))  # pyright: ignore[reportArgumentType]  a stand-in for what no program makes
+    section = memory_section(SimpleNamespace(hbm=memory, fits=True, refused=None))
     assert "new &quot;role&quot;" in section and 'class="cell r-other"' in section

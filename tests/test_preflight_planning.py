@@ -120,7 +120,7 @@ def test_mistakes() -> None:
     with pytest.raises(nx.ArgumentError, match='meshes is a list or "auto"'):
         SearchSpace(meshes="all")
     with pytest.raises(nx.ArgumentError, match='compiler_options is a list or "auto"'):
-        SearchSpace(compiler_options={"xla_option": 1})  # type: ignore[arg-type]  the mistake
+        SearchSpace(compiler_options={"xla_option": 1})
     with pytest.raises(nx.ArgumentError, match="names no slice"):
         nx.preflight.search(model(), on=[], input_shape=(64, 256))
     with pytest.raises(nx.ArgumentError, match="argument 3, and there are 1"):

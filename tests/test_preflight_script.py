@@ -58,22 +58,11 @@ model.fit(np.ones((65536, 16), "float32"), np.zeros(65536, "int32"), batch_size=
 """
 
 
-@pytest.fixture(scope="module")
-def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("cache")
-
-
 @pytest.fixture
-def preflight(run_python, cache: Path, tmp_path: Path):
+def preflight(command):
     """Return ``preflight(script, *arguments)``, which leaves the reports in ``r.json``."""
-
-    def run(script: str, *arguments: str):
-        (tmp_path / "train.py").write_text(script)
-        env = {"NEURENIX_CACHE_DIR": str(cache), "COLUMNS": "100"}
-        command = ("-m", "neurenix", "preflight", "--json", "r.json", *arguments, "train.py")
-        return run_python(*command, env=env)
-
-    return run
+    arguments = ("preflight", "--json", "r.json")
+    return lambda script, *more: command(*arguments, *more, "train.py", script=script)
 
 
 def test_a_module_of_flax_through_a_trainer_on_a_mesh(preflight, tmp_path: Path) -> None:

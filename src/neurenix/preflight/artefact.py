@@ -18,6 +18,7 @@ from neurenix.compiler.compile import CompileOptions, Refusal, compile_all
 from neurenix.compiler.program import Program
 from neurenix.compiler.target import CpuHost, Target, cpu_host
 from neurenix.preflight.description import PreflightOptions, describe
+from neurenix.preflight.entry import check_input_shape
 
 
 def compile_for(
@@ -68,6 +69,7 @@ def compile_for(
         >>> loaded(jnp.arange(3.0))["twice"].tolist()
         [0.0, 2.0, 4.0]
     """
+    check_input_shape(input_shape)
     options = options or PreflightOptions()
     where = _where(on)
     program = describe(

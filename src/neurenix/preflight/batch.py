@@ -8,6 +8,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from neurenix.compiler.program import Leaf, Program
+from neurenix.compiler.training import is_training_step
+
+_TOKEN_TYPES = ("int32", "int64", "uint32")
 
 
 @dataclass(frozen=True)
@@ -33,18 +36,18 @@ class Batch:
 def batch_of(program: Program) -> Batch:
     """Return the batch of a program.
 
-    Token ids are the first integer array of rank 2, ``(N, T)``, among the inputs of a model, or
-    among all arguments of a plain function.
+    Token ids are an array ``(N, T)`` of integers of 32 bits or more that a training step takes:
+    among the inputs of a model, or the first of a batch that a function with an optimizer is given.
+    Elsewhere integers are whatever the function makes of them.
     """
     leaves = [leaf for leaf in program.leaves if leaf.role == "batch"]
     of_model = [leaf for leaf in leaves if "x" in leaf.path.split(".")[:2]]
-    plain = [leaf for leaf in program.leaves if leaf.role == "argument"]
-    for leaf in of_model or leaves or plain:
-        if _is_tokens(leaf):
+    for leaf in of_model or leaves[:1]:
+        if is_training_step(program) and _is_tokens(leaf):
             return Batch(leaf.shape[0], leaf.shape[1], leaf.path)
     sizes = [leaf.shape[0] for leaf in of_model or leaves if leaf.shape]
     return Batch(sizes[0] if sizes else None)
 
 
 def _is_tokens(leaf: Leaf) -> bool:
-    return len(leaf.shape) == 2 and leaf.shape[1] > 1 and leaf.dtype.startswith(("int", "uint"))
+    return len(leaf.shape) == 2 and leaf.shape[1] > 1 and leaf.dtype in _TOKEN_TYPES

@@ -5,8 +5,8 @@ Nothing is ever evaluated as Python. It knows no report: a condition is asked wi
 
 - the names in ``NAMES``;
 - ``and``, ``or``, ``not``, ``<  <=  >  >=  ==  !=`` (chains too), ``+ - * /``, parentheses;
-- numbers, with an optional unit: ``200 ms``, ``15.5 GiB``, ``40 %``; seconds, bytes and fractions
-  are what they become.
+- numbers, with an optional unit: ``200 ms``, ``15.5 GiB``, ``40 %``, ``1e-9``; seconds, bytes and
+  fractions are what they become.
 
 A comparison with a value that is not known, such as the step time of a program that does not fit,
 is neither true nor false. ``and``, ``or`` and ``not`` follow Kleene's logic, and a whole condition
@@ -45,7 +45,8 @@ _UNITS = {
     "kB": 1e3, "MB": 1e6, "GB": 1e9, "B": 1.0, "USD": 1.0, "%": 0.01,
 }  # fmt: skip
 _NUMBER_WITH_UNIT = re.compile(
-    r"(?<![\w.])(\d+\.?\d*(?:[eE][+-]?\d+)?|\.\d+)\s*(%|[A-Za-zµ]+)(?![\w.])"
+    r"(?<![\w.])((?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+|(?![eE][+-]?\d)))"
+    r"\s*(%|[A-Za-zµ]+)(?![\w.])"
 )
 _WORDS = frozenset({"and", "or", "not", "if", "else", "in", "is"})
 _COMPARE: dict[type[ast.cmpop], Callable[[Any, Any], bool]] = {
@@ -205,7 +206,7 @@ def _value(node: ast.expr, values: Mapping[str, Value]) -> Value:
         case ast.Compare(left=left, ops=ops, comparators=others):
             return _compare([left, *others], ops, values)
         case ast.Constant(value=value):
-            return value  # pyright: ignore[reportReturnType]  (_check let no other through)
+            return value  # pyright: ignore[reportReturnType]  _check let no other through
         case ast.Name(id=name):
             value = values[name]
             return value if value is None or isinstance(value, bool) else _finite(value)

@@ -7,10 +7,12 @@ the step time, an estimate with an interval, is the report's; a cost is an estim
 from __future__ import annotations
 
 import math
+import numbers
 from dataclasses import dataclass
+from typing import Any
 
 from neurenix import chips
-from neurenix._core.errors import ArgumentError
+from neurenix._core.errors import ArgumentError, ArgumentTypeError
 
 
 @dataclass(frozen=True)
@@ -29,6 +31,8 @@ class Pricing:
 
     def __post_init__(self) -> None:
         usd = self.usd_per_chip_hour
+        if usd is not None:
+            check_number("usd_per_chip_hour", usd)
         if usd is not None and not (usd >= 0 and math.isfinite(usd)):
             raise ArgumentError(f"A price is 0 or more USD for a chip and an hour; got {usd}.")
         chips.price("v5e", self.region, commitment=self.commitment)  # the names are checked there
@@ -134,6 +138,7 @@ def steps_for(work: Work, *, steps: int | None, examples: int | None, tokens: in
 
     Raises:
         ArgumentError: more than one way, a negative number, or examples of a program without.
+        ArgumentTypeError: what is given is not a number.
 
     Example:
         >>> work = Work(0.1, 0.08, 0.14, examples=200, tokens=None)
@@ -148,7 +153,8 @@ def steps_for(work: Work, *, steps: int | None, examples: int | None, tokens: in
     if len(given) > 1:
         raise ArgumentError(f"Give one of {' and '.join(given)}, which say the same thing.")
     for name, value in given.items():
-        if value < 0:
+        check_number(name, value)
+        if not 0 <= value < math.inf:
             raise ArgumentError(f"{name} must be 0 or more; got {value}.")
     for name, asked, each in (
         ("examples", examples, work.examples),
@@ -163,6 +169,16 @@ def steps_for(work: Work, *, steps: int | None, examples: int | None, tokens: in
             )
         return math.ceil(asked / each)
     return 1 if steps is None else steps
+
+
+def check_number(name: str, value: Any) -> None:
+    """Check that an argument is a number, whatever its size.
+
+    Raises:
+        ArgumentTypeError: it is something else, such as text.
+    """
+    if not isinstance(value, numbers.Real) or isinstance(value, bool):
+        raise ArgumentTypeError(f"{name} must be a number; got {value!r}.")
 
 
 def cost_of(work: Work, steps: int, where: chips.Slice, pricing: Pricing) -> Cost:

@@ -21,7 +21,7 @@ from neurenix._core.errors import (
 )
 from neurenix.compiler.compile import CompileOptions
 from neurenix.compiler.program import Program, TraceOptions, abstract_mesh, spec, trace
-from neurenix.compiler.target import CpuHost, platform_of
+from neurenix.compiler.target import CpuHost, kind_of, platform_of
 from neurenix.distribute.mesh import MESH_AXES, check_axes, replicas_of
 from neurenix.preflight.bound import bind
 
@@ -93,8 +93,20 @@ def describer(
         bound.function,
         bound.args,
         axes=axes_on(where, mesh),
-        options=replace(bound.options, platform=platform_of(where)),
+        options=replace(
+            bound.options, platform=platform_of(where), device_kind=_kind_if_it_matters(where)
+        ),
     )
+
+
+def _kind_if_it_matters(where: chips.Slice | CpuHost) -> str:
+    """Return the kind of device for what attention kernels do not run on.
+
+    Elsewhere the mesh is one as users write it, so that ``shard_map`` takes theirs as the same.
+    """
+    if isinstance(where, CpuHost) or "bfloat16" in where.generation.matmul_types:
+        return ""
+    return kind_of(where)
 
 
 def trainer_of(target: Any) -> Any:
@@ -142,12 +154,12 @@ def _training_step(
     for name in axes:
         if name not in known:
             raise unknown_name("mesh axis", name, known)
-    mesh = abstract_mesh(axes)
+    mesh = abstract_mesh(axes, kind_of(where))
     x, y = batch
     for leaf in jax.tree.leaves(x):
         _check_batch(leaf.shape, replicas_of(mesh), where)
     step = trainer.step_program(mesh, x, y)
-    return trace(
+    program = trace(
         step.function,
         (step.state, step.batch),
         axes=axes,
@@ -156,8 +168,11 @@ def _training_step(
             leaf_roles=tuple(step.leaf_roles),
             name="training step",
             platform=platform_of(where),
+            device_kind=kind_of(where),
         ),
     )
+    steps = trainer.options.steps_per_execution
+    return replace(program, traits=replace(program.traits, steps_per_call=steps))
 
 
 def _check_batch(shape: tuple[int, ...], replicas: int, where: chips.Slice | CpuHost) -> None:

@@ -15,6 +15,8 @@ from neurenix.preflight.record import SCHEMA, SCHEMA_VERSION, plain
 if TYPE_CHECKING:
     from neurenix.preflight.report import Report
 
+_OF_A_TIME = ("seconds", "low", "high", "device_seconds", "host_seconds", "basis", "shares")
+_RATES = ("examples_per_second", "tokens_per_second", "tokens_per_second_per_chip")
 _OF_A_RUN = (
     "id", "model", "generation", "num_chips", "batch_size", "sequence_length", "step_seconds",
     "tokens_per_second_per_chip", "mfu", "source",
@@ -43,17 +45,7 @@ def document(report: Report, pricing: Pricing) -> dict[str, Any]:
         "mesh": dict(program.axes),
         "fits": report.fits,
         "refused": report.refused,
-        "estimated_step_time": None
-        if time is None
-        else {
-            "seconds": time.seconds,
-            "low": time.low,
-            "high": time.high,
-            "device_seconds": time.device_seconds,
-            "host_seconds": time.host_seconds,
-            "basis": time.basis,
-            "shares": dict(time.shares),
-        },
+        "estimated_step_time": time and _named(time, _OF_A_TIME),
         "bound": report.bound,
         "mfu": report.mfu,
         "model_flops": program.model_flops,
@@ -62,20 +54,14 @@ def document(report: Report, pricing: Pricing) -> dict[str, Any]:
             "sequence_length": report.sequence_length,
             "tokens": report.tokens,
         },
-        "estimated_rates": None
-        if time is None
-        else {
-            "examples_per_second": report.examples_per_second,
-            "tokens_per_second": report.tokens_per_second,
-            "tokens_per_second_per_chip": report.tokens_per_second_per_chip,
-        },
-        "estimated_cost": None if time is None else _cost(report, pricing),
-        "published_run": run and {name: getattr(run, name) for name in _OF_A_RUN},
+        "estimated_rates": time and _named(report, _RATES),
+        "estimated_cost": time and _cost(report, pricing),
+        "published_run": run and _named(run, _OF_A_RUN),
         "hbm_per_device": {
             **{n: plain(v) for n, v in vars(report.hbm).items() if n not in _LISTED},
             "largest_buffers": [plain(buffer) for buffer in largest(report.hbm)],
         },
-        "findings": [plain(finding) for finding in report.findings],
+        "findings": [{**plain(finding), "page": finding.page} for finding in report.findings],
         "operations": [
             {
                 "name": operation.name,
@@ -95,6 +81,10 @@ def document(report: Report, pricing: Pricing) -> dict[str, Any]:
         "compile_seconds": report.analysis.compile_seconds,
         "from_cache": report.analysis.from_cache,
     }
+
+
+def _named(thing: Any, names: tuple[str, ...]) -> dict[str, Any]:
+    return {name: plain(getattr(thing, name)) for name in names}
 
 
 def _cost(report: Report, pricing: Pricing) -> dict[str, Any]:

@@ -5,13 +5,13 @@ Owns ``preflight``: describe, compile for every slice, analyse, and suggest what
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, overload
 
 from neurenix import chips
 from neurenix._core.errors import ArgumentTypeError
 from neurenix.compiler.analysis import analyse
-from neurenix.compiler.compile import compile_all
+from neurenix.compiler.compile import compile_all, compiler_ready
 from neurenix.compiler.target import Target
 from neurenix.preflight.advice import suggestions
 from neurenix.preflight.choice import Workload
@@ -19,6 +19,41 @@ from neurenix.preflight.description import PreflightOptions, Shape, describer
 from neurenix.preflight.report import Report
 
 On = str | chips.Slice
+
+
+def slices_on(on: On | Sequence[On]) -> list[chips.Slice]:
+    """Return the slices that ``on=`` names.
+
+    Raises:
+        UnknownNameError: no such slice.
+        ArgumentTypeError: it is neither a name nor a list of names.
+
+    Example:
+        >>> [where.name for where in slices_on(["v5e-8", "v6e-8"])]
+        ['v5e-8', 'v6e-8']
+    """
+    if isinstance(on, (str, chips.Slice)):
+        return [chips.resolve(on)]
+    if not isinstance(on, Iterable):
+        raise ArgumentTypeError(
+            f'on= is a slice such as "v5e-8" or a list of slices; got {type(on).__name__}.'
+        )
+    return [chips.resolve(name) for name in on]
+
+
+def check_input_shape(input_shape: Sequence[int] | None) -> None:
+    """Check that ``input_shape=`` has sizes, if it is there at all.
+
+    Raises:
+        ArgumentTypeError: it is something else.
+    """
+    if input_shape is not None and (
+        isinstance(input_shape, str) or not isinstance(input_shape, Iterable)
+    ):
+        raise ArgumentTypeError(
+            "input_shape= is the sizes of one global batch, such as (256, 784); got "
+            f"{input_shape!r}."
+        )
 
 
 @overload
@@ -90,19 +125,23 @@ def preflight(
     """
     options = options or PreflightOptions()
     single = isinstance(on, (str, chips.Slice))
-    slices = [chips.resolve(name) for name in ([on] if single else on)]
+    slices = slices_on(on)
     if not slices:
         raise ArgumentTypeError('on= names no slice; write on="v5e-8" or a list of names.')
-    describe = describer(target, args, Shape(input_shape, dtype), mesh, options)
-    programs = [describe(where) for where in slices]
-    pairs = [(program, Target.of(where)) for program, where in zip(programs, slices, strict=True)]
-    answers = compile_all(pairs, options.compiler)
-    reports = []
-    for program, where, answer in zip(programs, slices, answers, strict=True):
-        analysis = analyse(program, where, answer)
-        tried = ()
-        if options.suggest:
-            workload = Workload.of(target, args, input_shape, dtype, options)
-            tried = suggestions(workload, analysis)
-        reports.append(Report(analysis, tried))
+    check_input_shape(input_shape)
+    with compiler_ready(options.compiler):
+        describe = describer(target, args, Shape(input_shape, dtype), mesh, options)
+        programs = [describe(where) for where in slices]
+        pairs = [
+            (program, Target.of(where)) for program, where in zip(programs, slices, strict=True)
+        ]
+        answers = compile_all(pairs, options.compiler)
+        reports = []
+        for program, where, answer in zip(programs, slices, answers, strict=True):
+            analysis = analyse(program, where, answer)
+            tried = ()
+            if options.suggest:
+                workload = Workload.of(target, args, input_shape, dtype, options)
+                tried = suggestions(workload, analysis)
+            reports.append(Report(analysis, tried))
     return reports[0] if single else reports

@@ -10,24 +10,26 @@ from __future__ import annotations
 import itertools
 import json
 import math
+import numbers
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from neurenix import chips
-from neurenix._core.errors import ArgumentError, ShapeError, unknown_name
+from neurenix._core.errors import ArgumentError, ArgumentTypeError, ShapeError, unknown_name
+from neurenix._core.files import write_whole
 from neurenix.compiler.analysis import analyse
-from neurenix.compiler.compile import compile_all
+from neurenix.compiler.compile import compile_all, compiler_ready
 from neurenix.compiler.program import Program
 from neurenix.compiler.target import Target
 from neurenix.preflight import html, plan_document, plan_text, terminal
 from neurenix.preflight.choice import Choice, Workload
-from neurenix.preflight.cost import Pricing
+from neurenix.preflight.cost import Pricing, check_number
 from neurenix.preflight.description import PreflightOptions, axes_on
-from neurenix.preflight.entry import On
-from neurenix.preflight.report import Report, write_whole
+from neurenix.preflight.entry import On, check_input_shape, slices_on
+from neurenix.preflight.report import Report
 from neurenix.preflight.text import bytes_text
 
 _OBJECTIVES = ("time", "cost")
@@ -65,6 +67,7 @@ class Deadline:
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
+            check_number(f"Deadline: {name}", value)
             if not (value > 0 and math.isfinite(value)):
                 raise ArgumentError(f"Deadline: {name} must be positive; got {value:g}.")
 
@@ -155,33 +158,56 @@ class SearchSpace:
             value = getattr(self, name)
             if isinstance(value, Mapping) or (isinstance(value, str) and value != "auto"):
                 raise ArgumentError(f'SearchSpace: {name} is a list or "auto"; got {value!r}.')
-        for batch in self.batches or ():
+            if value is not None and not isinstance(value, Sequence):
+                raise ArgumentTypeError(
+                    f'SearchSpace: {name} is a list or "auto"; got {type(value).__name__}.'
+                )
+        if self.batches is None:
+            return
+        if isinstance(self.batches, str) or not isinstance(self.batches, Iterable):
+            raise ArgumentTypeError(
+                "SearchSpace: batches is a list of whole numbers, such as [64, 128]; got "
+                f"{self.batches!r}."
+            )
+        for batch in self.batches:
+            if not isinstance(batch, numbers.Integral):
+                raise ArgumentTypeError(f"SearchSpace: a batch is a whole number; got {batch!r}.")
             if batch < 1:
                 raise ArgumentError(f"SearchSpace: a batch has 1 example or more; got {batch}.")
 
     @classmethod
     def auto(cls) -> SearchSpace:
-        """Return the space in which everything but the batch is chosen."""
+        """Return the space in which everything but the batch is chosen, as far as it applies.
+
+        Of a plain function, which is compiled as it is written, that is the compiler's options.
+        """
         return cls(meshes="auto", remats="auto", compiler_options="auto")
 
     def check(self, slices: Sequence[chips.Slice]) -> None:
         """Check what can be checked without a program.
 
         Raises:
-            ShapeError: a mesh has the number of devices of none of the slices.
+            ShapeError: none of the meshes has the number of devices of one of the slices.
+            ArgumentTypeError: a mesh is no mapping of names to sizes.
         """
-        for mesh in () if isinstance(self.meshes, str) else self.meshes or ():
-            if all(math.prod(mesh.values()) != where.num_devices for where in slices):
-                axes_on(slices[0], mesh)  # which words it
+        mistakes: list[ShapeError] = []
+        meshes = () if isinstance(self.meshes, str) else self.meshes or ()
+        for mesh, where in itertools.product(meshes, slices):
+            try:
+                axes_on(where, mesh)
+            except ShapeError as error:
+                mistakes.append(error)
+        if mistakes and len(mistakes) == len(meshes) * len(slices):
+            raise mistakes[0]
 
     def choices(self, workload: Workload, slices: Sequence[chips.Slice]) -> list[Choice]:
         """Return every combination."""
-        if workload.trainer is None and (self.batches or self.remats):
+        remats = workload.remats if self.remats == "auto" else self.remats
+        if workload.trainer is None and (self.batches or remats):
             raise ArgumentError(
                 "SearchSpace: batches and remats are a training step's; a plain function is "
                 "compiled as it is written. Pass a compiled model or a Trainer."
             )
-        remats = workload.remats if self.remats == "auto" else self.remats
         for remat in remats or ():
             if remat not in workload.remats:
                 raise unknown_name("remat policy", remat, workload.remats)
@@ -238,7 +264,7 @@ def search(
     Args:
         target: a compiled model, a ``Trainer`` or a jittable function, as for ``preflight``.
         *args: as for ``preflight``.
-        on: names of slices.
+        on: names of slices; one that two names mean is looked at once.
         input_shape: of one global batch, the same on every slice.
         dtype: of the inputs.
         objective: ``"time"`` or ``"cost"``, per example.
@@ -263,16 +289,20 @@ def search(
             print(plan.table())
     """
     check_objective(objective)
-    names = [on] if isinstance(on, (str, chips.Slice)) else on
-    slices = [chips.resolve(name) for name in names]
+    slices = list(dict.fromkeys(slices_on(on)))
     if not slices:
         raise ArgumentError('on= names no slice; write on="v5e-8" or a list of names.')
+    check_input_shape(input_shape)
+    check_number("budget_seconds", budget_seconds)
+    if math.isnan(budget_seconds):
+        raise ArgumentError("budget_seconds must be a number of seconds; got NaN.")
     space, pricing = space or SearchSpace(), pricing or Pricing()
     space.check(slices)
-    workload = Workload.of(target, args, input_shape, dtype, options)
     goal = _Goal(objective, deadline, pricing, time.monotonic() + budget_seconds)
-    hunt = _Hunt(workload, goal)
-    hunt.run(space.choices(workload, slices))
+    with compiler_ready(options.compiler if options else None):
+        workload = Workload.of(target, args, input_shape, dtype, options)
+        hunt = _Hunt(workload, goal)
+        hunt.run(space.choices(workload, slices))
     return Plan(objective, hunt.ranked(), pricing, deadline)
 
 
@@ -306,7 +336,7 @@ class _Hunt:
         if self._mistakes and len(self._mistakes) == len(choices):
             raise self._mistakes[0]
         waiting.sort(key=lambda d: self._value(d.choice, d.least_seconds) or math.inf)
-        workers = self._workload.options.compiler.workers or max(1, (os.cpu_count() or 1) // 2)
+        workers = self._workload.options.compiler.at_once
         while waiting:
             left = self._goal.end - time.monotonic()
             wave: list[_Described] = []
@@ -347,7 +377,7 @@ class _Hunt:
             program = self._workload.program(choice)
         except ShapeError as error:
             self._mistakes.append(error)
-            self._lose(choice, str(error).partition(". ")[0])
+            self._lose(choice, str(error).partition(". ")[0].removesuffix("."))
             return None
         generation = choice.slice.generation
         held = sum(leaf.device_bytes for leaf in program.leaves)

@@ -99,7 +99,8 @@ class Record:
 def memory_parts(memory: Mapping[str, Any]) -> dict[str, int]:
     """Divide ``hbm_per_device`` into parts that add up to its peak, arguments by their role."""
     parts = dict(memory["roles"])
-    rest = memory["arguments_bytes"] - sum(parts.values())
+    arguments = sum(parts.values()) - parts.get("constants", 0)
+    rest = memory["arguments_bytes"] - arguments
     if rest > 0:
         parts["alignment"] = rest
     named = {name: memory[f"{name}_bytes"] for name in ("activations", "gradients")}

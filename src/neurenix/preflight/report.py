@@ -10,11 +10,11 @@ from __future__ import annotations
 import json
 import math
 import os
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from neurenix import chips
-from neurenix._core.errors import ArgumentError
+from neurenix._core.errors import ArgumentError, ArgumentTypeError
+from neurenix._core.files import write_whole
 from neurenix.compiler.analysis import Analysis
 from neurenix.compiler.findings import Finding
 from neurenix.compiler.memory import Memory
@@ -191,8 +191,9 @@ class Report:
             A ``Cost``, whose ``usd`` is ``None`` where no public price is known.
 
         Raises:
-            ArgumentError: the program does not fit, so it has no step time; a negative number;
-                examples or tokens of a program that has none.
+            ArgumentError: the program does not fit, so it has no step time; a negative number, or
+                none at all (NaN); examples or tokens of a program that has none.
+            ArgumentTypeError: what is given is not a number.
             UnknownNameError: no such region or commitment.
         """
         pricing = Pricing(region, commitment, usd_per_chip_hour)
@@ -215,12 +216,18 @@ class Report:
 
         Raises:
             ArgumentError: the file holds no report that this one can be compared with.
+            ArgumentTypeError: it is none of these.
         """
         now = self.record()
         if isinstance(before, Report):
             return compare(before.record(), now)
         if isinstance(before, Record):
             return compare(before, now)
+        if not isinstance(before, (str, os.PathLike)):
+            raise ArgumentTypeError(
+                "compare takes a report, what from_json read, or the path of a JSON file; got "
+                f"{type(before).__name__}."
+            )
         records = load_reports(before)
         found = matching(records, now)
         if found is None:
@@ -247,13 +254,20 @@ class Report:
         return document(self, pricing or Pricing())
 
     def to_json(self, path: str | os.PathLike[str]) -> None:
-        """Write ``to_dict()`` to a file, whole or not at all."""
+        """Write ``to_dict()`` to a file, whole or not at all.
+
+        Raises:
+            ArgumentError: it cannot be written.
+        """
         write_whole(path, json.dumps(self.to_dict(), indent=1))
 
     def to_html(self, path: str | os.PathLike[str], pricing: Pricing | None = None) -> None:
         """Write a page that needs nothing but itself, whole or not at all.
 
         ``pricing`` is that of its costs.
+
+        Raises:
+            ArgumentError: it cannot be written.
         """
         write_whole(path, html.page(self, pricing))
 
@@ -271,14 +285,3 @@ class Report:
 
     def __rich__(self) -> Any:
         return terminal.styled(self.text())
-
-
-def write_whole(path: str | os.PathLike[str], text: str) -> None:
-    """Write a file so that it is there whole or not at all."""
-    target = Path(path)
-    partial = target.with_name(f"{target.name}.{os.getpid()}.partial")
-    try:
-        partial.write_text(text, encoding="utf-8")
-        os.replace(partial, target)
-    finally:
-        partial.unlink(missing_ok=True)

@@ -6,10 +6,12 @@ Owns running the script and stopping it. The step is handed over by ``compiler.i
 
 from __future__ import annotations
 
+import concurrent.futures.thread
 import os
 import runpy
 import signal
 import sys
+import threading
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -18,6 +20,7 @@ from typing import Any
 
 from neurenix._core.errors import ArgumentError, CompilationError, NeurenixError
 from neurenix.compiler import intercept
+from neurenix.compiler.compile import compiler_ready
 from neurenix.compiler.source import is_library
 from neurenix.preflight.description import PreflightOptions
 from neurenix.preflight.entry import On, preflight
@@ -64,8 +67,9 @@ def preflight_script(
         ArgumentError: there is no such file, or the script failed or ended without a step.
         CompilationError: it did not reach one in time.
     """
-    target, args = first_step(path, arguments, timeout_seconds=timeout_seconds)
-    return preflight(target, *args, on=list(on), mesh=mesh, options=options)
+    with compiler_ready(options.compiler if options else None):
+        target, args = first_step(path, arguments, timeout_seconds=timeout_seconds)
+        return preflight(target, *args, on=list(on), mesh=mesh, options=options)
 
 
 def first_step(
@@ -95,10 +99,14 @@ def _run(script: Path, arguments: Sequence[str], timeout_seconds: float) -> _Rea
     A script whose bare ``except:`` catches what is to stop it has reached its step all the same.
     """
     reached: list[_Reached] = []
+    waker = _Waker()
 
     def stop(target: Any, args: tuple[Any, ...]) -> None:
         reached.append(_Reached(target, args))
-        raise reached[-1]
+        if threading.current_thread() is threading.main_thread():
+            raise reached[-1]
+        waker.wake()
+        raise SystemExit  # which ends a thread, and nothing is printed
 
     def at_fit(trainer: Any, x: Any, y: Any) -> None:
         stop(trainer, (x,) if y is None else (x, y))
@@ -108,10 +116,15 @@ def _run(script: Path, arguments: Sequence[str], timeout_seconds: float) -> _Rea
         "--timeout, or let the script begin with less data."
     )
     left: SystemExit | None = None
+    before = threading.enumerate()
     try:
         with intercept.listening(at_fit, stop), _as_main(script, arguments):
             with _time_limit(timeout_seconds, late):
-                runpy.run_path(str(script), run_name="__main__")
+                try:
+                    runpy.run_path(str(script), run_name="__main__")
+                    _wait_for_threads(before)
+                finally:
+                    waker.close()
     except (_Reached, _OutOfTime) as stopped:
         if not reached:
             raise CompilationError(late) from stopped.__cause__
@@ -139,6 +152,41 @@ def _run(script: Path, arguments: Sequence[str], timeout_seconds: float) -> _Rea
         f"{script} ended without a step: it called neither fit nor a function compiled by nx.jit. "
         "For plain JAX call nx.preflight(function, nx.spec(…), on=…) in the script."
     )
+
+
+class _Waker:
+    """Stops the script, which the main thread runs, from a thread that it started.
+
+    Where the system has no timer signal nothing does, and the script runs on to its end.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._open = hasattr(signal, "setitimer")
+
+    def wake(self) -> None:
+        """Let ``_time_limit`` end the script now."""
+        with self._lock:
+            main = threading.main_thread().ident
+            if self._open and main is not None:
+                self._open = False
+                signal.pthread_kill(main, signal.SIGALRM)
+
+    def close(self) -> None:
+        """Wake nobody any more: the script has ended."""
+        with self._lock:
+            self._open = False
+
+
+def _wait_for_threads(before: Sequence[threading.Thread]) -> None:
+    """Wait for the threads that the script started, as Python does before it ends.
+
+    Not for those of a pool, which wait for more to do until they are told that there is no more.
+    """
+    pools = getattr(concurrent.futures.thread, "_threads_queues", ())
+    for thread in threading.enumerate():
+        if not (thread.daemon or thread in before or thread in pools):
+            thread.join()
 
 
 def _frames(error: BaseException) -> str:
