@@ -301,7 +301,7 @@ def test_looking_at_a_generator_loses_nothing_and_it_is_read_once() -> None:
     [
         (lambda: StreamDataset([]), DataError, "length 0"),
         (lambda: StreamDataset(iter(())).element_spec, DataError, "yields no batch"),
-        (lambda: StreamDataset(3), ArgumentTypeError, "must be iterable; found int"),  # pyright: ignore
+        (lambda: StreamDataset(3), ArgumentTypeError, "must be iterable; found int"),
         (lambda: next(iter(StreamDataset([["a", "b"]]))), DataError, "holds text"),
         (
             lambda: (

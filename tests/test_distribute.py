@@ -167,7 +167,7 @@ def test_errors_say_what_to_do(strategy: TPUStrategy) -> None:
     with pytest.raises(nx.ArgumentTypeError, match="PerReplica"):
         strategy.reduce("mean", jnp.zeros(8))
     with pytest.raises(nx.ArgumentTypeError, match="function"):
-        strategy.run(3)  # type: ignore[arg-type]
+        strategy.run(3)
     with pytest.raises(nx.DeviceNotFoundError, match="TPU_NAME"):
         TPUClusterResolver(tpu="my-pod")
     with pytest.raises(nx.DeviceNotFoundError):

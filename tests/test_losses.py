@@ -326,7 +326,7 @@ def test_get_finds_names_classes_and_functions():
     with pytest.raises(UnknownNameError, match="mean_squared_error"):
         losses.get("mean_square_error")
     with pytest.raises(ArgumentTypeError, match="loss"):
-        losses.get(3)  # pyright: ignore
+        losses.get(3)
 
 
 @pytest.mark.parametrize(

@@ -292,7 +292,7 @@ def test_get_returns_a_fresh_metric_with_the_name_asked_for():
     with pytest.raises(UnknownNameError, match="'accuracy'"):
         metrics.get("acuracy")
     with pytest.raises(ArgumentTypeError, match="metric"):
-        metrics.get(3)  # pyright: ignore
+        metrics.get(3)
 
 
 @pytest.mark.parametrize(

@@ -49,7 +49,7 @@ def test_the_first_seed_is_the_same_in_every_process(run_python) -> None:
 @pytest.mark.parametrize("value", ["3", 1.5, None])
 def test_a_seed_is_an_integer(value: object) -> None:
     with pytest.raises(ArgumentTypeError, match="integer"):
-        random.seed(value)  # pyright: ignore[reportArgumentType]
+        random.seed(value)
 
 
 @pytest.mark.parametrize("value", [-1, 2**32])

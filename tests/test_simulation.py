@@ -36,7 +36,7 @@ def test_unknown_slice_and_numerics() -> None:
     with pytest.raises(UnknownNameError, match="Did you mean 'v5e-4' or 'v5e-8'"):
         simulation.simulate("v5e-7")
     with pytest.raises(UnknownNameError, match="Known: float32, tpu"):
-        simulation.simulate("v5e-8", numerics="bf16")  # pyright: ignore[reportArgumentType]
+        simulation.simulate("v5e-8", numerics="bf16")
 
 
 @pytest.mark.parametrize(

@@ -100,8 +100,8 @@ def test_integers_that_the_dtype_cannot_hold() -> None:
     ],
 )
 def test_dtype_names(name: object, dtype: object) -> None:
-    assert nt.dtype(name) == np.dtype(dtype)  # pyright: ignore[reportArgumentType]
-    assert nt.zeros(2, name).dtype == np.dtype(dtype)  # pyright: ignore[reportArgumentType]
+    assert nt.dtype(name) == np.dtype(dtype)
+    assert nt.zeros(2, name).dtype == np.dtype(dtype)
 
 
 def test_dtypes_that_are_none() -> None:

@@ -305,7 +305,7 @@ def test_a_schedule_that_returns_no_rate(rate: Any) -> None:
     with pytest.raises(nx.ArgumentError, match=f"returned {rate!r} for epoch 0"):
         compiled().fit(X, Y, callbacks=schedule)
     with pytest.raises(nx.ArgumentTypeError, match="not a function"):
-        nx.callbacks.LearningRateScheduler(0.1)  # type: ignore[arg-type]
+        nx.callbacks.LearningRateScheduler(0.1)
 
 
 def test_a_rate_that_is_zero_cannot_be_scaled() -> None:

@@ -51,7 +51,7 @@ class Scripted(nx.callbacks.Callback):
         self.name, self.values = name, values
 
     def on_epoch_end(self, epoch: int, logs: Mapping[str, float]) -> None:
-        logs[self.name] = self.values[epoch]  # type: ignore[index]
+        logs[self.name] = self.values[epoch]
 
 
 def fit(
@@ -138,7 +138,7 @@ def test_reduce_on_plateau() -> None:
 
 def test_the_rate_of_a_bare_optax_transformation_is_not_guessed() -> None:
     with pytest.raises(nx.ArgumentError, match="optax"):
-        Trainer(MLP(), optimizer=optax.sgd(0.1), loss=LOSS).learning_rate  # noqa: B018
+        Trainer(MLP(), optimizer=optax.sgd(0.1), loss=LOSS).learning_rate  # noqa: B018  raises
 
 
 def test_checkpoints_hold_the_weights_of_their_epoch(tmp_path: Path) -> None:

@@ -65,7 +65,7 @@ def test_no_loss_and_unknown_names() -> None:
     with pytest.raises(nx.UnknownNameError, match="bfloat16"):
         TrainOptions(precision="bfloat61")
     with pytest.raises(nx.ArgumentTypeError, match="module"):
-        Trainer(lambda x: x)  # type: ignore[arg-type]
+        Trainer(lambda x: x)
     with pytest.raises(nx.ArgumentError, match="steps_per_execution"):
         TrainOptions(steps_per_execution=0)
 

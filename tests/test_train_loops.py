@@ -207,7 +207,7 @@ def test_a_batch_that_does_not_divide_is_an_error_in_a_custom_loop() -> None:
 
 def test_optimizer_refuses_what_is_no_module() -> None:
     with pytest.raises(nx.ArgumentTypeError, match="order"):
-        nx.Optimizer(optax.adam(1e-3), MLP())  # type: ignore[arg-type]
+        nx.Optimizer(optax.adam(1e-3), MLP())
 
 
 def test_variables_that_share_an_array_are_given_away_once() -> None:
@@ -250,6 +250,9 @@ def test_the_number_of_modules_may_change() -> None:
     np.testing.assert_allclose(total(a, X), one, rtol=1e-6)
 
 
+# Python reports and drops an exception that is raised in a callback of its garbage collector (JAX
+# has one); the next signal is what stops the loop.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize("kind", ["jit", "run", "fit"])
 def test_ctrl_c_at_any_moment_loses_no_weights(kind: str) -> None:
     strategy = nx.distribute.TPUStrategy()
@@ -272,8 +275,7 @@ def test_ctrl_c_at_any_moment_loses_no_weights(kind: str) -> None:
                 for _ in range(1000):
                     loops[kind]()
             signal.setitimer(signal.ITIMER_REAL, 0)
-            error = caught.value
-            assert isinstance(error.__cause__ or error, KeyboardInterrupt)
+            assert KeyboardInterrupt in (caught.type, type(caught.value.__cause__))
             assert np.isfinite(np.asarray(model(X))).all()
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)

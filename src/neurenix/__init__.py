@@ -64,7 +64,7 @@ if TYPE_CHECKING:  # what editors and type checkers see; a test holds it and _EX
     from neurenix.simulation import SimulatedSlice as SimulatedSlice
     from neurenix.simulation import simulate as simulate
     from neurenix.simulation import simulated as simulated
-    from neurenix.tensor import *  # noqa: F403
+    from neurenix.tensor import *  # noqa: F403  it has __all__
     from neurenix.train import History as History
     from neurenix.train import Optimizer as Optimizer
     from neurenix.train import Trainer as Trainer

@@ -311,7 +311,8 @@ def to(value: T, device: Device | DeviceType | str | Any, *, dtype: Any = None) 
     """
     own = getattr(value, "to", None)
     if callable(own) and not isinstance(value, jax.Array | np.ndarray | np.generic):
-        return own(device) if dtype is None else own(device, dtype=dtype)  # pyright: ignore
+        options = {} if dtype is None else {"dtype": dtype}
+        return own(device, **options)  # pyright: ignore[reportReturnType]  the value's own method
     target = _target(device)
     wanted = None if dtype is None else _dtype(dtype)
     is_leaf = isinstance(value, jax.Array | np.ndarray | np.generic)
@@ -402,7 +403,7 @@ def _jax_reason(kind: DeviceType) -> str:
 
 
 def _platforms() -> str:
-    return jax.config.jax_platforms or ""  # pyright: ignore[reportAttributeAccessIssue]
+    return jax.config.jax_platforms or ""  # pyright: ignore[reportAttributeAccessIssue]  dynamic
 
 
 def _what_is_here() -> str:

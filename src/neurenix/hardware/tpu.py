@@ -219,7 +219,8 @@ def _spare_libtpu() -> None:
     libtpu is installed for its compiler. Started as a runtime without chips it prints warnings,
     takes its process lock, and fails.
     """
-    asked_for = "tpu" in (jax.config.jax_platforms or "")  # pyright: ignore
+    platforms = jax.config.jax_platforms  # pyright: ignore[reportAttributeAccessIssue]  dynamic
+    asked_for = "tpu" in (platforms or "")
     if (
         xla_bridge.backends_are_initialized()
         or asked_for

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from neurenix.hardware import machine
 
-LOCKFILE = "/tmp/libtpu_lockfile"  # noqa: S108  libtpu's own choice
+LOCKFILE = "/tmp/libtpu_lockfile"  # libtpu's own choice
 _CHIP_NODES = ("accel[0-9]*", "vfio/[0-9]*")
 
 

@@ -22,9 +22,7 @@ class Mean(MeanMetric):
         3.0000
     """
 
-    def update(  # pyright: ignore[reportIncompatibleMethodOverride]
-        self, values: jax.Array | float, sample_weight: jax.Array | None = None
-    ) -> None:
+    def update(self, values: jax.Array | float, sample_weight: jax.Array | None = None) -> None:
         """Add values of any shape; ``sample_weight`` has their leading axes."""
         self._add(jnp.asarray(values), sample_weight)
 
@@ -36,9 +34,7 @@ class Sum(Metric):
         super().__init__(name)
         self.total = self._sum()
 
-    def update(  # pyright: ignore[reportIncompatibleMethodOverride]
-        self, values: jax.Array | float, sample_weight: jax.Array | None = None
-    ) -> None:
+    def update(self, values: jax.Array | float, sample_weight: jax.Array | None = None) -> None:
         """Add values of any shape; ``sample_weight`` has their leading axes."""
         self.total[...] += weighted_sum(jnp.asarray(values), sample_weight)[0]
 

@@ -34,7 +34,7 @@ class _Counts(Metric):
         self.false_positives = self._sum()
         self.false_negatives = self._sum()
 
-    def update(  # pyright: ignore[reportIncompatibleMethodOverride]
+    def update(
         self, y_true: jax.Array, y_pred: jax.Array, sample_weight: jax.Array | None = None
     ) -> None:
         """Add a batch.
@@ -120,7 +120,7 @@ class AUC(Metric):
         self.positives = self._sum(bins)
         self.negatives = self._sum(bins)
 
-    def update(  # pyright: ignore[reportIncompatibleMethodOverride]
+    def update(
         self, y_true: jax.Array, y_pred: jax.Array, sample_weight: jax.Array | None = None
     ) -> None:
         """Add a batch; shapes as for :class:`Precision`."""

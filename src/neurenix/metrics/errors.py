@@ -56,7 +56,7 @@ class R2Score(Metric):
         self.total_square = self._sum()
         self.residual_square = self._sum()
 
-    def update(  # pyright: ignore[reportIncompatibleMethodOverride]
+    def update(
         self, y_true: jax.Array, y_pred: jax.Array, sample_weight: jax.Array | None = None
     ) -> None:
         """Add a batch; shapes as for :class:`MeanSquaredError`."""

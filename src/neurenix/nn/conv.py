@@ -66,7 +66,7 @@ class _Conv(Module, nnx.Conv):
             rngs=rngs_or_default(rngs),
         )
 
-    def __call__(self, x: jax.Array) -> jax.Array:  # pyright: ignore[reportIncompatibleMethodOverride]
+    def __call__(self, x: jax.Array) -> jax.Array:
         """Return the convolution of ``x``; raises ShapeError for another rank or channel count."""
         name = type(self).__name__
         expect_channels(name, x, spatial=self._spatial, channels=self.in_features)

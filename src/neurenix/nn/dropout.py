@@ -42,6 +42,6 @@ class Dropout(Module, nnx.Dropout):
         rngs = rngs_or_default(rngs)
         nnx.Dropout.__init__(self, float(p), broadcast_dims=tuple(broadcast_dims), rngs=rngs)
 
-    def __call__(self, x: jax.Array, **options) -> jax.Array:  # pyright: ignore[reportIncompatibleMethodOverride]
+    def __call__(self, x: jax.Array, **options) -> jax.Array:
         """Return ``x``, masked in training; options are those of ``nnx.Dropout``."""
         return super().__call__(x, **options)

@@ -57,7 +57,7 @@ class Embedding(Module, nnx.Embed):
             rngs=rngs_or_default(rngs),
         )
 
-    def __call__(self, x: jax.Array) -> jax.Array:  # pyright: ignore[reportIncompatibleMethodOverride]
+    def __call__(self, x: jax.Array) -> jax.Array:
         """Return the rows of the table."""
         if not jnp.issubdtype(x.dtype, jnp.integer):
             raise ArgumentTypeError(
@@ -65,7 +65,7 @@ class Embedding(Module, nnx.Embed):
             )
         return jnp.take(self.embedding[...], x, axis=0)
 
-    def attend(self, query: jax.Array) -> jax.Array:  # pyright: ignore[reportIncompatibleMethodOverride]
+    def attend(self, query: jax.Array) -> jax.Array:
         """Return the products of (..., embedding_dim) with every row: (..., num_embeddings).
 
         What a language model with tied weights ends with.

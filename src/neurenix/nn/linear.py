@@ -62,7 +62,7 @@ class Linear(Module, nnx.Linear):
             rngs=rngs_or_default(rngs),
         )
 
-    def __call__(self, x: jax.Array) -> jax.Array:  # pyright: ignore[reportIncompatibleMethodOverride]
+    def __call__(self, x: jax.Array) -> jax.Array:
         """Return the map of ``x``, shape (..., out_features)."""
         expect_features("Linear", x, self.in_features)
         return super().__call__(x)

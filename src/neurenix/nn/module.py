@@ -165,7 +165,7 @@ class Module(_TrainerSlot, nnx.Module):
         trainer = self.trainer or Trainer(self)
         return trainer.predict(x, **options)
 
-    def train(self, mode: bool = True, **attributes: Any) -> Self:  # pyright: ignore[reportIncompatibleMethodOverride]
+    def train(self, mode: bool = True, **attributes: Any) -> Self:
         """Switch to training: dropout on, batch statistics. Returns the module."""
         if mode:
             super().train(**attributes)
@@ -173,7 +173,7 @@ class Module(_TrainerSlot, nnx.Module):
             super().eval(**attributes)
         return self
 
-    def eval(self, **attributes: Any) -> Self:  # pyright: ignore[reportIncompatibleMethodOverride]
+    def eval(self, **attributes: Any) -> Self:
         """Switch to evaluation: dropout off, running statistics. Returns the module."""
         super().eval(**attributes)
         return self

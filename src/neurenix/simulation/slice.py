@@ -167,7 +167,7 @@ def _prepare_process(num_devices: int) -> None:
     present = os.environ.get("NPROC", "")
     threads = _THREADS_PER_DEVICE * num_devices
     os.environ["NPROC"] = str(max(int(present) if present.isdigit() else 0, threads))
-    platforms = jax.config.jax_platforms  # pyright: ignore[reportAttributeAccessIssue]
+    platforms = jax.config.jax_platforms  # pyright: ignore[reportAttributeAccessIssue]  dynamic
     if platforms:
         others = [name for name in platforms.split(",") if name not in ("tpu", "cpu", "")]
         jax.config.update("jax_platforms", ",".join(["tpu", *others, "cpu"]))

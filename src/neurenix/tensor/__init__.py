@@ -5,10 +5,10 @@
 """
 
 from neurenix.tensor import arrays, creation, dtypes, elementwise
-from neurenix.tensor.arrays import *  # noqa: F403
-from neurenix.tensor.creation import *  # noqa: F403
-from neurenix.tensor.dtypes import *  # noqa: F403
-from neurenix.tensor.elementwise import *  # noqa: F403
+from neurenix.tensor.arrays import *  # noqa: F403  each has __all__
+from neurenix.tensor.creation import *  # noqa: F403  each has __all__
+from neurenix.tensor.dtypes import *  # noqa: F403  each has __all__
+from neurenix.tensor.elementwise import *  # noqa: F403  each has __all__
 
 __all__: list[str] = []
 __all__ += arrays.__all__

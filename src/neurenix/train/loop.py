@@ -23,7 +23,7 @@ from neurenix.train.feed import Chunk
 MAX_IN_FLIGHT = 16
 
 
-class Diverged(Exception):  # noqa: N818  control flow inside the package, never seen by a user
+class Diverged(Exception):
     """A call returned a loss or a gradient that is not finite; holds the call's batch."""
 
     def __init__(self, chunk: Chunk) -> None:

@@ -64,7 +64,10 @@ class Optimizer(nnx.Pytree):
         """
         gradients = get_replica_context().all_reduce("sum", nnx.as_pure(gradients))
         parameters = _parameters(model)
-        is_variable = lambda leaf: isinstance(leaf, nnx.Variable)  # noqa: E731  shared below
+
+        def is_variable(leaf: Any) -> bool:
+            return isinstance(leaf, nnx.Variable)
+
         state = jax.tree.map(lambda leaf: leaf.get_value(), self.state, is_leaf=is_variable)
         updates, after = self.transformation.update(gradients, state, parameters)
         nnx.update(model, optax.apply_updates(parameters, updates))

@@ -93,7 +93,7 @@ def _read(path: Path) -> dict[str, np.ndarray]:
     try:
         with safetensors.safe_open(path, framework="flax") as file:
             metadata = file.metadata() or {}
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            tensors = {name: file.get_tensor(name) for name in file.keys()}
     except FileNotFoundError as error:
         raise CheckpointError(f"There is no file of weights at {path}.") from error
     except (safetensors.SafetensorError, OSError) as error:
