@@ -167,6 +167,8 @@ class TraceOptions:
     ``donate_argnums`` are positions of whole arguments; ``leaf_roles`` names a role for each leaf
     of all arguments in flattening order, and may be empty. ``platform`` and ``device_kind`` are
     JAX's names, the second for what differs between generations, such as attention kernels.
+    ``numbers`` are parameters that were given Python numbers, for the error that their values are
+    needed.
     """
 
     donate_argnums: tuple[int, ...] = ()
@@ -174,6 +176,7 @@ class TraceOptions:
     name: str = ""
     platform: str = "tpu"
     device_kind: str = ""
+    numbers: tuple[str, ...] = ()
 
 
 def trace(
@@ -225,7 +228,7 @@ def trace(
     flat.__name__ = name if name.isidentifier() else "program"
     jitted = jax.jit(flat, donate_argnums=donated)
     with jax.sharding.use_abstract_mesh(mesh):  # for partitions that name its axes alone
-        exported, jaxpr = _export(jitted, placed, name, options.platform)
+        exported, jaxpr = _export(jitted, placed, name, options)
     if not jaxpr.out_avals:
         raise ArgumentError(f"{name} returns no array, so there is nothing to compile.")
     out = jax.tree.unflatten(out_tree[0], jaxpr.out_avals)
@@ -251,7 +254,7 @@ def trace(
 
 
 def _export(
-    jitted: Any, placed: list[jax.ShapeDtypeStruct], name: str, platform: str
+    jitted: Any, placed: list[jax.ShapeDtypeStruct], name: str, options: TraceOptions
 ) -> tuple[export.Exported, Any]:
     """Return the program and its jaxpr; calls of the host are left out of the first."""
     pallas = export.DisabledSafetyCheck.custom_call("tpu_custom_call")
@@ -263,20 +266,37 @@ def _export(
                 donated = traced.donate_argnums
                 plain.__name__ = name if name.isidentifier() else "program"
                 jitted = jax.jit(plain, donate_argnums=donated)
-            exported = export.export(jitted, platforms=[platform], disabled_checks=[pallas])(
-                *placed
-            )
+            exported = export.export(
+                jitted, platforms=[options.platform], disabled_checks=[pallas]
+            )(*placed)
     except _CONCRETE as error:
         raise ArgumentError(
             f"{name} cannot be compiled: {_where(error)} needs the value of an array, and while "
             "a program is traced there are only shapes. Use jax.numpy instead of NumPy, jnp.where "
             "or jax.lax.cond instead of if, and keep float(), int() and print outside."
+            + _fixing(name, options.numbers)
         ) from error
     except (TypeError, ValueError) as error:
-        raise ArgumentError(
-            f"{name} cannot be traced with these shapes: {_first_line(error)} ({_where(error)})"
-        ) from error
+        first = _first_line(error)
+        told = f" ({_where(error)})"
+        if _LACKING.search(first):
+            told = f". What goes by name is given with functools.partial({name}, …)."
+        raise ArgumentError(f"{name} cannot be traced with these shapes: {first}{told}") from error
     return exported, traced.jaxpr
+
+
+_LACKING = re.compile(r"missing \d+ required (keyword-only|positional) argument")
+
+
+def _fixing(name: str, numbers: tuple[str, ...]) -> str:
+    """Say how Python numbers are made part of the program, if any are arguments."""
+    if not numbers:
+        return ""
+    named = ", ".join(f"{number}=…" for number in numbers)
+    return (
+        f" Or is it the number {' or '.join(numbers)}? Python numbers are traced too; fix one with "
+        f'functools.partial({name}, {named}) or jax.jit({name}, static_argnames="{numbers[0]}").'
+    )
 
 
 @contextmanager
@@ -325,13 +345,14 @@ def _donated(args: Sequence[Any], argnums: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def _donated_already(function: Any, placed: Sequence[Any], tree: Any) -> tuple[int, ...]:
-    """Return which leaves a function donates that ``jax.jit`` compiled so."""
+    """Return which leaves a function donates that ``jax.jit`` or ``nnx.jit`` compiled so."""
     if not hasattr(function, "trace") or not hasattr(function, "lower"):
         return ()
     try:
         traced = function.trace(*jax.tree.unflatten(tree, placed))
     except (TypeError, ValueError, jax.errors.JAXTypeError):  # told where the whole is traced
         return ()
+    traced = getattr(traced, "traced", traced)  # nnx.jit's stands around jax.jit's
     infos = jax.tree.leaves(traced.args_info, is_leaf=lambda info: hasattr(info, "donated"))
     return tuple(index for index, info in enumerate(infos) if info.donated)
 

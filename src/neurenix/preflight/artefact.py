@@ -17,6 +17,7 @@ from neurenix.compiler.artefact import Artefact
 from neurenix.compiler.compile import CompileOptions, Refusal, compile_all
 from neurenix.compiler.program import Program
 from neurenix.compiler.target import CpuHost, Target, cpu_host
+from neurenix.preflight.arguments import refuse_keywords
 from neurenix.preflight.description import PreflightOptions, describe
 from neurenix.preflight.entry import check_input_shape
 
@@ -30,6 +31,7 @@ def compile_for(
     dtype: Any = "float32",
     mesh: Mapping[str, int] | None = None,
     options: PreflightOptions | None = None,
+    **others: Any,
 ) -> Artefact:
     """Compile a program for a TPU slice that is not here and write the executable to a file.
 
@@ -48,6 +50,7 @@ def compile_for(
         dtype: of the inputs.
         mesh: as for ``nx.preflight``.
         options: as for ``nx.preflight``.
+        **others: none, as for ``nx.preflight``.
 
     Raises:
         OutOfMemoryError: the program does not fit into the chips' memory.
@@ -69,6 +72,7 @@ def compile_for(
         >>> loaded(jnp.arange(3.0))["twice"].tolist()
         [0.0, 2.0, 4.0]
     """
+    refuse_keywords("nx.compile_for", target, others)
     check_input_shape(input_shape)
     options = options or PreflightOptions()
     where = _where(on)

@@ -1,7 +1,7 @@
 """Functions of modules as functions of arrays, so that they can be traced like any other.
 
 Owns the reading of modules among the arguments and the roles of their arrays. The walk over a
-module is ``neurenix._binding``'s.
+module is ``neurenix._binding``'s; which arguments are arrays at all is said by ``arguments``.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import jax
 from neurenix._binding import Binding, is_module
 from neurenix._nnx import nnx
 from neurenix.compiler.program import TraceOptions
+from neurenix.preflight.arguments import call_of
 
 
 @dataclass(frozen=True)
@@ -35,15 +36,22 @@ def bind(
     donated and returned, as in a compiled call of ``nx.jit``.
 
     Args:
-        function: plain, or compiled by ``nx.jit``.
+        function: plain, a ``functools.partial``, or compiled by ``jax.jit``, ``nnx.jit`` or
+            ``nx.jit``, whose static arguments it keeps.
         args: modules, arrays and ``spec``s.
         donate_argnums: as the caller gave them; for a function of modules they are not needed.
+
+    Raises:
+        ArgumentTypeError: an argument is neither an array nor static.
     """
+    call = call_of(function, args)
+    args = tuple(call.arrays.values())
     positions = [i for i, value in enumerate(args) if is_module(value)]
-    name = getattr(function, "__name__", type(function).__name__)
     if not positions:
-        return Bound(function, tuple(args), TraceOptions(donate_argnums, name=name))
-    plain = getattr(function, "__wrapped__", function)
+        donated = call.donated(donate_argnums)
+        options = TraceOptions(donated, name=call.name, numbers=call.numbers)
+        return Bound(call.of_arrays(), args, options)
+    plain = getattr(call.function, "__wrapped__", call.function)
     binding = Binding(tuple(args[i] for i in positions), {})
     leaves = binding.read()
     keys = [jax.numpy.issubdtype(leaf.dtype, jax.dtypes.prng_key) for leaf in leaves]
@@ -59,7 +67,7 @@ def bind(
         values = iter(rest)
         held = iter(modules)
         given = [next(held) if i in positions else next(values) for i in range(len(args))]
-        out = plain(*given)
+        out = call.apply(plain, *given)
         after = binding.structure.leaves_of(modules) or []
         return out, [
             jax.random.key_data(leaf) if kind else leaf
@@ -69,7 +77,7 @@ def bind(
     described = [_data(leaf) if key else leaf for leaf, key in zip(leaves, keys, strict=True)]
     roles = [_role(variable) for variable in binding.variables]
     roles += ["batch"] * len(jax.tree.leaves(rest))
-    options = TraceOptions((0,), tuple(roles), name)
+    options = TraceOptions((0,), tuple(roles), call.name, numbers=call.numbers)
     return Bound(pure, (described, rest), options)
 
 

@@ -14,6 +14,7 @@ from neurenix.compiler.analysis import analyse
 from neurenix.compiler.compile import compile_all, compiler_ready
 from neurenix.compiler.target import Target
 from neurenix.preflight.advice import suggestions
+from neurenix.preflight.arguments import refuse_keywords
 from neurenix.preflight.choice import Workload
 from neurenix.preflight.description import PreflightOptions, Shape, describer
 from neurenix.preflight.report import Report
@@ -88,14 +89,17 @@ def preflight(
     dtype: Any = "float32",
     mesh: Mapping[str, int] | None = None,
     options: PreflightOptions | None = None,
+    **others: Any,
 ) -> Report | list[Report]:
     """Compile a program for TPU slices and report how it would run. No TPU is needed.
 
     Args:
         target: a compiled model or a ``Trainer``, whose training step is taken; or any jittable
             function.
-        *args: of a function: arrays or ``nx.spec(shape, dtype)``. Of a model: the spec of one
-            global batch of inputs, and optionally of targets, in place of ``input_shape``.
+        *args: of a function: arrays or ``nx.spec(shape, dtype)``, and the static arguments of one
+            that ``jax.jit`` compiled; keyword arguments, and numbers or functions that are part of
+            the program, go with ``functools.partial(function, name=…)``. Of a model: the spec of
+            one global batch of inputs, and optionally of targets, in place of ``input_shape``.
         on: a slice such as ``"v5e-8"``, or a list of them, compiled side by side.
         input_shape: of one global batch of a model's inputs, the batch first.
         dtype: of the inputs.
@@ -104,12 +108,14 @@ def preflight(
             ``"tensor"``, as ``nx.distribute.Strategy`` says. By default that of the strategy which
             the model was compiled for, and otherwise one axis ``"data"`` over all devices.
         options: donation, compiler.
+        **others: none; a keyword argument of the function is refused with a word on how to give it.
 
     Returns:
         A ``Report``, or a list of them when ``on`` is a list.
 
     Raises:
         UnknownNameError: no such slice.
+        ArgumentTypeError: an argument is neither an array nor static.
         ShapeError: the batch cannot be divided over the slice's devices.
         NotCompiledError: the model has no loss and optimizer yet.
         ArgumentError: the function cannot be traced; the message names the line.
@@ -123,6 +129,7 @@ def preflight(
             report = nx.preflight(model, on="v5e-8", input_shape=(8192, 1000))
             print(report)
     """
+    refuse_keywords("nx.preflight", target, others)
     options = options or PreflightOptions()
     single = isinstance(on, (str, chips.Slice))
     slices = slices_on(on)

@@ -71,7 +71,7 @@ class CompiledFunction:
             self._prepare(binding, rest)
         if not self._seen_call:
             self._seen_call = True
-            self._announce(args)
+            self._announce(args, kwargs)
         before = self.compilations
         static = (binding.structure, positions, len(args), tuple(kwargs), binding.sharding)
         leaves = binding.read_apart() if self._donate else binding.read()
@@ -80,13 +80,13 @@ class CompiledFunction:
             self._watch.compiled(rest)
         return out
 
-    def _announce(self, args: tuple[Any, ...]) -> None:
+    def _announce(self, args: tuple[Any, ...], named: dict[str, Any]) -> None:
         """Tell tools of the first call; of many steps in one, they see a single step."""
-        if self._steps is None:
-            intercept.first_call(self, args)
-            return
-        single = CompiledFunction(self._function, donate=self._donate, steps=None)
-        intercept.first_call(single, (*args[:-1], jax.tree.map(lambda x: x[0], args[-1])))
+        single = self
+        if self._steps is not None:
+            single = CompiledFunction(self._function, donate=self._donate, steps=None)
+            args = (*args[:-1], jax.tree.map(lambda x: x[0], args[-1]))
+        intercept.first_call(functools.partial(single, **named) if named else single, args)
 
     def _with_batches(self, args: tuple[Any, ...], steps: int) -> tuple[Any, ...]:
         if not args or not isinstance(args[-1], Iterator):

@@ -1,0 +1,216 @@
+"""Which arguments of a call are arrays, and which are fixed when the function is compiled.
+
+Owns the unwrapping of ``functools.partial`` and the static arguments of ``jax.jit`` and
+``nnx.jit``. Modules among the arrays are ``bound``'s.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+
+from neurenix._binding import is_module
+from neurenix._core.errors import ArgumentError, ArgumentTypeError, did_you_mean
+from neurenix.train.transforms import CompiledFunction
+
+_NUMBERS = (bool, int, float, complex)
+
+
+@dataclass(frozen=True)
+class Call:
+    """A function and its arguments, by position or by name.
+
+    Attributes:
+        function: without the partials around it.
+        arrays: trees of arrays, specs and numbers, and modules; what is traced, in the order of the
+            positions and then of the names.
+        fixed: everything else, which is part of the program.
+        bound: how many of the first positions a partial had given.
+    """
+
+    function: Callable[..., Any]
+    arrays: dict[int | str, Any]
+    fixed: dict[int | str, Any]
+    bound: int = 0
+
+    @property
+    def name(self) -> str:
+        """Of the function."""
+        return getattr(self.function, "__name__", type(self.function).__name__)
+
+    @property
+    def numbers(self) -> tuple[str, ...]:
+        """Names of the parameters that are traced and were given a Python number."""
+        kept = (key for key, value in self.arrays.items() if isinstance(value, _NUMBERS))
+        names = (parameter(self.function, key) for key in kept)
+        return tuple(name for name in names if name.isidentifier())
+
+    def donated(self, argnums: Sequence[int]) -> tuple[int, ...]:
+        """Return the places among ``arrays`` of positions that the caller of ``call_of`` counts.
+
+        Raises:
+            ArgumentError: there is no such position.
+        """
+        count = sum(isinstance(key, int) for key in (*self.arrays, *self.fixed)) - self.bound
+        for number in argnums:
+            if not 0 <= number < count:
+                raise ArgumentError(
+                    f"donate_argnums names argument {number}, and there are {count} arguments."
+                )
+        places = {key: place for place, key in enumerate(self.arrays)}
+        return tuple(places[n + self.bound] for n in argnums if n + self.bound in places)
+
+    def apply(self, function: Callable[..., Any], *arrays: Any) -> Any:
+        """Call ``function`` with ``arrays`` in the place of those of the call."""
+        given = self.fixed | dict(zip(self.arrays, arrays, strict=True))
+        named = {key: value for key, value in given.items() if isinstance(key, str)}
+        return function(*(given[key] for key in range(len(given) - len(named))), **named)
+
+    def of_arrays(self) -> Callable[..., Any]:
+        """Return the function of the arrays alone; what ``jax.jit`` compiled can still be asked."""
+        if list(self.arrays) == list(range(len(self.arrays))) and not self.fixed:
+            return self.function
+
+        def function(*arrays: Any) -> Any:
+            return self.apply(self.function, *arrays)
+
+        for method in ("trace", "lower"):
+            if hasattr(self.function, method):
+                own = functools.partial(self.apply, getattr(self.function, method))
+                setattr(function, method, own)
+        return function
+
+
+def call_of(function: Callable[..., Any], args: Sequence[Any]) -> Call:
+    """Return the call ``function(*args)`` with arrays told from what is fixed.
+
+    Fixed are the static arguments of a compiled function; and of what a ``functools.partial`` gives
+    to a function that is not compiled, all but arrays, specs and modules.
+
+    Raises:
+        ArgumentTypeError: an argument is neither an array nor static.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> call = call_of(functools.partial(jnp.sum, axis=0), [jnp.ones((2, 3))])
+        >>> list(call.arrays), call.fixed, call.of_arrays()(jnp.ones((4, 2))).shape
+        ([0], {'axis': 0}, (2,))
+    """
+    bound: list[Any] = []
+    named: dict[str, Any] = {}
+    while isinstance(function, functools.partial):
+        bound, named = [*function.args, *bound], function.keywords | named
+        function = function.func
+    given: dict[int | str, Any] = dict(enumerate([*bound, *args]))
+    given.update(sorted(named.items()))
+    if is_compiled(function):
+        fixed = _static(function, len(bound) + len(args)) & set(given)
+    else:
+        fixed = {key for key in (*range(len(bound)), *named) if not _has_arrays(given[key])}
+    call = Call(
+        function,
+        {key: value for key, value in given.items() if key not in fixed},
+        {key: value for key, value in given.items() if key in fixed},
+        len(bound),
+    )
+    for key, value in call.arrays.items():
+        _check(call, key, value)
+    return call
+
+
+def is_compiled(function: Any) -> bool:
+    """Return whether ``jax.jit``, ``nnx.jit`` or ``nx.jit`` compiled a function."""
+    return isinstance(function, CompiledFunction) or hasattr(function, "lower")
+
+
+def refuse_keywords(entrance: str, target: Any, others: Mapping[str, Any]) -> None:
+    """Refuse keyword arguments that an entrance does not know: those of ``target``, or mistakes.
+
+    Raises:
+        ArgumentTypeError: there is one; the message says how a function is given it.
+    """
+    for name in others:
+        if not hasattr(target, "fit") and _takes(target, name):
+            function = getattr(target, "__name__", "function")
+            raise ArgumentTypeError(
+                f"{entrance} has no argument {name!r}. If it is for {function}: "
+                f"{entrance}(functools.partial({function}, {name}=…), …)."
+            )
+        near = did_you_mean(name, ("on", "input_shape", "dtype", "mesh", "options"))
+        raise ArgumentTypeError(f"{entrance} has no argument {name!r}.{near}")
+
+
+def parameter(function: Callable[..., Any], key: int | str) -> str:
+    """Return the name of a parameter, or ``"argument 2"`` where the function does not tell.
+
+    Example:
+        >>> parameter(lambda x, size: x, 1), parameter(max, 1)
+        ('size', 'argument 1')
+    """
+    if isinstance(key, str):
+        return key
+    try:
+        parameters = list(inspect.signature(function).parameters.values())
+    except (TypeError, ValueError):  # of a function that is not written in Python
+        return f"argument {key}"
+    if key < len(parameters) and parameters[key].kind is inspect.Parameter.POSITIONAL_OR_KEYWORD:
+        return parameters[key].name
+    return f"argument {key}"
+
+
+def _takes(function: Any, name: str) -> bool:
+    try:
+        parameters = inspect.signature(function).parameters
+    except (TypeError, ValueError):
+        return False
+    any_name = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values())
+    return name in parameters or any_name
+
+
+def _static(function: Any, positions: int) -> set[int | str]:
+    """Return what ``jax.jit`` was told is static; JAX tells it nowhere in public."""
+    info = getattr(getattr(function, "jitted_fn", function), "_jit_info", None)
+    if info is None:
+        return set()
+    numbers = (n if n >= 0 else n + positions for n in info.static_argnums)
+    return {*numbers, *info.static_argnames}
+
+
+def _has_arrays(value: Any) -> bool:
+    return is_module(value) or any(map(_is_array, jax.tree.leaves(value)))
+
+
+def _is_array(leaf: Any) -> bool:
+    return hasattr(leaf, "shape") and hasattr(leaf, "dtype")
+
+
+def _check(call: Call, key: int | str, value: Any) -> None:
+    leaves = () if is_module(value) else jax.tree.leaves(value)
+    wrong = next((x for x in leaves if not (_is_array(x) or isinstance(x, _NUMBERS))), None)
+    if wrong is None:
+        return
+    known = parameter(call.function, key)
+    way_out = _way_out(call, key)
+    if wrong is not value:
+        way_out = "Keep it outside of what is traced."
+    raise ArgumentTypeError(
+        f"Argument {key!r}{'' if known in (key, f'argument {key}') else f' ({known})'} of "
+        f"{call.name} {'is' if wrong is value else 'holds'} a {type(wrong).__name__}; arrays and "
+        f"nx.spec(shape, dtype) are what can be compiled for. {way_out}"
+    )
+
+
+def _way_out(call: Call, key: int | str) -> str:
+    """Say how an argument is fixed; ``functools.partial`` cannot one before other positions."""
+    known = parameter(call.function, key)
+    if known == f"argument {key}":
+        return f"Fix it: jax.jit({call.name}, static_argnums={key})."
+    jitted = f'jax.jit({call.name}, static_argnames="{known}")'
+    if isinstance(key, int) and (key + 1 in call.arrays or is_compiled(call.function)):
+        return f"Fix it: {jitted}."
+    return f"Fix it: functools.partial({call.name}, {known}=…) or {jitted}."

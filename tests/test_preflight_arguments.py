@@ -1,0 +1,182 @@
+"""What a function is called with: arrays, keyword arguments, static arguments. Nothing compiles."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import neurenix as nx
+from neurenix import chips
+from neurenix._core.errors import ArgumentError, ArgumentTypeError
+from neurenix._nnx import nnx
+from neurenix.compiler.program import Program
+from neurenix.preflight import PreflightOptions
+from neurenix.preflight.description import describe
+from neurenix.preflight.script import first_step
+
+pytestmark = pytest.mark.cpu8
+
+ROWS, WIDTH = 64, 16
+PRODUCT = 2 * ROWS * WIDTH * WIDTH
+NAMED: Any = {"mode": "relu"}  # which a type checker refuses, where it can see it
+MISSPELT: Any = {"dtyp": "int8"}
+X, W = nx.spec((ROWS, WIDTH)), nx.spec((WIDTH, WIDTH))
+
+
+def step(w: Any, x: Any, layers: int = 1, *, mode: str = "", mask: Any = None) -> Any:
+    for _ in range(layers):
+        x = jnp.dot(x, w)
+    x = getattr(jax.nn, mode)(x) if mode else x
+    return x if mask is None else x * mask
+
+
+def program(function: Callable[..., Any], *args: Any, **options: Any) -> Program:
+    return describe(function, args, chips.resolve("v5e-1"), options=PreflightOptions(**options))
+
+
+def arrays(program: Program) -> list[tuple[int, ...]]:
+    return [leaf.shape for leaf in program.leaves]
+
+
+@pytest.mark.parametrize(
+    "target",
+    [
+        functools.partial(step, layers=3, mode="relu"),
+        functools.partial(functools.partial(step, layers=9, mode="relu"), layers=3),
+        functools.partial(jax.jit(step, static_argnames=("layers", "mode")), layers=3, mode="relu"),
+        jax.jit(functools.partial(step, layers=3, mode="relu")),
+    ],
+)
+def test_a_partial_fixes_what_is_no_array(target: Any) -> None:
+    told = program(target, W, X)
+    assert told.model_flops == 3 * PRODUCT
+    assert arrays(told) == [W.shape, X.shape]
+
+
+@pytest.mark.parametrize(
+    "jitted",
+    [
+        jax.jit(step, static_argnums=2),
+        jax.jit(step, static_argnames="layers"),
+        jax.jit(step, static_argnums=-1),
+        nnx.jit(step, static_argnums=2),
+    ],
+)
+def test_static_arguments_of_a_compiled_function_stay_static(jitted: Any) -> None:
+    told = program(jitted, W, X, 3)
+    assert told.name == "step"
+    assert told.model_flops == 3 * PRODUCT
+    assert arrays(told) == [W.shape, X.shape]
+
+
+def test_a_static_function_may_come_first() -> None:
+    apply = jax.jit(lambda f, x: f(x), static_argnums=0)
+    assert arrays(program(apply, jnp.tanh, X)) == [X.shape]
+
+
+@pytest.mark.parametrize("function", [step, jax.jit(step), nx.jit(step)])
+def test_arrays_in_a_partial_are_arguments(function: Any) -> None:
+    told = program(functools.partial(function, mask=X), W, X)
+    assert arrays(told) == [W.shape, X.shape, X.shape]
+    told = program(functools.partial(function, jnp.ones(W.shape)), X)
+    assert arrays(told) == [W.shape, X.shape]
+    assert told.constant_bytes == 0
+
+
+def test_donation_is_of_the_arguments_that_the_caller_counts() -> None:
+    def update(config: str, new: Any, old: Any, *, more: Any) -> Any:
+        return old + new, more
+
+    jitted = jax.jit(update, static_argnums=0, donate_argnums=2, donate_argnames="more")
+    assert program(functools.partial(jitted, more=X), "a", X, X).donated == (1, 2)
+    assert program(functools.partial(update, "a", more=X), X, X, donate_argnums=(1,)).donated == (
+        1,
+    )
+    with pytest.raises(ArgumentError, match="names argument 2, and there are 2 arguments"):
+        program(functools.partial(update, "a", more=X), X, X, donate_argnums=(2,))
+
+
+def test_donation_of_a_function_of_flax_without_modules() -> None:
+    assert program(nnx.jit(lambda x: x + 1, donate_argnums=0), X).donated == (0,)
+
+
+def test_modules_beside_what_is_fixed() -> None:
+    def loss(model: Any, x: Any, scale: int = 0, *, mode: str = "", mask: Any = None) -> Any:
+        assert isinstance(scale, int)
+        y = getattr(jax.nn, mode)(model(x))
+        return (y if mask is None else y * mask).sum() * scale
+
+    model = nnx.Linear(WIDTH, WIDTH, rngs=nnx.Rngs(0))
+    for told in (
+        program(functools.partial(loss, scale=2, mode="relu", mask=X), model, X),
+        program(functools.partial(loss, model, mode="relu", mask=X, scale=2), X),
+        program(functools.partial(nx.jit(functools.partial(loss, mode="relu", scale=2)), mask=X),
+                model, X),
+    ):  # fmt: skip
+        assert [leaf.role for leaf in told.leaves] == ["parameters"] * 2 + ["batch"] * 2
+    told = program(functools.partial(nnx.jit(loss, static_argnums=2, static_argnames="mode"),
+                                     mode="relu"), model, X, 2)  # fmt: skip
+    assert [leaf.role for leaf in told.leaves] == ["parameters"] * 2 + ["batch"]
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: program(step, W, X, 1, "relu"), r"Argument 3 of step is a str.*static_argnums=3"),
+        (
+            lambda: program(step, W, X, jnp.tanh),
+            r"2 \(layers\) of step is .*functools.partial\(step, layers=…\) or jax.jit\(step, stat",
+        ),
+        (
+            lambda: program(lambda f, x: f(x), jnp.tanh, X),
+            r'Argument 0 \(f\) .*Fix it: jax.jit\(<lambda>, static_argnames="f"\)\.',
+        ),
+        (
+            lambda: program(functools.partial(jax.jit(step), mode="relu"), W, X),
+            r"Argument 'mode' of step is a str.*static_argnames=\"mode\"",
+        ),
+        (lambda: program(jnp.add, X, {"a": "b"}), "holds a str.*outside of what is traced"),
+        (
+            lambda: nx.preflight(step, W, X, **NAMED, on="v5e-8"),
+            r"no argument 'mode'.*nx.preflight\(functools.partial\(step, mode=…\), …\)",
+        ),
+        (lambda: nx.preflight(step, W, X, **MISSPELT, on="v5e-8"), "Did you mean 'dtype'"),
+        (
+            lambda: nx.compile_for(step, W, X, **NAMED, on="cpu", path="f.nxc"),
+            r"nx.compile_for\(functools.partial\(step, mode=…\), …\)",
+        ),
+    ],
+)
+def test_what_is_no_array_is_named_with_the_way_to_fix_it(call: Any, message: str) -> None:
+    with pytest.raises(ArgumentTypeError, match=message):
+        call()
+
+
+def test_a_number_whose_value_is_needed_is_named() -> None:
+    with pytest.raises(ArgumentError, match=r"the number layers\?.*functools.partial\(step, layer"):
+        program(step, W, X, 3)
+
+
+def test_an_argument_by_name_that_lacks_is_said_with_the_way_to_give_it() -> None:
+    def named(x: Any, *, size: int) -> Any:
+        return x * size
+
+    with pytest.raises(ArgumentError, match=r"'size'\. What goes by name .*functools.partial\(na"):
+        program(named, X)
+
+
+def test_a_script_may_call_its_step_with_names(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(
+        "import jax.numpy as jnp\nimport neurenix as nx\n"
+        "step = nx.jit(lambda w, *, x: x @ w)\n"
+        f"step(jnp.ones({W.shape}), x=jnp.ones({X.shape}))\n"
+    )
+    target, args = first_step(script)
+    assert arrays(program(target, *args)) == [W.shape, X.shape]
