@@ -180,3 +180,61 @@ def test_a_script_may_call_its_step_with_names(tmp_path: Path) -> None:
     )
     target, args = first_step(script)
     assert arrays(program(target, *args)) == [W.shape, X.shape]
+
+
+class Net(nnx.Module):
+    def __init__(self, rngs: nnx.Rngs) -> None:
+        self.linear = nnx.Linear(WIDTH, WIDTH, rngs=rngs)
+        self.norm = nnx.BatchNorm(WIDTH, rngs=rngs)
+        self.dropout = nnx.Dropout(0.1, rngs=rngs)
+
+    def __call__(self, x: Any, scale: Any = None) -> Any:
+        return self.encode(x) if scale is None else self.encode(x) * scale
+
+    def encode(self, x: Any) -> Any:
+        return self.dropout(self.norm(self.linear(x)))
+
+
+@pytest.mark.parametrize(
+    ("form", "name"),
+    [
+        (lambda net: net, "Net"),
+        (lambda net: net.encode, "encode"),
+        (lambda net: nnx.jit(lambda net, x: net(x)).__get__(net), "<lambda>"),
+        (lambda net: functools.partial(net, scale=None), "Net"),
+    ],
+)
+def test_a_module_of_flax_that_changes_is_a_program(form: Any, name: str) -> None:
+    told = program(form(Net(nnx.Rngs(0))), X)
+    assert told.name == name
+    roles = {leaf.path: leaf.role for leaf in told.leaves}
+    assert list(roles.values()).count("parameters") == 4
+    assert list(roles.values()).count("model_state") == 2
+    assert roles["1.0"] == "batch"
+    assert told.constant_bytes == 0
+    assert told.model_flops == PRODUCT
+
+
+def test_a_script_may_ask_about_a_module_of_flax_itself() -> None:
+    net = Net(nnx.Rngs(0))
+    net.eval()
+    by_shape = describe(net, (), chips.resolve("v5e-1"), input_shape=X.shape)
+    assert by_shape.model_flops == PRODUCT
+    assert [leaf.shape for leaf in by_shape.leaves if leaf.role == "batch"] == [X.shape]
+    with pytest.raises(ArgumentTypeError, match=r"Argument 1 \(scale\) of Net is a str"):
+        program(net, X, "twice")
+
+
+def test_a_module_that_a_function_closes_over_and_changes_is_an_error_with_the_way_out() -> None:
+    net = Net(nnx.Rngs(0))
+    for function in (lambda x: net(x), jax.jit(net), nnx.jit(net), nx.jit(net)):
+        with pytest.raises(ArgumentError, match=r"not given, at .*arguments.py:\d+.*model, x, on="):
+            program(function, X)
+
+
+def test_a_gradient_of_a_module_is_not_taken_for_its_loss() -> None:
+    def loss(net: Any, x: Any) -> Any:
+        return net(x).sum()
+
+    told = program(nnx.value_and_grad(loss), Net(nnx.Rngs(0)), X)
+    assert told.model_flops == 2 * PRODUCT  # no gradient of the inputs

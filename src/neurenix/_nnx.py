@@ -6,5 +6,6 @@ Owns the version-dependent parts of NNX. It does not own layers (``neurenix.nn``
 from __future__ import annotations
 
 from flax import nnx
+from flax.errors import TraceContextError
 
-__all__ = ["nnx"]
+__all__ = ["TraceContextError", "nnx"]

@@ -20,6 +20,7 @@ from jax import export
 from jax.sharding import AbstractDevice, AbstractMesh, AxisType, NamedSharding, PartitionSpec
 
 from neurenix._core.errors import ArgumentError, ArgumentTypeError, ShapeError
+from neurenix._nnx import TraceContextError
 from neurenix.compiler import plain_tree
 from neurenix.compiler import traits as traits_module
 from neurenix.compiler.callbacks import has_callbacks, without_callbacks
@@ -276,6 +277,13 @@ def _export(
             "or jax.lax.cond instead of if, and keep float(), int() and print outside."
             + _fixing(name, options.numbers)
         ) from error
+    except TraceContextError as error:
+        raise ArgumentError(
+            f"{name} changes a module that it was not given, at {_where(error)}: BatchNorm and "
+            "Dropout, for example, change theirs. Give it the module as an argument: "
+            "nx.preflight(lambda model, x: model(x), model, x, on=…), or the module alone: "
+            f"nx.preflight(model, x, on=…). It said: {_first_line(error)}"
+        ) from error
     except (TypeError, ValueError) as error:
         first = _first_line(error)
         told = f" ({_where(error)})"
@@ -350,8 +358,8 @@ def _donated_already(function: Any, placed: Sequence[Any], tree: Any) -> tuple[i
         return ()
     try:
         traced = function.trace(*jax.tree.unflatten(tree, placed))
-    except (TypeError, ValueError, jax.errors.JAXTypeError):  # told where the whole is traced
-        return ()
+    except (TypeError, ValueError, jax.errors.JAXTypeError, TraceContextError):
+        return ()  # it is told where the whole is traced
     traced = getattr(traced, "traced", traced)  # nnx.jit's stands around jax.jit's
     infos = jax.tree.leaves(traced.args_info, is_leaf=lambda info: hasattr(info, "donated"))
     return tuple(index for index, info in enumerate(infos) if info.donated)

@@ -30,7 +30,8 @@ class Call:
         arrays: trees of arrays, specs and numbers, and modules; what is traced, in the order of the
             positions and then of the names.
         fixed: everything else, which is part of the program.
-        bound: how many of the first positions a partial had given.
+        bound: how many of the first positions the caller did not give: a module that is called, and
+            what a partial has.
     """
 
     function: Callable[..., Any]
@@ -89,8 +90,9 @@ class Call:
 def call_of(function: Callable[..., Any], args: Sequence[Any]) -> Call:
     """Return the call ``function(*args)`` with arrays told from what is fixed.
 
-    Fixed are the static arguments of a compiled function; and of what a ``functools.partial`` gives
-    to a function that is not compiled, all but arrays, specs and modules.
+    A module that is called, or whose method is, comes first among the arrays. Fixed are the static
+    arguments of a compiled function; and of what a ``functools.partial`` gives to a function that
+    is not compiled, all but arrays, specs and modules.
 
     Raises:
         ArgumentTypeError: an argument is neither an array nor static.
@@ -106,6 +108,10 @@ def call_of(function: Callable[..., Any], args: Sequence[Any]) -> Call:
     while isinstance(function, functools.partial):
         bound, named = [*function.args, *bound], function.keywords | named
         function = function.func
+    if inspect.ismethod(function) and is_module(function.__self__):
+        bound, function = [function.__self__, *bound], function.__func__
+    elif is_module(function):
+        bound, function = [function, *bound], _called(type(function))
     given: dict[int | str, Any] = dict(enumerate([*bound, *args]))
     given.update(sorted(named.items()))
     if is_compiled(function):
@@ -120,6 +126,17 @@ def call_of(function: Callable[..., Any], args: Sequence[Any]) -> Call:
     )
     for key, value in call.arrays.items():
         _check(call, key, value)
+    return call
+
+
+def _called(kind: type[Any]) -> Callable[..., Any]:
+    """Return what a call of a module does, under the name of its class."""
+
+    @functools.wraps(kind.__call__)
+    def call(module: Any, /, *args: Any, **named: Any) -> Any:
+        return module(*args, **named)
+
+    call.__name__ = kind.__name__
     return call
 
 
@@ -195,11 +212,12 @@ def _check(call: Call, key: int | str, value: Any) -> None:
     if wrong is None:
         return
     known = parameter(call.function, key)
+    shown = key - call.bound if isinstance(key, int) and key >= call.bound else key
     way_out = _way_out(call, key)
     if wrong is not value:
         way_out = "Keep it outside of what is traced."
     raise ArgumentTypeError(
-        f"Argument {key!r}{'' if known in (key, f'argument {key}') else f' ({known})'} of "
+        f"Argument {shown!r}{'' if known in (key, f'argument {key}') else f' ({known})'} of "
         f"{call.name} {'is' if wrong is value else 'holds'} a {type(wrong).__name__}; arrays and "
         f"nx.spec(shape, dtype) are what can be compiled for. {way_out}"
     )

@@ -15,7 +15,7 @@ import jax
 from neurenix._binding import Binding, is_module
 from neurenix._nnx import nnx
 from neurenix.compiler.program import TraceOptions
-from neurenix.preflight.arguments import call_of
+from neurenix.preflight.arguments import call_of, is_compiled
 
 
 @dataclass(frozen=True)
@@ -36,8 +36,8 @@ def bind(
     donated and returned, as in a compiled call of ``nx.jit``.
 
     Args:
-        function: plain, a ``functools.partial``, or compiled by ``jax.jit``, ``nnx.jit`` or
-            ``nx.jit``, whose static arguments it keeps.
+        function: plain, a module or its method, a ``functools.partial``, or compiled by
+            ``jax.jit``, ``nnx.jit`` or ``nx.jit``, whose static arguments it keeps.
         args: modules, arrays and ``spec``s.
         donate_argnums: as the caller gave them; for a function of modules they are not needed.
 
@@ -51,7 +51,9 @@ def bind(
         donated = call.donated(donate_argnums)
         options = TraceOptions(donated, name=call.name, numbers=call.numbers)
         return Bound(call.of_arrays(), args, options)
-    plain = getattr(call.function, "__wrapped__", call.function)
+    plain = call.function
+    if is_compiled(plain):
+        plain = getattr(plain, "__wrapped__", plain)
     binding = Binding(tuple(args[i] for i in positions), {})
     leaves = binding.read()
     keys = [jax.numpy.issubdtype(leaf.dtype, jax.dtypes.prng_key) for leaf in leaves]

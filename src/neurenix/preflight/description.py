@@ -82,7 +82,7 @@ def describer(
         return lambda where: _training_step(trainer, batch, where, mesh)
     if not callable(target):
         raise ArgumentTypeError(
-            f"preflight takes a compiled model, a Trainer or a function; got "
+            f"preflight takes a compiled model, a Trainer, a function or a module; got "
             f"{type(target).__name__}."
         )
     if shape.sizes is not None:

@@ -94,8 +94,8 @@ def preflight(
     """Compile a program for TPU slices and report how it would run. No TPU is needed.
 
     Args:
-        target: a compiled model or a ``Trainer``, whose training step is taken; or any jittable
-            function.
+        target: a compiled model or a ``Trainer``, whose training step is taken; any jittable
+            function; or a module of flax, whose call is taken.
         *args: of a function: arrays or ``nx.spec(shape, dtype)``, and the static arguments of one
             that ``jax.jit`` compiled; keyword arguments, and numbers or functions that are part of
             the program, go with ``functools.partial(function, name=…)``. Of a model: the spec of
