@@ -169,12 +169,22 @@ def test_rings(name: str, wraps: tuple[bool, ...]) -> None:
         ("0x v5e-8", "no slice at all"),
         ("", "Names look like"),
         ("banana", "Names look like"),
+        ("v5-8", "v5p, whose number counts TensorCores. Did you mean 'v5e-8' or 'v5p-8'?"),
+        ("2x V5-1", "Did you mean 'v5e-1'?"),
+        ("v5-2048", "Did you mean 'v5p-2048'?"),
+        ("v5-9", "v5 is either v5e"),
     ],
 )
 def test_unknown_names_say_what_is_meant(name: str, says: str) -> None:
     with pytest.raises(UnknownNameError) as error:
         chips.resolve(name)
     assert says in str(error.value)
+
+
+def test_what_is_suggested_can_be_asked_for() -> None:
+    with pytest.raises(UnknownNameError, match="'v5p-8'") as error:
+        chips.resolve("v5-8x")
+    assert "'v5-8'" not in str(error.value)
 
 
 def test_a_number_is_not_a_name() -> None:

@@ -42,6 +42,8 @@ _SMALL_SPACE_TOPOLOGIES = {
 _CUBE_CHIPS = 64
 # Names that are said and that nothing accepts, and what is probably meant.
 _SAID_INSTEAD = {"v7x": "tpu7x", "7x": "tpu7x", "v7": "tpu7x", "tpu7": "tpu7x", "tpuv7x": "tpu7x"}
+# libtpu's name of v5p, with a colon and a topology; with a number people mean v5e as often.
+_TWO_GENERATIONS = "v5"
 
 _MANY = re.compile(r"^(?P<slices>\d+)\s*x\s*(?=[a-z])")
 _NAME = re.compile(r"^(?P<generation>[a-z0-9-]*[a-z0-9])[-:](?P<size>\d+(?:x\d+)*)$")
@@ -197,6 +199,8 @@ def _parse(text: str, asked: str) -> tuple[Generation, tuple[int, ...]]:
             f"'{generation.topology_prefix}:{'x'.join('2' * generation.ici_dims)}'."
         )
     count = int(match["size"])
+    if match["generation"] == _TWO_GENERATIONS:
+        raise _ambiguous(asked, count)
     unit = _count(generation, 1)
     if count % unit:
         raise _unknown_size(generation, asked, count)
@@ -316,6 +320,19 @@ def _unknown_size(generation: Generation, asked: str, count: int) -> UnknownName
     )
 
 
+def _ambiguous(asked: str, count: int) -> UnknownNameError:
+    meant = [
+        f"'{generation.name}-{count}'"
+        for generation in (GENERATIONS["v5e"], GENERATIONS["v5p"])
+        if count in [_count(generation, chips) for chips in _listed(generation)]
+    ]
+    said = f" Did you mean {' or '.join(meant)}?" if meant else ""
+    return UnknownNameError(
+        f"There is no slice {asked!r}: v5 is either v5e, whose number counts chips, or v5p, whose "
+        f"number counts TensorCores.{said}"
+    )
+
+
 def _unknown(asked: str, text: str) -> UnknownNameError:
     match = _NAME.match(text)
     meant = _SAID_INSTEAD.get(match["generation"]) if match else None
@@ -330,6 +347,7 @@ def _unknown(asked: str, text: str) -> UnknownNameError:
         for alias, chips in product(
             (generation.name, *generation.aliases), _listed(generation)[:10]
         )
+        if alias != _TWO_GENERATIONS
     }
     return UnknownNameError(
         f"There is no slice named {asked!r}.{did_you_mean(text, sorted(spelled))} Names look like "
