@@ -13,7 +13,7 @@ import signal
 import sys
 import threading
 import traceback
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -29,6 +29,8 @@ from neurenix.preflight.report import Report
 _SHOWN_FRAMES = 4
 _TOLD_AT_MOST = 3
 _AGAIN_SECONDS = 2.0
+_GRACE_SECONDS = 10.0
+"""For what a script does on its way out once it has reached a step."""
 
 
 class _Reached(intercept.StopScript):
@@ -96,7 +98,9 @@ def first_step(
 def _run(script: Path, arguments: Sequence[str], timeout_seconds: float) -> _Reached:
     """Run the script until it reaches a step, and return that step.
 
-    A script whose bare ``except:`` catches what is to stop it has reached its step all the same.
+    A script whose bare ``except:`` catches what is to stop it has reached its step all the same. It
+    is stopped again at every further step, which none of them takes, and ten seconds later wherever
+    it is.
     """
     reached: list[_Reached] = []
     waker = _Waker()
@@ -104,7 +108,11 @@ def _run(script: Path, arguments: Sequence[str], timeout_seconds: float) -> _Rea
     def stop(target: Any, args: tuple[Any, ...]) -> None:
         reached.append(_Reached(target, args))
         if threading.current_thread() is threading.main_thread():
-            raise reached[-1]
+            if len(reached) == 1:
+                limit.shorten(_GRACE_SECONDS)
+            else:
+                _raise_in_handlers(reached[0])
+            raise reached[0]
         waker.wake()
         raise SystemExit  # which ends a thread, and nothing is printed
 
@@ -115,16 +123,22 @@ def _run(script: Path, arguments: Sequence[str], timeout_seconds: float) -> _Rea
         f"{script} reached no training step within {timeout_seconds:g} s. Allow more with "
         "--timeout, or let the script begin with less data."
     )
+    caught = (
+        f"{script} reached a training step, and nothing ends it: it catches what should, in a loop "
+        "around the step. Write except Exception: where it says except: or except BaseException:."
+    )
+    limit = _TimeLimit(lambda: caught if reached else f"{late} It catches what should stop it.")
     left: SystemExit | None = None
-    before = threading.enumerate()
+    before, tracing = threading.enumerate(), sys.gettrace()
     try:
         with intercept.listening(at_fit, stop), _as_main(script, arguments):
-            with _time_limit(timeout_seconds, late):
+            with limit.of(timeout_seconds):
                 try:
                     runpy.run_path(str(script), run_name="__main__")
                     _wait_for_threads(before)
                 finally:
                     waker.close()
+                    sys.settrace(tracing)
     except (_Reached, _OutOfTime) as stopped:
         if not reached:
             raise CompilationError(late) from stopped.__cause__
@@ -165,7 +179,7 @@ class _Waker:
         self._open = hasattr(signal, "setitimer")
 
     def wake(self) -> None:
-        """Let ``_time_limit`` end the script now."""
+        """Let ``_TimeLimit`` end the script now."""
         with self._lock:
             main = threading.main_thread().ident
             if self._open and main is not None:
@@ -209,32 +223,61 @@ def _as_main(script: Path, arguments: Sequence[str]) -> Iterator[None]:
         sys.argv, sys.path[:] = argv, path
 
 
-@contextmanager
-def _time_limit(seconds: float, message: str) -> Iterator[None]:
-    """Raise ``_OutOfTime`` after ``seconds``, where the system has a timer signal.
+class _TimeLimit:
+    """Raises ``_OutOfTime`` in the main thread after a time, where the system has a timer signal.
 
-    A script that catches even that is told again, and at last the process ends with ``message``
+    A script that catches even that is told again, and at last the process ends with ``message()``
     and status 2: nothing else can end it.
     """
-    if not hasattr(signal, "setitimer"):
-        yield
-        return
 
-    told = 0
+    def __init__(self, message: Callable[[], str]) -> None:
+        self._message = message
+        self._told = 0
+        self._here = hasattr(signal, "setitimer")
 
-    def expired(number: int, frame: Any) -> None:
-        nonlocal told
+    @contextmanager
+    def of(self, seconds: float) -> Iterator[None]:
+        """Allow so much time for what is done inside."""
+        if not self._here:
+            yield
+            return
+        before = signal.signal(signal.SIGALRM, self._expired)
+        self.shorten(seconds)
+        try:
+            yield
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            signal.signal(signal.SIGALRM, before)
+
+    def shorten(self, seconds: float) -> None:
+        """Allow so much time from now on."""
+        if self._here:
+            signal.setitimer(signal.ITIMER_REAL, seconds, _AGAIN_SECONDS)
+
+    def _expired(self, number: int, frame: Any) -> None:
         del number, frame
-        told += 1
-        if told > _TOLD_AT_MOST:
-            os.write(2, f"neurenix: {message} It catches what should stop it.\n".encode())
+        self._told += 1
+        if self._told > _TOLD_AT_MOST:
+            os.write(2, f"neurenix: {self._message()}\n".encode())
             os._exit(2)
         raise _OutOfTime("out of time")
 
-    before = signal.signal(signal.SIGALRM, expired)
-    signal.setitimer(signal.ITIMER_REAL, seconds, _AGAIN_SECONDS)
-    try:
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
+
+def _raise_in_handlers(error: BaseException) -> None:
+    """Let the first line of the script that catches an exception from now on raise ``error``.
+
+    Raised in an ``except:``, it is out of the reach of that ``except:`` and so of a loop around it.
+    Python forgets the tracing as soon as it raises.
+    """
+
+    def tracer(frame: Any, event: str, argument: Any) -> Any:
+        del frame, argument
+        if event == "line":
+            raise error
+        return tracer
+
+    frame = sys._getframe()
+    while frame := frame.f_back:
+        if not is_library(frame.f_code.co_filename):
+            frame.f_trace = tracer
+    sys.settrace(lambda *call: None)  # functions called from now on are left alone

@@ -70,8 +70,8 @@ class CompiledFunction:
         if fresh:
             self._prepare(binding, rest)
         if not self._seen_call:
+            self._announce(args, kwargs)  # which may stop the call, and then any later one
             self._seen_call = True
-            self._announce(args, kwargs)
         before = self.compilations
         static = (binding.structure, positions, len(args), tuple(kwargs), binding.sharding)
         leaves = binding.read_apart() if self._donate else binding.read()

@@ -1,0 +1,87 @@
+"""Scripts that catch what should stop them at their first step: no step is taken, all are known."""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from neurenix.preflight import script as script_module
+from neurenix.preflight.script import first_step
+
+pytestmark = pytest.mark.cpu8
+
+BEGIN = """
+import time
+import jax.numpy as jnp
+import neurenix as nx
+compiled = nx.jit(lambda w, x: w + x.sum())
+def step():
+    compiled(jnp.ones(3), jnp.ones(4))
+    open("taken", "w").close()
+"""
+FIT = """
+import numpy as np
+import neurenix as nx
+model = nx.nn.Sequential(nx.nn.Linear(4, 4)).compile("sgd", "mse")
+def step():
+    model.fit(np.ones((8, 4), "float32"), np.ones((8, 4), "float32"), verbose=0)
+    open("taken", "w").close()
+"""
+CATCHING = {
+    "few times": "for _ in range(5):\n  try: step()\n  except: pass",
+    "for ever": "while True:\n  try: step()\n  except: pass",
+    "with a name": "while True:\n  try: step()\n  except BaseException as error: print(error)",
+    "in a function": "def run():\n  while True:\n    try: step()\n    except: pass\nrun()",
+    "again": "try: step()\nexcept:\n  while True:\n    try: step()\n    except: continue",
+    "return": "def run():\n  try: step()\n  finally: return\nwhile True: run()",
+}
+
+
+@pytest.mark.parametrize("begin", [BEGIN, FIT], ids=["nx.jit", "fit"])
+@pytest.mark.parametrize("rest", CATCHING.values(), ids=CATCHING)
+def test_the_first_step_is_known_and_none_is_taken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, begin: str, rest: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").write_text(begin + rest)
+    tracing = sys.gettrace()
+    target, args = first_step("train.py", timeout_seconds=60)
+    assert callable(getattr(target, "fit", target)) and len(args) == 2
+    assert not (tmp_path / "taken").exists()
+    assert sys.gettrace() is tracing
+
+
+def test_what_a_script_does_on_its_way_out_is_done(tmp_path: Path) -> None:
+    done = tmp_path / "done"
+    ending = f"try: step()\nfinally:\n  time.sleep(0.1)\n  open({str(done)!r}, 'w').close()"
+    (tmp_path / "train.py").write_text(BEGIN + ending)
+    first_step(tmp_path / "train.py")
+    assert done.exists()
+
+
+def test_what_it_does_for_ever_after_is_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(script_module, "_GRACE_SECONDS", 0.5)
+    (tmp_path / "train.py").write_text(BEGIN + "try: step()\nexcept: pass\ntime.sleep(300)")
+    started = time.monotonic()
+    first_step(tmp_path / "train.py")
+    assert time.monotonic() - started < 60
+
+
+def test_a_script_that_cannot_be_stopped_is_told_what_to_write(run_python, tmp_path: Path) -> None:
+    nested = "while True:\n  try:\n    try: step()\n    except: pass\n  except: pass"
+    (tmp_path / "train.py").write_text(BEGIN + nested)
+    (tmp_path / "run.py").write_text(
+        "from neurenix.preflight import script\n"
+        "script._GRACE_SECONDS = script._AGAIN_SECONDS = 0.2\n"
+        "script.first_step('train.py')\n"
+    )
+    done = run_python("run.py")
+    assert done.returncode == 2, done.stdout + done.stderr
+    assert "train.py reached a training step, and nothing ends it" in done.stderr
+    assert "Write except Exception:" in done.stderr
+    assert not (tmp_path / "taken").exists()
