@@ -1,4 +1,4 @@
-"""Scripts that catch what should stop them at their first step: no step is taken, all are known."""
+"""Scripts that catch what should stop them, and scripts without a step that would."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from neurenix._core.errors import ArgumentError
 from neurenix.preflight import script as script_module
 from neurenix.preflight.script import first_step
 
@@ -85,3 +86,23 @@ def test_a_script_that_cannot_be_stopped_is_told_what_to_write(run_python, tmp_p
     assert "train.py reached a training step, and nothing ends it" in done.stderr
     assert "Write except Exception:" in done.stderr
     assert not (tmp_path / "taken").exists()
+
+
+@pytest.mark.parametrize(
+    ("code", "name"),
+    [
+        ("import jax\nstep = jax.jit(lambda x: x)\nstep(1.0)", "jax.jit"),
+        ("from jax import numpy, jit\n@jit\ndef step(x): return x\nstep(1.0)", "jax.jit"),
+        ("from flax import nnx\n@nnx.jit\ndef step(x): return x\nraise SystemExit", "nnx.jit"),
+    ],
+)
+def test_a_script_of_plain_jax_is_told_of_nx_jit(tmp_path: Path, code: str, name: str) -> None:
+    (tmp_path / "train.py").write_text(code)
+    with pytest.raises(ArgumentError, match=f"What {name} compiles is not looked at.*nx.jit in pl"):
+        first_step(tmp_path / "train.py")
+
+
+def test_a_script_that_only_speaks_of_jit_is_not(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("print(1)  # no jax.jit here\n")
+    with pytest.raises(ArgumentError, match="For plain JAX call nx.preflight"):
+        first_step(tmp_path / "train.py")

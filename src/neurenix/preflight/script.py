@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import concurrent.futures.thread
 import os
+import re
 import runpy
 import signal
 import sys
@@ -31,6 +32,13 @@ _TOLD_AT_MOST = 3
 _AGAIN_SECONDS = 2.0
 _GRACE_SECONDS = 10.0
 """For what a script does on its way out once it has reached a step."""
+
+_JITS = re.compile(
+    r"^[^#\n]*?(?:\b(?P<name>(?:jax\.(?:jit|pmap)|nnx\.(?:jit|pmap)|(?:eqx|equinox)\.filter_jit))\b"
+    r"|\bfrom jax import [^#\n]*\bjit\b)",
+    re.MULTILINE,
+)
+"""What else compiles a step, in a script's text."""
 
 
 class _Reached(intercept.StopScript):
@@ -160,11 +168,25 @@ def _run(script: Path, arguments: Sequence[str], timeout_seconds: float) -> _Rea
     if left is not None:
         raise ArgumentError(
             f"{script} ended (exit code {left.code or 0}) before any step: it called neither fit "
-            "nor a function compiled by nx.jit."
+            f"nor a function compiled by nx.jit. {_instead(script)}"
         ) from left
     raise ArgumentError(
         f"{script} ended without a step: it called neither fit nor a function compiled by nx.jit. "
-        "For plain JAX call nx.preflight(function, nx.spec(…), on=…) in the script."
+        f"{_instead(script)}"
+    )
+
+
+def _instead(script: Path) -> str:
+    """Say what to do where a script without a step has one in plain JAX, as far as it reads so."""
+    call = "nx.preflight(function, nx.spec(…), on=…)"
+    found = _JITS.search(script.read_text(encoding="utf-8", errors="replace"))
+    if found is None:
+        return f"For plain JAX call {call} in the script."
+    name = found["name"] or "jax.jit"
+    return (
+        f"What {name} compiles is not looked at, as it may be anything. Compile the step with "
+        f"nx.jit in place of {name}, or call {call} in the script, with the function that {name} "
+        "returned."
     )
 
 
