@@ -13,6 +13,7 @@ from neurenix.preflight.advice import Suggestion
 from neurenix.preflight.artefact import compile_for, recompile
 from neurenix.preflight.description import PreflightOptions
 from neurenix.preflight.entry import preflight
+from neurenix.preflight.largest import LargestBatch, largest_batch
 from neurenix.preflight.planning import Candidate, Deadline, Plan, SearchSpace, search
 from neurenix.preflight.report import Cost, Report
 
@@ -23,10 +24,12 @@ __all__ = [
     "Candidate",
     "CompileOptions",
     "Cost",
+    "LargestBatch",
     "Plan",
     "PreflightOptions",
     "Report",
     "compile_for",
+    "largest_batch",
     "preflight",
     "recompile",
     "search",

@@ -1,0 +1,200 @@
+"""The largest batch that fits, found by compiling.
+
+Owns which batches are compiled until the largest that the compiler accepts and the smallest that it
+refuses are neighbours. Between them nothing is believed: near the limit the compiler computes
+values twice in place of keeping them, which no line through smaller batches foretells.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from neurenix import chips
+from neurenix._core.errors import ArgumentError, ArgumentTypeError, CompilationError
+from neurenix.compiler.analysis import analyse
+from neurenix.compiler.compile import compile_all, compiler_ready
+from neurenix.compiler.target import Target
+from neurenix.distribute.mesh import BATCH_AXES
+from neurenix.preflight.choice import Choice, Workload
+from neurenix.preflight.description import PreflightOptions
+from neurenix.preflight.entry import On, check_input_shape, slices_on
+from neurenix.preflight.report import Report
+from neurenix.preflight.text import bytes_text, seconds_text
+
+_FINENESS = 64  # steps up to the first guess, or up to twice as many, unless asked for others
+_TRUSTED = 16  # times the batch up to which a line through two smaller ones is continued
+
+
+@dataclass(frozen=True)
+class LargestBatch:
+    """Where the limit of a slice lies.
+
+    Attributes:
+        batch: the largest global batch that fits, in examples, a multiple of ``step``; 0 if the
+            smallest does not.
+        report: of that batch; ``None`` where nothing fits.
+        refused: of the next batch, ``batch + step``, which the compiler refuses.
+        step: examples by which the two differ.
+        compiled: the batches that were compiled, in their order.
+    """
+
+    batch: int
+    report: Report | None
+    refused: Report
+    step: int
+    compiled: tuple[int, ...]
+
+    def __str__(self) -> str:
+        """Return it in words."""
+        where, refused = self.refused.slice.name, self.refused.hbm
+        needs, limit = bytes_text(refused.peak_bytes), bytes_text(refused.limit_bytes)
+        if self.report is None or self.report.step_time is None:
+            return (
+                f"no batch fits on {where}: {self.step} examples need {needs} of {limit} a device."
+            )
+        time = self.report.step_time
+        return (
+            f"the largest global batch that fits on {where} is {self.batch:,} examples: "
+            f"{bytes_text(self.report.hbm.peak_bytes)} of {limit} a device, estimated "
+            f"{seconds_text(time.seconds)} a step. {self.batch + self.step:,} would need {needs}; "
+            f"{len(self.compiled)} batches were compiled."
+        )
+
+
+def largest_batch(
+    target: Any,
+    *args: Any,
+    on: On,
+    input_shape: Sequence[int] | None = None,
+    dtype: Any = "float32",
+    mesh: Mapping[str, int] | None = None,
+    step: int | None = None,
+    options: PreflightOptions | None = None,
+) -> LargestBatch:
+    """Find the largest global batch whose training step the TPU compiler accepts for a slice.
+
+    Every batch looked at is compiled: a first guess by the memory that grows with the batch, then
+    strides that double and halve. Five compiles where memory is a straight line, some more where
+    the compiler begins to recompute.
+
+    Args:
+        target: a compiled model or a ``Trainer``.
+        *args: as for ``preflight``: the specs of one batch, from which the search begins.
+        on: a slice such as ``"v5e-8"``.
+        input_shape: of one global batch of a model's inputs, the batch first.
+        dtype: of the inputs.
+        mesh: as for ``preflight``.
+        step: how exact to be, in examples, a multiple of what a batch is divided by; by default one
+            to two hundredths of the first guess.
+        options: as for ``preflight``.
+
+    Raises:
+        UnknownNameError: no such slice.
+        ArgumentTypeError: the target is no training step.
+        ArgumentError: ``step`` cannot be divided over the replicas.
+        CompilationError: a batch was refused for another reason than its memory.
+
+    Example:
+        ::
+
+            found = nx.preflight.largest_batch(model, on="v5e-8", input_shape=(256, 784))
+            print(found)
+            model.fit(x, y, batch_size=found.batch)
+    """
+    slices = slices_on(on)
+    if len(slices) != 1:
+        raise ArgumentTypeError("largest_batch: on= names one slice.")
+    check_input_shape(input_shape)
+    workload = Workload.of(target, args, input_shape, dtype, options)
+    if workload.trainer is None or workload.batch is None:
+        raise ArgumentTypeError(
+            "largest_batch needs a training step: a compiled model or a Trainer, and the shape of "
+            f"a batch of its inputs; got {type(target).__name__}."
+        )
+    with compiler_ready(workload.options.compiler):
+        hunt = _Hunt(workload, slices[0], mesh)
+        finest = hunt.parts
+        if step is not None and (step < 1 or step % finest):
+            raise ArgumentError(
+                f"step={step} cannot be divided over the {finest} parts of a batch: replicas, and "
+                "steps of accumulation."
+            )
+        guess = hunt.forecast(max(1, round(workload.batch / finest)) * finest)
+        fine = finest << max(0, (guess // (finest * _FINENESS)).bit_length() - 1)
+        unit = fine if step is None else step
+        last = unit * _last_that_fits(lambda units: hunt.ask(units * unit).fits, guess // unit)
+    reports = hunt.reports
+    return LargestBatch(last, reports.get(last), reports[last + unit], unit, tuple(reports))
+
+
+class _Hunt:
+    """The batches compiled so far.
+
+    Attributes:
+        parts: into which a batch is divided: replicas, and steps of accumulation.
+        reports: of each batch.
+    """
+
+    def __init__(
+        self, workload: Workload, where: chips.Slice, mesh: Mapping[str, int] | None
+    ) -> None:
+        self._workload, self._choice = workload, Choice(where, mesh)
+        axes = workload.program(self._choice).axes
+        replicas = math.prod(axes.get(axis, 1) for axis in BATCH_AXES)
+        self.parts = replicas * workload.trainer.options.accumulate_steps
+        self.reports: dict[int, Report] = {}
+
+    def ask(self, batch: int) -> Report:
+        """Compile a batch, once."""
+        if batch not in self.reports:
+            where = self._choice.slice
+            program = self._workload.program(replace(self._choice, batch=batch))
+            pair = program, Target.of(where)
+            (answer,) = compile_all([pair], self._workload.options.compiler)
+            self.reports[batch] = report = Report(analyse(program, where, answer))
+            if report.refused not in (None, "hbm"):
+                raise CompilationError(f"A batch of {batch:,} cannot be compiled.\n{report}")
+        return self.reports[batch]
+
+    def forecast(self, start: int) -> int:
+        """Return a batch near the limit, by the memory that grows with the batch."""
+        one = self.ask(start)
+        fixed = one.hbm.arguments_bytes
+        grown = max(one.hbm.peak_bytes - fixed, 1)
+        guess = self._divisible(start * (one.hbm.limit_bytes - fixed) / grown)
+        if not one.fits or guess <= start:
+            return guess
+        # A second point tells what does not grow with the batch, and further ones how it grows
+        # where the batch is no longer small.
+        near = min(2 * start, guess)
+        while (two := self.ask(near)).fits:
+            more = two.hbm.peak_bytes - one.hbm.peak_bytes
+            left = two.hbm.limit_bytes - two.hbm.peak_bytes
+            guess = self._divisible(near + left * (near - start) / max(more, 1))
+            if guess <= _TRUSTED * near:
+                return guess
+            one, start, near = two, near, self._divisible(_TRUSTED * near)
+        return near
+
+    def _divisible(self, batch: float) -> int:
+        return max(1, int(batch / self.parts)) * self.parts
+
+
+def _last_that_fits(fits: Callable[[int], bool], guess: int) -> int:
+    """Return the largest number that fits, having asked for it and for the next; 0 if none."""
+    guess, stride = max(1, guess), 1
+    if fits(guess):
+        while fits(guess + stride):
+            guess, stride = guess + stride, stride * 2
+        low, high = guess, guess + stride
+    else:
+        while guess - stride > 0 and not fits(guess - stride):
+            guess, stride = guess - stride, stride * 2
+        low, high = max(guess - stride, 0), guess
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle)
+    return low

@@ -1,0 +1,64 @@
+"""The largest batch that fits is found by compiling, and nothing else is believed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+import neurenix as nx
+from neurenix import nn
+from neurenix.preflight import largest
+
+pytestmark = [pytest.mark.cpu8, pytest.mark.tpu_compile]
+
+
+def model(**options: Any) -> Any:
+    net = nn.Sequential(nn.Linear(256, 512), nn.GELU(), nn.Linear(512, 128))
+    net.compile(optimizer="adam", loss="mse", **options)
+    return net
+
+
+def test_the_next_batch_is_refused_by_the_compiler() -> None:
+    found = nx.preflight.largest_batch(
+        model(), on="v5e-4", input_shape=(1 << 20, 256), step=1 << 20
+    )
+    assert found.batch > 0 and found.batch % found.step == 0
+    assert found.report is not None and found.report.batch_size == found.batch
+    for batch, fits in ((found.batch, True), (found.batch + found.step, False)):
+        options = nx.preflight.PreflightOptions(suggest=False)
+        asked = nx.preflight(model(), on="v5e-4", input_shape=(batch, 256), options=options)
+        assert asked.fits is fits
+    assert found.refused.batch_size == found.batch + found.step
+    assert f"{found.batch:,} examples" in str(found) and "GiB" in str(found)
+
+
+def test_no_batch_may_fit() -> None:
+    big = nx.models.abstract("llama3.1-8b")
+    big.compile(optimizer="adam", loss="sparse_categorical_crossentropy")
+    found = nx.preflight.largest_batch(big, nx.spec((2, 128), "int32"), on="v5e-1")
+    assert found.batch == 0 and found.report is None
+    assert found.refused.batch_size == 1
+    assert "no batch fits on v5e-1" in str(found)
+
+
+@pytest.mark.parametrize("limit", [1, 2, 3, 7, 8, 100, 1000])
+@pytest.mark.parametrize("guess", [0, 1, 5, 100, 4000])
+def test_any_limit_is_found_from_any_guess(limit: int, guess: int) -> None:
+    asked: list[int] = []
+
+    def fits(steps: int) -> bool:
+        asked.append(steps)
+        return steps <= limit
+
+    assert largest._last_that_fits(fits, guess) == limit
+    assert {limit, limit + 1} <= set(asked) and min(asked) > 0
+
+
+def test_mistakes_are_told_before_any_compile() -> None:
+    with pytest.raises(nx.ArgumentTypeError, match="needs a training step"):
+        nx.preflight.largest_batch(lambda x: x, nx.spec((8, 8)), on="v5e-8")
+    with pytest.raises(nx.ArgumentTypeError, match="one slice"):
+        nx.preflight.largest_batch(model(), on=["v5e-4", "v5e-8"], input_shape=(8, 256))
+    with pytest.raises(nx.ArgumentError, match="step=12 cannot be divided over the 8 parts"):
+        nx.preflight.largest_batch(model(), on="v5e-8", input_shape=(8, 256), step=12)
