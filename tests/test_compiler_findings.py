@@ -13,7 +13,7 @@ from neurenix.compiler import findings
 from neurenix.compiler.calibration import DISPATCH_SECONDS
 from neurenix.compiler.compile import Refusal
 from neurenix.compiler.findings import REFUSALS, Evidence, find, of_refusal
-from neurenix.compiler.hlo import Instruction, SourceLine
+from neurenix.compiler.hlo import Instruction, SourceLine, parse
 from neurenix.compiler.memory import Buffer, Memory
 from neurenix.compiler.operations import MatrixProduct
 from neurenix.compiler.program import Leaf, Program
@@ -112,6 +112,50 @@ def test_copies() -> None:
     assert rules(evidence(work, operation("hbm", opcode="copy", name="copy.3"))) == ["copy"]
     assert rules(evidence(work, operation("hbm", opcode="copy", name="copy.3", seconds=1e-6))) == []
     assert rules(evidence(work, operation("hbm", name="add.3"))) == []
+
+
+COPIES = """HloModule m
+
+ENTRY %main (p: f32[8], q: f32[8]) -> f32[8] {
+  %p = f32[8]{0:T(128)} parameter(0)
+  %q = f32[8]{0:T(128)} parameter(1)
+  %copy.1 = f32[8]{0:T(128)} copy(%q)
+  %add.1 = f32[8]{0:T(128)} add(%p, %copy.1), metadata={source_file="train.py" source_line=3}
+  %bitcast.1 = f32[8]{0:T(128)} bitcast(%add.1)
+  %copy.2 = f32[8]{0:T(128)} copy(%bitcast.1)
+  %copy.3 = f32[8]{0:T(128)} copy(%copy.2), metadata={source_file="train.py" source_line=9}
+  ROOT %add.2 = f32[8]{0:T(128)} add(%copy.3, %copy.3), metadata={source_file="a.py" source_line=5}
+}
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "source", "line", "said"),
+    [
+        ("copy.1", None, 3, "; the compiler put it before this line."),
+        ("copy.2", None, 3, "; the compiler put it after this line."),
+        ("copy.3", SourceLine("train.py", 9), 9, "(1× a step)."),
+    ],
+)
+def test_a_copy_without_a_line_has_that_of_what_is_next_to_it(name, source, line, said) -> None:
+    moved = operation("hbm", opcode="copy", name=name, source=source)
+    found = replace(evidence(operation(products=(product(),)), moved), module=parse(COPIES))
+    (finding,) = find(found)
+    assert (finding.rule, finding.source) == ("copy", SourceLine("train.py", line))
+    assert finding.message.endswith(said)
+
+
+def test_a_copy_with_no_line_near_it_has_none() -> None:
+    bare = re.sub(r", metadata=\{[^}]*\}", "", COPIES)
+    moved = operation("hbm", opcode="copy", name="copy.2", source=None)
+    found = replace(evidence(operation(products=(product(),)), moved), module=parse(bare))
+    assert [(f.rule, f.source) for f in find(found)] == [("copy", None)]
+
+
+def test_sizes_are_in_the_unit_that_the_report_uses() -> None:
+    held = evidence(operation(products=(product(),)), aliased_bytes=0)
+    (finding,) = find(held)
+    assert "The results take 1.00 GiB beside" in finding.message
 
 
 @pytest.mark.parametrize("kind", ["ici", "dcn"])

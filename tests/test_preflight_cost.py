@@ -10,6 +10,7 @@ from neurenix import chips
 from neurenix._core.errors import ArgumentError, ArgumentTypeError, UnknownNameError
 from neurenix.preflight.condition import NAMES, parse
 from neurenix.preflight.cost import Pricing, Work, cost_of, steps_for, usd_text
+from neurenix.preflight.text import bytes_text, percent_text, seconds_text
 
 pytestmark = pytest.mark.pure
 
@@ -131,6 +132,35 @@ def test_amounts_that_say_nothing() -> None:
             steps_for(WORK, **({"steps": None, "examples": None, "tokens": None} | given))
     with pytest.raises(ArgumentError, match="not known to take tokens"):
         steps_for(Work(1, 1, 1, 8, None), steps=None, examples=None, tokens=5)
+
+
+@pytest.mark.parametrize(
+    ("count", "text"),
+    [
+        (1023, "1023 B"),
+        (1024, "1.00 KiB"),
+        (2**20 - 1, "1.00 MiB"),
+        (2**30 - 1, "1.00 GiB"),
+        (1023.99 * 2**20, "1023.99 MiB"),
+        (-(2**30) + 1, "-1.00 GiB"),
+        (2**52, "4096.00 TiB"),
+        (0, "0 B"),
+    ],
+)
+def test_no_size_is_1024_of_its_unit(count: float, text: str) -> None:
+    assert bytes_text(count) == text
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(0.99996, "1 s"), (999.8e-6, "1 ms"), (999.4, "999 s"), (999.6, "1,000 s"), (0.0, "0 ns")],
+)
+def test_no_duration_is_1000_of_its_unit_or_an_exponent(seconds: float, text: str) -> None:
+    assert seconds_text(seconds) == text
+
+
+def test_a_share_that_is_there_is_not_shown_as_nothing() -> None:
+    assert [percent_text(share) for share in (0.0, 1e-9, 0.0011)] == ["0.0%", "under 0.1%", "0.1%"]
 
 
 def test_money_has_digits_that_mean_something() -> None:

@@ -13,7 +13,7 @@ from typing import Any
 
 from neurenix.preflight.cost import usd_text
 from neurenix.preflight.record import Record
-from neurenix.preflight.text import KIND_NAMES, bytes_text, hanging, seconds_text
+from neurenix.preflight.text import KIND_NAMES, bytes_text, hanging, percent_text, seconds_text
 
 _SHOWN = 5
 _NOTABLE_SHARE = 0.005
@@ -82,7 +82,7 @@ class Comparison:
             rows.append(("fits", f"{_yes(before.fits)} → {_yes(after.fits)}"))
         rows.append(("step time", _line(self.step_time, seconds_text, " estimated")))
         if self.mfu.changed:
-            rows.append(("MFU", _line(self.mfu, "{:.2%}".format)))
+            rows.append(("MFU", _line(self.mfu, lambda share: percent_text(share, 2))))
         if self.cost_per_step.changed:
             rows.append(("cost a step", _line(self.cost_per_step, usd_text)))
         rows.append(("HBM", _line(self.peak, bytes_text)))

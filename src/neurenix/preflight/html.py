@@ -21,7 +21,7 @@ from neurenix.preflight.page_operations import operations_section
 from neurenix.preflight.page_plan import candidates_section, compare_section
 from neurenix.preflight.page_roofline import time_section
 from neurenix.preflight.page_style import HATCH, SCRIPT, STYLE
-from neurenix.preflight.text import KIND_NAMES, amount, bytes_text, seconds_text
+from neurenix.preflight.text import KIND_NAMES, amount, bytes_text, percent_text, seconds_text
 
 if TYPE_CHECKING:
     from neurenix.preflight.planning import Plan
@@ -171,12 +171,13 @@ def _cards(report: Report, pricing: Pricing) -> str:
     memory, time = report.hbm, report.step_time
     used = memory.peak_bytes / memory.limit_bytes
     fits = "✓ fits" if report.fits else "✕ does not fit"
-    held = f"{bytes_text(memory.peak_bytes)} of {bytes_text(memory.limit_bytes)} ({used:.1%})"
+    held = f"{bytes_text(memory.peak_bytes)} of {bytes_text(memory.limit_bytes)}"
+    held += f" ({percent_text(used)})"
     if report.refused not in (None, "hbm"):
         fits, held = "✕ no answer", "its memory is not known"
     cards = [("HBM on each device", fits, held, "good" if report.fits else "bad")]
     if time is not None:
-        mfu = "no products" if report.mfu is None else f"{report.mfu:.1%}"
+        mfu = "no products" if report.mfu is None else percent_text(report.mfu)
         interval = f"{seconds_text(time.low)} to {seconds_text(time.high)}"
         cards += [
             ("Step time, estimated", seconds_text(time.seconds), interval, ""),

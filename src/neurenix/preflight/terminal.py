@@ -20,6 +20,7 @@ from neurenix.preflight.text import (
     amount,
     bytes_text,
     hanging,
+    percent_text,
     seconds_text,
     source_text,
 )
@@ -114,7 +115,7 @@ def _fits(report: Report) -> str:
     return (
         f"{'yes' if report.fits else 'NO'}, {bytes_text(memory.peak_bytes)} of "
         f"{bytes_text(memory.limit_bytes)} HBM on each device "
-        f"({_percent(memory.peak_bytes / memory.limit_bytes)}); "
+        f"({percent_text(memory.peak_bytes / memory.limit_bytes)}); "
         + (f"{bytes_text(left)} left" if left >= 0 else f"{bytes_text(-left)} too much")
     )
 
@@ -122,7 +123,7 @@ def _fits(report: Report) -> str:
 def _rates(report: Report) -> str:
     parts = []
     if report.mfu is not None:
-        parts.append(f"{_percent(report.mfu)} MFU")
+        parts.append(f"{percent_text(report.mfu)} MFU")
     if report.examples_per_second:
         parts.append(f"{report.examples_per_second:,.0f} examples/s")
     if report.tokens_per_second and report.tokens_per_second_per_chip:
@@ -238,10 +239,6 @@ def place(finding: Finding) -> str:
     """
     known = ", ".join(part for part in (finding.scope, source_text(finding.source)) if part)
     return f" ({known})" if known else ""
-
-
-def _percent(share: float) -> str:
-    return f"{share:.1%}" if share >= 0.001 or share == 0 else "under 0.1%"
 
 
 def _joined(parts: Any) -> str:

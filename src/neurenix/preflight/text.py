@@ -1,6 +1,6 @@
 """Numbers and places as people read them: bytes, seconds, counts, lines.
 
-Owns the choice of unit; the numbers are others'.
+Owns the choice of unit, but for that of bytes (``_core.units``); the numbers are others'.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import re
 import textwrap
 from pathlib import Path
 
+from neurenix._core.units import bytes_text as bytes_text
 from neurenix.compiler.hlo import SourceLine
 from neurenix.compiler.source import is_library
 
@@ -41,30 +42,30 @@ def source_text(source: SourceLine | None) -> str:
     return f"{os.path.relpath(source.file) if below else source.file}:{source.line}"
 
 
-def bytes_text(count: float) -> str:
-    """Return a size in the binary unit that keeps it short.
-
-    Example:
-        >>> bytes_text(16911433728), bytes_text(512)
-        ('15.75 GiB', '512 B')
-    """
-    for unit, size in (("TiB", 2**40), ("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
-        if abs(count) >= size:
-            return f"{count / size:.2f} {unit}"
-    return f"{count:.0f} B"
-
-
 def seconds_text(seconds: float) -> str:
-    """Return a duration in the unit that keeps it short.
+    """Return a duration in the unit that keeps it short, in three digits or whole seconds.
 
     Example:
-        >>> seconds_text(0.00123), seconds_text(12.0)
-        ('1.23 ms', '12 s')
+        >>> seconds_text(0.00123), seconds_text(12.0), seconds_text(0.9999), seconds_text(86400)
+        ('1.23 ms', '12 s', '1 s', '86,400 s')
     """
+    if seconds >= 999.5:
+        return f"{seconds:,.0f} s"
     for unit, size in (("s", 1.0), ("ms", 1e-3), ("µs", 1e-6)):
-        if seconds >= size:
+        if float(f"{seconds / size:.3g}") >= 1:
             return f"{seconds / size:.3g} {unit}"
     return f"{seconds / 1e-9:.3g} ns"
+
+
+def percent_text(share: float, digits: int = 1) -> str:
+    """Return a share in percent; one that is too small to be seen is not shown as nothing.
+
+    Example:
+        >>> percent_text(0.4567), percent_text(2e-5), percent_text(2e-5, 2), percent_text(0.0)
+        ('45.7%', 'under 0.1%', 'under 0.01%', '0.0%')
+    """
+    least = 10.0 ** -(digits + 2)
+    return f"{share:.{digits}%}" if share >= least or share <= 0 else f"under {least:.{digits}%}"
 
 
 def amount(count: int, noun: str) -> str:

@@ -61,6 +61,17 @@ class Finding:
 
 
 @dataclass(frozen=True)
+class Nearest:
+    """A line of the program, and where an operation without one stands to it.
+
+    ``where`` is ``"after"``, ``"before"``, or empty where the line is the operation's own.
+    """
+
+    source: SourceLine | None
+    where: str = ""
+
+
+@dataclass(frozen=True)
 class Evidence:
     """What the rules may look at.
 
@@ -110,6 +121,32 @@ class Evidence:
     def place(self, operation: Operation) -> tuple[Computation, Instruction] | None:
         """Return the instruction of an operation and the computation it stands in, if known."""
         return self._places.get(operation.name)
+
+    def nearest(self, operation: Operation) -> Nearest:
+        """Return an operation's line, or that of what it is made from, or of what is made from it.
+
+        Looked for among the instructions of its computation, the nearest first.
+        """
+        place = self.place(operation)
+        if operation.source is not None or self.module is None or place is None:
+            return Nearest(operation.source)
+        computation, instruction = place
+        readers: dict[str, list[str]] = {}
+        for other in computation.instructions:
+            for name in other.operands:
+                readers.setdefault(name, []).append(other.name)
+        made_from = {i.name: list(i.operands) for i in computation.instructions}
+        for where, following in (("after", made_from), ("before", readers)):
+            reached, seen = [instruction.name], {instruction.name}
+            for name in reached:  # which grows
+                known = computation.by_name.get(name)
+                source = self.module.source(known) if known else None
+                if source is not None:
+                    return Nearest(source, where)
+                new = [n for n in following.get(name, ()) if n not in seen]
+                seen.update(new)
+                reached += new
+        return Nearest(None)
 
 
 def sizes_text(product: MatrixProduct) -> str:

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 
-from neurenix.compiler.findings.evidence import NOTABLE_SHARE, Evidence, Finding, longest
+from neurenix._core.units import bytes_text
+from neurenix.compiler.findings.evidence import NOTABLE_SHARE, Evidence, Finding, Nearest
 from neurenix.compiler.time import Operation
 
 _OF_MEMORY = 0.05
@@ -43,7 +45,7 @@ def materialised_attention(evidence: Evidence) -> Iterator[Finding]:
     batch, rows, columns = max(scores.values(), key=math.prod)
     yield evidence.finding(
         "materialised-attention",
-        f"Attention scores of {batch} × {rows} × {columns} ({largest / 2**20:.0f} MiB) go through "
+        f"Attention scores of {batch} × {rows} × {columns} ({bytes_text(largest)}) go through "
         f"HBM in {len(found)} operations.",
         "Use fused attention, which never writes them: nx.nn.MultiHeadAttention or "
         "nx.nn.dot_product_attention without a mask array, or jax.experimental.pallas.ops.tpu.",
@@ -82,9 +84,10 @@ def _score_bytes(
 def moves(evidence: Evidence) -> Iterator[Finding]:
     """Transposes and copies that cost time of their own; those of one source line together.
 
-    Each line's must take 2 % of the step.
+    Each line's must take 2 % of the step. A copy that the compiler put in itself has no line; then
+    the line is that of what it moves, or else of what reads it.
     """
-    lines: dict[object, list[Operation]] = {}
+    lines: dict[object, list[tuple[Operation, Nearest]]] = {}
     for operation in evidence.operations:
         is_move = operation.opcode in ("copy", "transpose") or (
             operation.opcode == "fusion"
@@ -92,22 +95,25 @@ def moves(evidence: Evidence) -> Iterator[Finding]:
             and not operation.products
         )
         if is_move:
-            lines.setdefault(operation.source or operation.name, []).append(operation)
+            near = evidence.nearest(operation)
+            lines.setdefault(near.source or operation.name, []).append((operation, near))
     for found in lines.values():
-        seconds = sum(o.seconds for o in found)
+        seconds = sum(o.seconds for o, _ in found)
         if evidence.share(seconds) < NOTABLE_SHARE:
             continue
-        largest = longest(found)
+        largest, near = max(found, key=lambda pair: pair[0].seconds)
         others = f" and {len(found) - 1} more of this line" if len(found) > 1 else ""
-        yield evidence.finding(
+        put = f"; the compiler put it {near.where} this line" if near.where else ""
+        said = evidence.finding(
             "copy",
             f"A {largest.opcode} of {largest.shape}{others} moves data without computing "
-            f"({sum(o.count for o in found)}× a step).",
+            f"({sum(o.count for o, _ in found)}× a step){put}.",
             "Keep one axis order from layer to layer, so that no transpose is left between "
             "them; for state that is carried along, donate it.",
             seconds,
             largest,
         )
+        yield replace(said, source=near.source)
 
 
 def missing_donation(evidence: Evidence) -> Iterator[Finding]:
@@ -123,7 +129,7 @@ def missing_donation(evidence: Evidence) -> Iterator[Finding]:
         yield Finding(
             "donation",
             "warning",
-            f"The results take {spare / 2**20:.0f} MiB beside the arguments, and no argument's "
+            f"The results take {bytes_text(spare)} beside the arguments, and no argument's "
             f"memory is given to them.{name}",
             "If the results replace the arguments, donate these: donate_argnums=(0,).",
             None,
@@ -140,9 +146,9 @@ def padded_arguments(evidence: Evidence) -> Iterator[Finding]:
         yield Finding(
             "padded-arguments",
             "warning",
-            f"Padding to tiles of 8 × 128 takes {padding / 2**20:.0f} MiB; most for {worst.path} "
-            f"{worst.shape}: {worst.logical_bytes / 2**20:.1f} → "
-            f"{worst.padded_bytes / 2**20:.1f} MiB.",
+            f"Padding to tiles of 8 × 128 takes {bytes_text(padding)}; most for {worst.path} "
+            f"{worst.shape}: {bytes_text(worst.logical_bytes)} → "
+            f"{bytes_text(worst.padded_bytes)}.",
             "Make the last axis a multiple of 128, or put a long axis last.",
             None,
             0.0,
