@@ -11,6 +11,7 @@ import pytest
 from neurenix import chips
 from neurenix.compiler import findings
 from neurenix.compiler.calibration import DISPATCH_SECONDS
+from neurenix.compiler.captured import Captured
 from neurenix.compiler.compile import Refusal
 from neurenix.compiler.findings import REFUSALS, Evidence, find, of_refusal
 from neurenix.compiler.hlo import Instruction, SourceLine, parse
@@ -156,6 +157,24 @@ def test_sizes_are_in_the_unit_that_the_report_uses() -> None:
     held = evidence(operation(products=(product(),)), aliased_bytes=0)
     (finding,) = find(held)
     assert "The results take 1.00 GiB beside" in finding.message
+
+
+@pytest.mark.parametrize(
+    ("sizes", "severity", "said"),
+    [
+        ((16 * 2**20 - 1,), None, ""),
+        ((16 * 2**20,), "note", "holds an array of 16.00 MiB, float32[8], that"),
+        ((2**30, 2**20), "warning", "holds 2 arrays of 1.00 GiB, the largest float32[8], that"),
+    ],
+)
+def test_captured_arrays(sizes: tuple[int, ...], severity: str | None, said: str) -> None:
+    base = evidence(operation(products=(product(),)))
+    arrays = tuple(Captured("float32[8]", size, LINE) for size in sizes)
+    found = find(replace(base, program=replace(base.program, captured=arrays), compile_seconds=7.0))
+    assert [f.severity for f in found] == ([severity] if severity else [])
+    for finding in found:
+        assert said in finding.message and "Compiling took 7 s" in finding.message
+        assert (finding.source, finding.effect_bytes) == (LINE, sum(sizes))
 
 
 @pytest.mark.parametrize("kind", ["ici", "dcn"])

@@ -54,6 +54,18 @@ def attention_gradient(q: Any, k: Any, v: Any) -> Any:
     return jax.grad(lambda *a: attention(*a).astype(jnp.float32).sum(), argnums=(0, 1, 2))(q, k, v)
 
 
+TABLE = np.random.default_rng(0).random((4096, 1024), np.float32)
+
+
+@jax.jit
+def looks_up(x: Any) -> Any:
+    return jnp.tanh(x @ TABLE)
+
+
+def looked_up(x: Any) -> Any:
+    return jax.lax.scan(lambda total, part: (total + looks_up(part).sum(), None), 0.0, x)[0]
+
+
 def turned(x: Any) -> Any:
     return x.transpose(0, 2, 1), x.sum()
 
@@ -216,6 +228,7 @@ CASES = {
     "number": Case(scaled, (X, WHOLE, 0.5)),
     "given away": Case(updated, (f32(512, 1024, 1024),), donate=(0,)),
     "held": Case(updated, (f32(512, 1024, 1024),)),
+    "captured": Case(looked_up, (f32(4, 64, 4096),)),
     "padded": Case(updated, (f32(3, 100, 100, 100, 100),), donate=(0,)),
     "kernel blocks": Case(doubled((2048, 4096)), (f32(4096, 4096),)),
     "kernel whole": Case(doubled(None), (f32(8192, 8192),)),
@@ -233,6 +246,7 @@ PAIRS = {
     "copy": ("turned", "kept"),
     "donation": ("held", "given away"),
     "padded-arguments": ("padded", "given away"),
+    "captured-constants": ("captured", "clean"),
     "exposed-collective": ("gathered", "clean"),
     "sync-batchnorm": ("batch norm", "layer norm"),
     "collective-matmul": ("rotated", "gathered"),
@@ -292,7 +306,7 @@ def test_a_rule_speaks_of_its_program_and_not_of_the_other(analyses, rule: str) 
     placed = {
         "padded-matmul", "head-dimension", "float32-matmul", "materialised-attention",
         "exposed-collective", "sync-batchnorm", "collective-matmul", "host-callback",
-        "unrolled-layers", "small-batch", "unsupported-type",
+        "unrolled-layers", "small-batch", "unsupported-type", "captured-constants",
     }  # fmt: skip
     if jax.__version_info__ >= (0, 11) and found[0].source is None:
         placed -= {"exposed-collective"}  # its all-reduces carry no line there
@@ -314,6 +328,15 @@ def line_of(function: Callable[..., Any], text: str) -> int:
 def test_float32_at_highest_precision_is_told_from_plain(analyses) -> None:
     assert "six passes" in of(analyses["highest"], "float32-matmul")[0].message
     assert "six passes" not in of(analyses["float32"], "float32-matmul")[0].message
+
+
+def test_a_captured_array_is_named_with_its_line_and_counted(analyses) -> None:
+    analysis = analyses["captured"]
+    (found,) = of(analysis, "captured-constants")
+    assert "an array of 16.00 MiB, float32[4096,1024], that it was not given" in found.message
+    assert found.source.line == line_of(looks_up.__wrapped__, "x @ TABLE")
+    assert found.severity == "note"
+    assert found.effect_bytes == analysis.memory.roles["constants"] > 2**22
 
 
 def test_callbacks_are_named_with_line_and_count(analyses) -> None:

@@ -24,6 +24,7 @@ from neurenix._nnx import TraceContextError
 from neurenix.compiler import plain_tree
 from neurenix.compiler import traits as traits_module
 from neurenix.compiler.callbacks import has_callbacks, without_callbacks
+from neurenix.compiler.captured import Captured, captured
 from neurenix.compiler.fingerprint import fingerprint
 from neurenix.compiler.flops import model_flops
 from neurenix.compiler.source import is_library
@@ -138,7 +139,7 @@ class Program:
         platform: that it was lowered for.
         unused: paths of the arguments that the program does not look at.
         output_tree: of its result, as ``plain_tree`` describes one.
-        constant_bytes: of arrays that it holds without having been given them.
+        captured: arrays that it holds without having been given them.
     """
 
     name: str
@@ -153,7 +154,12 @@ class Program:
     platform: str = "tpu"
     unused: tuple[str, ...] = ()
     output_tree: Any = None
-    constant_bytes: int = 0
+    captured: tuple[Captured, ...] = ()
+
+    @property
+    def constant_bytes(self) -> int:
+        """Bytes of the arrays that it holds without having been given them."""
+        return sum(array.num_bytes for array in self.captured)
 
     @property
     def num_devices(self) -> int:
@@ -249,7 +255,7 @@ def trace(
         platform=options.platform,
         unused=tuple(_path(paths[i][0]) for i in range(len(paths)) if i not in kept),
         output_tree=plain_tree.describe(out),
-        constant_bytes=sum(getattr(value, "nbytes", 0) for value in jaxpr.consts),
+        captured=captured(jaxpr),
         traits=replace(traits_module.read(jaxpr), recompiles=carried),
     )
 

@@ -126,9 +126,9 @@ def read(jaxpr: Any) -> Traits:
         name = equation.primitive.name
         if name in CALLBACKS:
             sent = sum(_bytes(v.aval) for v in (*equation.invars, *equation.outvars))
-            callbacks.append(Callback(name, sent, count, _source(_frames(equation))))
+            callbacks.append(Callback(name, sent, count, source_of(equation)))
         elif name == "pallas_call":
-            kernels.append(Kernel(_kernel_name(equation), _source(_frames(equation))))
+            kernels.append(Kernel(_kernel_name(equation), source_of(equation)))
     return Traits(
         tuple(products), tuple(callbacks), tuple(kernels), divided_axes=tuple(sorted(divided))
     )
@@ -289,6 +289,11 @@ def _frames(equation: Any) -> list[tuple[str, int, str]]:
         if not frame.file_name.startswith(_JAX):
             found.append((frame.file_name, frame.line_num, frame.function_name))
     return found
+
+
+def source_of(equation: Any) -> SourceLine | None:
+    """Return the innermost line of the user's behind an equation, or else of a library."""
+    return _source(_frames(equation))
 
 
 def _source(frames: list[tuple[str, int, str]]) -> SourceLine | None:

@@ -24,6 +24,7 @@ from neurenix.compiler.findings.communication import (
 )
 from neurenix.compiler.findings.evidence import Evidence, Finding
 from neurenix.compiler.findings.movement import (
+    captured_constants,
     materialised_attention,
     missing_donation,
     moves,
@@ -50,6 +51,7 @@ RULES: dict[str, Callable[[Evidence], Iterator[Finding]]] = {
     "copy": moves,
     "donation": missing_donation,
     "padded-arguments": padded_arguments,
+    "captured-constants": captured_constants,
     "exposed-collective": exposed_collectives,
     "sync-batchnorm": synchronised_statistics,
     "collective-matmul": collective_matmul,

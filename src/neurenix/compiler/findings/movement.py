@@ -1,6 +1,6 @@
-"""Rules about bytes: what is moved without computing, kept twice or padded.
+"""Rules about bytes: what is moved without computing, kept twice, padded or compiled in.
 
-Owns attention scores in memory, copies, donation and the padding of arguments.
+Owns attention scores in memory, copies, donation, the padding of arguments and captured arrays.
 """
 
 from __future__ import annotations
@@ -16,6 +16,9 @@ from neurenix.compiler.time import Operation
 _OF_MEMORY = 0.05
 """Of a device's HBM that a missing donation must cost: less seldom decides whether a step fits."""
 _OF_MEMORY_PADDED = 0.02
+_OF_MEMORY_CAPTURED = 0.01
+_CAPTURED_BYTES = 16 * 2**20
+"""From here on the compiler takes seconds for an array: 0.1 s for each MiB with libtpu 0.0.42.1."""
 
 
 def materialised_attention(evidence: Evidence) -> Iterator[Finding]:
@@ -154,3 +157,32 @@ def padded_arguments(evidence: Evidence) -> Iterator[Finding]:
             0.0,
             padding,
         )
+
+
+def captured_constants(evidence: Evidence) -> Iterator[Finding]:
+    """Arrays that a function closes over: 16 MiB or more; a warning from 1 % of HBM on.
+
+    They are compiled into the program: whole on every device, and read by the compiler each time.
+    """
+    arrays = evidence.program.captured
+    total = evidence.program.constant_bytes
+    if total < _CAPTURED_BYTES:
+        return
+    largest = arrays[0]
+    held = f"an array of {bytes_text(total)}, {largest.shape},"
+    if len(arrays) > 1:
+        held = f"{len(arrays)} arrays of {bytes_text(total)}, the largest {largest.shape},"
+    took = ""
+    if evidence.compile_seconds >= 1:
+        took = f" Compiling took {evidence.compile_seconds:.0f} s, part of it for that."
+    yield Finding(
+        "captured-constants",
+        "warning" if total >= _OF_MEMORY_CAPTURED * evidence.memory.limit_bytes else "note",
+        f"The program holds {held} that it was not given: compiled in, and whole on every device."
+        f"{took}",
+        "Give it to the function as an argument, which can be divided over the devices and changed "
+        "without compiling again; of a module, give the module.",
+        largest.source,
+        0.0,
+        evidence.memory.roles.get("constants", total),
+    )
