@@ -83,6 +83,17 @@ def test_a_deadline_leaves_out_what_is_too_slow() -> None:
         _ = strict.best
 
 
+def test_products_of_narrow_types_are_pruned_by_their_own_peak() -> None:
+    # A v5e could not win if its peak were that of bfloat16, half as high.
+    shapes = nx.spec((65536, 8192), "int8"), nx.spec((8192, 8192), "int8")
+    plan = nx.preflight.search(
+        lambda a, b: jnp.matmul(a, b, preferred_element_type=jnp.int32),
+        *shapes,
+        on=["v4:1x1x1", "v5e-1"],
+    )
+    assert plan.candidates[0].slice.name == "v5e-1", plan.table()
+
+
 def test_no_time_no_compiles() -> None:
     plan = nx.preflight.search(
         model(), on=["v5e-1", "v5e-4"], input_shape=(64, 256), budget_seconds=0.0

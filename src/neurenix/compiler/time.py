@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from neurenix.chips import VMEM_BANDWIDTH_OVER_HBM, Generation, Slice
@@ -48,7 +49,10 @@ _STRUCTURE = frozenset(
 _SMALL_SECONDS = 5e-6
 _LITTLE_SECONDS = 1e-6
 _PASSES = 10  # over the bytes of what has no cycles, at most: a judgement, for the interval
-_RATES = {"f8": "float8", "s8": "int8", "u8": "int8", "s4": "int4", "u4": "int4"}
+_RATES = {  # by the beginning of a type's name: XLA's, then JAX's
+    "f8": "float8", "s8": "int8", "u8": "int8", "s4": "int4", "u4": "int4",
+    "float8": "float8", "int8": "int8", "uint8": "int8", "int4": "int4", "uint4": "int4",
+}  # fmt: skip
 HOST_LANES = ("from host", "to host")  # PCIe carries both ways at once
 _CHANNEL = re.compile(r"channel_id=(\d+)")
 
@@ -286,7 +290,9 @@ class Schedule:
             flops, moved = stated[0], int(stated[1])
         compute = flops / peaks["bfloat16"]
         if not stated:
-            compute = sum(product.flops / _peak(product, generation) for product in products)
+            compute = sum(
+                product.flops / peak_of(product.dtypes, generation) for product in products
+            )
         rate = generation.hbm_bandwidth_bytes_per_second_per_device
         transfer = moved / rate
         within = inside / (rate * VMEM_BANDWIDTH_OVER_HBM)
@@ -369,10 +375,24 @@ class Schedule:
         kept.uncounted = operation.uncounted
 
 
-def _peak(product: MatrixProduct, generation: Generation) -> float:
-    """Return the rate at which its operands are multiplied: that of the slower type of the two."""
+def peak_of(dtypes: Sequence[str], generation: Generation) -> float:
+    """Return the FLOP/s at which operands are multiplied: those of the slower type of the two.
+
+    Args:
+        dtypes: as XLA or as JAX calls them, ``"s8"`` or ``"int8"``.
+        generation: of the device.
+
+    Example:
+        >>> from neurenix.chips import generation
+        >>> peak_of(("int8", "int8"), generation("v5e")) / peak_of(("f32", "s8"), generation("v5e"))
+        1.99492385786802
+    """
     peaks = generation.peak_flops_per_second
-    rates = [peaks.get(_RATES.get(dtype[:2], "bfloat16"), 0.0) for dtype in product.dtypes]
+    kinds = (
+        next((kind for name, kind in _RATES.items() if dtype.startswith(name)), "bfloat16")
+        for dtype in dtypes
+    )
+    rates = [peaks.get(kind, 0.0) for kind in kinds]
     return max(min(rates, default=0.0), peaks["bfloat16"])
 
 
@@ -387,7 +407,7 @@ def peak_flops_per_second(schedule: Schedule) -> float:
     for operation in schedule.operations.values():
         for product in operation.products:
             flops += product.flops * operation.count
-            seconds += product.flops * operation.count / _peak(product, generation)
+            seconds += product.flops * operation.count / peak_of(product.dtypes, generation)
     return flops / seconds if seconds else generation.peak_flops_per_second["bfloat16"]
 
 

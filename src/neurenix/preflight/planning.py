@@ -24,6 +24,7 @@ from neurenix.compiler.analysis import analyse
 from neurenix.compiler.compile import compile_all, compiler_ready
 from neurenix.compiler.program import Program
 from neurenix.compiler.target import Target
+from neurenix.compiler.time import peak_of
 from neurenix.preflight import html, plan_document, plan_text, terminal
 from neurenix.preflight.choice import Choice, Workload
 from neurenix.preflight.cost import Pricing, check_number
@@ -388,7 +389,9 @@ class _Hunt:
                 f"{bytes_text(generation.hbm_bytes_per_device)}",
             )
             return None
-        peak = generation.peak_flops_per_second["bfloat16"] * program.num_devices
+        types = {product.dtypes for product in program.traits.products}
+        fastest = max((peak_of(pair, generation) for pair in types), default=math.inf)
+        peak = fastest * program.num_devices
         choice = replace(choice, mesh=program.axes)
         return _Described(choice, program, program.model_flops / peak)
 
