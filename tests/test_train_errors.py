@@ -31,6 +31,8 @@ X, Y = classification(32)
         (lambda t: t.fit(X, np.where(Y == 2, 7, Y)), nx.DataError, "7"),
         (lambda t: t.fit(X, Y - 1), nx.DataError, "-1"),
         (lambda t: t.fit([[1.0, 2.0], [3.0]], Y[:2]), nx.DataError, "length|ragged"),
+        (lambda t: t.fit([X, X[:, :2]], Y), nx.DataError, r"go in a tuple: fit\(\(a, b\), y\)"),
+        (lambda t: t.evaluate([X, X], Y), nx.DataError, "go in a tuple"),
         (lambda t: t.fit(np.array([{}, {}]), Y[:2]), nx.DataError, "object"),
         (lambda t: t.fit(X), nx.ArgumentError, "targets"),
         (lambda t: t.fit(X, Y + 0.5), nx.DataError, "integer|class"),

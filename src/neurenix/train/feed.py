@@ -214,6 +214,7 @@ def make_dataset(
         return dataset
     if y is None and isinstance(x, tuple):
         x = (x,)  # not (x, y): the inputs of a model that takes several
+    _check_list(x, y)
     dataset = Dataset.from_arrays(x, y, w=_host_weights(sample_weight))
     if shuffle:
         dataset = dataset.shuffle(seed=0)
@@ -250,6 +251,19 @@ def _is_array_like(x: Any) -> bool:
     if isinstance(x, dict):
         return all(map(_is_array_like, x.values()))
     return isinstance(x, list) and bool(x) and isinstance(x[0], (int, float, list))
+
+
+def _check_list(x: Any, y: Any) -> None:
+    """Refuse a list of whole inputs, as Keras takes it: here the items of a list are rows."""
+    if not isinstance(x, list) or not all(isinstance(part, (np.ndarray, jax.Array)) for part in x):
+        return
+    sizes = {part.shape[:1] for part in x}
+    rows = np.shape(y)[:1]
+    if len(x) > 1 and rows and sizes == {rows} and rows != (len(x),):
+        raise DataError(
+            f"x is a list of {len(x)} arrays, each with the {rows[0]} rows that y has. Several "
+            "inputs of a model go in a tuple: fit((a, b), y). The items of a list are its rows."
+        )
 
 
 def _is_several(x: Any) -> bool:
