@@ -57,7 +57,7 @@ def test_a_crash_is_an_answer_that_names_signal_target_and_versions(monkeypatch)
 
 def test_a_crash_is_not_kept_in_the_cache(monkeypatch, tmp_path: Path) -> None:
     worker(monkeypatch, "import os; os._exit(7)")
-    options = CompileOptions(cache_directory=tmp_path)
+    options = CompileOptions(cache_directory=str(tmp_path))
     (answer,) = compile_all([(PROGRAM, TARGET)], options)
     assert isinstance(answer, Refusal)
     assert "exit code 7" in answer.message

@@ -55,7 +55,7 @@ class CompileOptions:
     compiler_options: Mapping[str, Any] = field(default_factory=dict)
     timeout_seconds: float = 1800.0
     cache: bool = True
-    cache_directory: Path | None = None
+    cache_directory: str | os.PathLike[str] | None = None
     workers: int | None = None
 
     def __post_init__(self) -> None:
@@ -184,7 +184,7 @@ def _compile(
     }
     if program.unused:  # they are no parameters: other results than version 0.1.0 kept
         request["used_only"] = True
-    cache = cache_module.Cache(options.cache_directory or cache_module.default_directory())
+    cache = cache_module.Cache(Path(options.cache_directory or cache_module.default_directory()))
     name = cache_module.key(program.fingerprint, request)
     use_cache = options.cache and target.platform == "tpu"  # a CPU's answer is for that CPU alone
     entry = cache.load(name) if use_cache else None
