@@ -1,15 +1,15 @@
 """From the compiler's cycles to seconds on hardware: weights, a factor a generation, and doubt.
 
-Owns these numbers and where they come from: ``benchmarks/preflight_accuracy.py`` fitted them to 21
+Owns these numbers and where they come from: ``benchmarks/preflight_accuracy.py`` fitted them to 18
 published training runs of 13 configurations (large language models of 8 to 512 billion parameters,
 v4 to tpu7x), whose steps it rebuilds and compiles. With all runs of a configuration left out of the
-fit, estimates of it were off by 6 % on average and by 13 % at most.
+fit, estimates of it were off by 4.4 % on average and by 15 % at most.
 
-Interval: 80 % of a normal distribution as wide as those errors, for the share of a step that is
-well used matrix products and attention, nearly all of those runs; for the rest of it, and for
-generations without a run, three times that, a judgement. Beyond it what nobody has measured: the
-low end takes element-wise work at the speed of HBM, the high end takes all but those products as
-long as the compiler's cycles say.
+Interval: 10 % either way, somewhat wider than 80 % of a normal distribution as wide as those errors
+(7.5 %), since the runs are few and their models alike, for the share of a step that is well used
+matrix products and attention; for the rest of it, and for generations without a run, three times
+that, a judgement. Beyond it what nobody has measured: the low end takes element-wise work at the
+speed of HBM, the high end takes all but those products as long as the compiler's cycles say.
 """
 
 from __future__ import annotations
@@ -39,29 +39,29 @@ class Calibration:
         return round(self.deviation * (1 + (_OTHER_WORK - 1) * other), 6)
 
 
-WEIGHTS = {"kernel": 2.535, "vector": 0.496, "hbm": 0.738, "ici": 0.824, "host": 0.582}
+WEIGHTS = {"kernel": 2.915, "vector": 0.51, "hbm": 0.717, "ici": 0.831, "host": 0.659}
 """What seconds of each kind of operation are multiplied with: of Pallas kernels those at the peak
 of the device, of others those by the compiler's cycles or the model of transfers."""
 
-PRODUCT_EXPONENT = 0.427
+PRODUCT_EXPONENT = 0.421
 """How much of what the compiler's cycles say of a matrix product beyond its floor is believed."""
 
 WELL_USED = 2.0
 """Cycles over floor up to which a product is like those of the published runs."""
 
-MULTI_SLICE = 1.072
+MULTI_SLICE = 1.068
 """Of a step on several slices, for what waiting for each other costs them beside the transfers."""
 
 _DEVIATION = 0.10
 _OTHER_WORK = 3.0
 _RUNS = {
-    "v4": (1.084, "2 published runs of one model"),
-    "v5e": (0.995, "5 published runs of 3 models"),
-    "v5p": (0.954, "4 published runs of 4 models"),
-    "v6e": (1.122, "7 published runs of 3 models"),
-    "tpu7x": (1.042, "3 published runs of 2 models"),
+    "v4": (1.052, "2 published runs of one model"),
+    "v5e": (0.975, "5 published runs of 3 models"),
+    "v5p": (0.939, "4 published runs of 4 models"),
+    "v6e": (1.114, "4 published runs of 3 models"),
+    "tpu7x": (1.0, "3 published runs of 2 models"),
 }
-_NONE = Calibration(1.037, 0.30, "no published run of this generation; the middle of others")
+_NONE = Calibration(1.014, 0.30, "no published run of this generation; the middle of others")
 
 DISPATCH_SECONDS = 50e-6
 """Host time for one dispatched step: what ``fit`` is held to; not measured on a TPU host."""
@@ -99,7 +99,7 @@ def calibration(generation: str) -> Calibration:
 
     Example:
         >>> calibration("v6e").factor
-        1.122
+        1.114
     """
     if generation not in _RUNS:
         return _NONE
