@@ -384,8 +384,9 @@ def peak_of(dtypes: Sequence[str], generation: Generation) -> float:
 
     Example:
         >>> from neurenix.chips import generation
-        >>> peak_of(("int8", "int8"), generation("v5e")) / peak_of(("f32", "s8"), generation("v5e"))
-        1.99492385786802
+        >>> v5e = generation("v5e")
+        >>> peak_of(("int8", "int8"), v5e) / 1e12, peak_of(("f32", "s8"), v5e) / 1e12
+        (393.0, 197.0)
     """
     peaks = generation.peak_flops_per_second
     kinds = (
