@@ -62,3 +62,13 @@ def test_mistakes_are_told_before_any_compile() -> None:
         nx.preflight.largest_batch(model(), on=["v5e-4", "v5e-8"], input_shape=(8, 256))
     with pytest.raises(nx.ArgumentError, match="step=12 cannot be divided over the 8 parts"):
         nx.preflight.largest_batch(model(), on="v5e-8", input_shape=(8, 256), step=12)
+    with pytest.raises(nx.ArgumentTypeError, match="step is a whole number of examples; got 'a'"):
+        nx.preflight.largest_batch(model(), on="v5e-8", input_shape=(8, 256), step="a")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", ["preflight", "search", "largest_batch"])
+@pytest.mark.parametrize("shape", [(), (0, 256)], ids=str)
+def test_a_batch_has_an_axis_and_an_example(name: str, shape: tuple[int, ...]) -> None:
+    ask = nx.preflight if name == "preflight" else getattr(nx.preflight, name)
+    with pytest.raises(nx.NeurenixError, match=r"batch"):
+        ask(model(), on="v5e-8", input_shape=shape)

@@ -75,8 +75,8 @@ class Workload:
     @property
     def batch(self) -> int | None:
         """Examples in the global batch of a training step."""
-        leaves = jax.tree.leaves(self.args[:1])
-        return int(leaves[0].shape[0]) if self.trainer is not None and leaves else None
+        shapes = [leaf.shape for leaf in jax.tree.leaves(self.args[:1])[:1] if leaf.shape]
+        return int(shapes[0][0]) if self.trainer is not None and shapes else None
 
     @property
     def remats(self) -> tuple[str, ...]:

@@ -178,6 +178,8 @@ def _training_step(
 def _check_batch(shape: tuple[int, ...], replicas: int, where: chips.Slice | CpuHost) -> None:
     if not shape:
         raise ShapeError("The inputs of a model have a batch axis first; got a shape of ().")
+    if shape[0] < 1:
+        raise ShapeError(f"A batch has 1 example or more; got the shape {shape}.")
     if shape[0] % replicas:
         lower = shape[0] - shape[0] % replicas
         choices = f"{lower} or {lower + replicas}" if lower else str(replicas)

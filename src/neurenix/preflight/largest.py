@@ -8,6 +8,7 @@ values twice in place of keeping them, which no line through smaller batches for
 from __future__ import annotations
 
 import math
+import numbers
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -93,7 +94,8 @@ def largest_batch(
 
     Raises:
         UnknownNameError: no such slice.
-        ArgumentTypeError: the target is no training step.
+        ArgumentTypeError: the target is no training step, or ``step`` no whole number.
+        ShapeError: a batch of no examples.
         ArgumentError: ``step`` cannot be divided over the replicas.
         CompilationError: a batch was refused for another reason than its memory.
 
@@ -108,6 +110,8 @@ def largest_batch(
     if len(slices) != 1:
         raise ArgumentTypeError("largest_batch: on= names one slice.")
     check_input_shape(input_shape)
+    if step is not None and not isinstance(step, numbers.Integral):
+        raise ArgumentTypeError(f"step is a whole number of examples; got {step!r}.")
     workload = Workload.of(target, args, input_shape, dtype, options)
     if workload.trainer is None or workload.batch is None:
         raise ArgumentTypeError(
