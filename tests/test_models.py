@@ -14,7 +14,7 @@ from neurenix._core.errors import ArgumentError, ArgumentTypeError, ShapeError, 
 from neurenix._nnx import nnx
 from neurenix.distribute.rules import ShardingRules
 from neurenix.models import rope
-from neurenix.models.experts import Experts
+from neurenix.models.experts import Experts, imbalance
 from neurenix.models.layers import Attention
 
 pytestmark = pytest.mark.cpu8
@@ -105,6 +105,8 @@ def test_sizes_that_cannot_be_are_refused() -> None:
         TINY.replace(num_layers=0)
     with pytest.raises(ArgumentError, match="experts_per_token=5"):
         TINY.replace(num_experts=4, experts_per_token=5)
+    with pytest.raises(ArgumentError, match="balance must not be negative"):
+        TINY.replace(balance=-0.1)
     with pytest.raises(ArgumentError, match="saved or offloaded"):
         models.Remat(save=("context",), offload=("context",))
 
@@ -281,6 +283,32 @@ def test_experts_give_what_a_loop_over_experts_gives(mlp: str, shared: int) -> N
     }
 
 
+def test_imbalance_lies_between_even_use_and_one_expert_for_all() -> None:
+    even, all_one = np.full((2, 4, 4), 0.25, np.float32), np.zeros((2, 4, 4), np.float32)
+    all_one[..., 3] = 1
+    in_turn = np.arange(8).reshape(2, 4, 1) % 4
+    assert float(imbalance(even, in_turn)) == pytest.approx(1)
+    assert float(imbalance(all_one, np.full((2, 4, 1), 3))) == pytest.approx(4)
+
+
+def test_the_gradient_of_experts_is_that_of_the_loss_with_their_imbalance() -> None:
+    config = TINY.replace(num_experts=6, experts_per_token=2)
+    x = jnp.asarray(RNG.normal(size=(2, 7, config.embed_dim)), jnp.float32)
+
+    def gradient(balance: float, *, added: float = 0.0) -> jax.Array:
+        layer = Experts(config.replace(balance=balance), config.mlp_dim, lead=(), rngs=nnx.Rngs(1))
+
+        def loss(layer: Experts) -> jax.Array:
+            share = jax.nn.softmax(layer.router(x), axis=-1)
+            return jnp.sum(layer(x) ** 2) + added * imbalance(share, layer.route(x)[1])
+
+        return nnx.grad(loss)(layer).router.kernel[...]
+
+    wanted = gradient(0.0, added=3.0)
+    np.testing.assert_allclose(gradient(3.0), wanted, rtol=1e-4, atol=1e-6)
+    assert float(jnp.abs(wanted - gradient(0.0)).max()) > 1e-3
+
+
 def test_attention_that_is_not_causal_sees_the_future() -> None:
     x = jnp.asarray(RNG.normal(size=(1, 6, TINY.embed_dim)), jnp.float32)
     for causal, sees in ((True, False), (False, True)):
@@ -318,6 +346,20 @@ def test_a_decoder_trains_with_fit(name: str, experts: int) -> None:
         history = model.fit(x, y, epochs=6, batch_size=32)
     assert history["loss"][-1] < 0.5 * history["loss"][0]
     assert history["accuracy"][-1] > 0.9
+
+
+def test_accumulated_steps_balance_experts_as_whole_ones_do() -> None:
+    x, y = (np.repeat(rows, 4, axis=0) for rows in repeated(count=4))  # the same in each part
+    moved = []
+    for parts in (1, 4):
+        nx.seed(0)
+        model = models.build("tiny", num_experts=4, experts_per_token=2, balance=1.0)
+        before = np.array(model.layers.mlp.router.kernel[...])
+        model.compile(optimizer=nx.optim.SGD(1.0), loss=LOSS, accumulate_steps=parts)
+        model.fit(x, y, epochs=1, batch_size=16, shuffle=False)
+        moved.append(np.array(model.layers.mlp.router.kernel[...]) - before)
+    np.testing.assert_allclose(moved[1], moved[0], rtol=1e-4, atol=1e-6)
+    assert np.abs(moved[0]).max() > 1e-3
 
 
 SMALL = {

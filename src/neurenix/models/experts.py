@@ -1,8 +1,8 @@
 """A mixture of experts: each position takes a few MLPs of many.
 
-Owns the router and the experts' products. No position is dropped: positions are sorted by expert
-and each expert multiplies its own rows (``jax.lax.ragged_dot``). There is no auxiliary loss that
-balances the experts; add one to the loss if you train for long.
+Owns the router, what keeps it from sending all positions to a few experts, and the experts'
+products. No position is dropped: positions are sorted by expert and each expert multiplies its own
+rows (``jax.lax.ragged_dot``).
 """
 
 from __future__ import annotations
@@ -38,12 +38,17 @@ class Experts(nnx.Module):
 
     The router's softmax over all experts is in float32; the weights of the chosen ones are
     divided by their sum, as in Mixtral (Jiang et al. 2024).
+
+    The gradient is that of the loss plus ``config.balance`` times ``imbalance``, in any training
+    loop; the loss itself is shown without it. It takes the gradient to be that of the loss as it
+    is: a loss that is multiplied before it is differentiated leaves the second part as it was.
     """
 
     def __init__(
         self, config: StackConfig, width: int, *, lead: tuple[int, ...], rngs: nnx.Rngs
     ) -> None:
         self.activation, self.count = config.activation, config.experts_per_token
+        self.balance = config.balance
         self.router = Projection(config.embed_dim, config.num_experts, lead=lead, rngs=rngs)
         self.experts = ExpertKernels(config, width, lead=lead, rngs=rngs)
         shared = config.num_shared_experts * width
@@ -67,7 +72,44 @@ class Experts(nnx.Module):
         """Return weights (float32) and numbers (int32) of each position's experts, (N, T, k)."""
         share = jax.nn.softmax(self.router(x.astype(jnp.float32)), axis=-1)
         weights, chosen = jax.lax.top_k(share, self.count)
-        return weights / jnp.sum(weights, axis=-1, keepdims=True), chosen
+        weights = weights / jnp.sum(weights, axis=-1, keepdims=True)
+        if self.balance:
+            weights = _also_minimised(weights, self.balance * imbalance(share, chosen))
+        return weights, chosen
+
+
+def imbalance(share: jax.Array, chosen: jax.Array) -> jax.Array:
+    """Return how unevenly the experts are used: 1 when evenly, X when one of X takes all.
+
+    The sum over experts of the part of the choices that fell on one, times its mean share, times
+    X: equation 4 of Fedus, Zoph and Shazeer 2021 (Switch Transformers), with several choices.
+
+    Args:
+        share: the router's softmax, (N, T, X) float32.
+        chosen: numbers of the experts that were chosen, (N, T, k) integers.
+    """
+    count = share.shape[-1]
+    fell_on = jnp.mean(jax.nn.one_hot(chosen, count), axis=(0, 1, 2))
+    return count * jnp.sum(fell_on * jnp.mean(share, axis=(0, 1)))
+
+
+@jax.custom_vjp
+def _also_minimised(x: jax.Array, penalty: jax.Array) -> jax.Array:
+    """Return ``x``; the gradient is as if ``penalty``, a scalar, were added to the loss."""
+    del penalty
+    return x
+
+
+def _also_minimised_forward(x: jax.Array, penalty: jax.Array) -> tuple[jax.Array, None]:
+    del penalty
+    return x, None
+
+
+def _also_minimised_backward(_: None, gradient: jax.Array) -> tuple[jax.Array, jax.Array]:
+    return gradient, jnp.ones((), jnp.float32)
+
+
+_also_minimised.defvjp(_also_minimised_forward, _also_minimised_backward)
 
 
 def _chosen_experts(x, weights, chosen, kernels, *, activation: str) -> jax.Array:

@@ -59,6 +59,8 @@ class StackConfig(Replaceable):
         num_experts: X; 0 for a dense MLP.
         experts_per_token: experts that each position takes.
         num_shared_experts: experts of the same size that every position takes besides.
+        balance: weight of the loss that keeps the experts evenly used; 0.01 as in Switch
+            Transformers (Fedus et al. 2021), 0 for none.
         dtype: of the computation; parameters are float32 and cast where they are used.
         remat: ``"none"``, ``"minimal"``, ``"full"`` or a ``Remat``.
         scan_layers: one loop over the layers, compiled once; False writes them out one by one.
@@ -85,6 +87,7 @@ class StackConfig(Replaceable):
     num_experts: int = 0
     experts_per_token: int = 0
     num_shared_experts: int = 0
+    balance: float = 0.01
     dtype: str = "bfloat16"
     remat: str | Remat = "none"
     scan_layers: bool = True
@@ -115,6 +118,8 @@ class StackConfig(Replaceable):
                 f"{self.name}: experts_per_token={self.experts_per_token} must lie in 1 … "
                 f"num_experts={self.num_experts}."
             )
+        if not self.balance >= 0:
+            raise ArgumentError(f"{self.name}: balance must not be negative; got {self.balance!r}.")
 
     @property
     def compute_dtype(self) -> Any:

@@ -149,17 +149,19 @@ class StepDefinition:
         return self._apply(*model, x, training=False)[0]
 
     def _gradients(self, state: TrainState, batch: Batch) -> tuple[Any, ...]:
-        if self.accumulate_steps == 1:
+        if self.accumulate_steps > 1:
+            return self._accumulated(state, batch)
+        (loss, aux), gradients = self._value_and_grad(state.parameters, state.model_state, batch)
+        return loss, *aux, gradients
 
-            def mean_loss(parameters: Any, model_state: list[Any]) -> Any:
-                loss, *aux = self._forward(parameters, model_state, batch, training=True)
-                return loss, aux
+    def _value_and_grad(self, parameters: Any, model_state: list[Any], batch: Batch) -> Any:
+        """Return ((mean loss, [weight, output, state of the model]), its gradients)."""
 
-            (loss, aux), gradients = jax.value_and_grad(mean_loss, has_aux=True)(
-                state.parameters, state.model_state
-            )
-            return loss, *aux, gradients
-        return self._accumulated(state, batch)
+        def mean_loss(parameters: Any) -> Any:
+            loss, *aux = self._forward(parameters, model_state, batch, training=True)
+            return loss, aux
+
+        return jax.value_and_grad(mean_loss, has_aux=True)(parameters)
 
     def _accumulated(self, state: TrainState, batch: Batch) -> tuple[Any, ...]:
         parts = self.accumulate_steps
@@ -172,18 +174,13 @@ class StepDefinition:
                 )
             return leaf.reshape(size, parts, *leaf.shape[1:]).swapaxes(0, 1)
 
-        def sum_loss(parameters: Any, model_state: list[Any], part: Batch) -> Any:
-            loss, *aux = self._forward(parameters, model_state, part, training=True)
-            return loss * aux[0], aux
-
         def one_part(carry: Any, part: Batch) -> Any:
             model_state, gradients, loss, weight = carry
-            (more, aux), grads = jax.value_and_grad(sum_loss, has_aux=True)(
-                state.parameters, model_state, part
-            )
-            more_weight, prediction, model_state = aux
-            gradients = jax.tree.map(jnp.add, gradients, grads)
-            return (model_state, gradients, loss + more, weight + more_weight), prediction
+            (mean, aux), grads = self._value_and_grad(state.parameters, model_state, part)
+            more, prediction, model_state = aux
+            # Weighted here and not in the loss: a model may add to the gradients of a mean loss.
+            gradients = jax.tree.map(lambda g, a: g + a * more.astype(a.dtype), gradients, grads)
+            return (model_state, gradients, loss + mean * more, weight + more), prediction
 
         zero = jnp.zeros((), jnp.float32)
         gradients = jax.tree.map(jnp.zeros_like, state.parameters)
