@@ -50,6 +50,8 @@ def test_a_bad_value_on_eight_devices_names_its_step_and_keeps_the_weights(per_c
     [
         (lambda m: m.fit(Y, X), nx.ShapeError, "takes .* 6"),
         (lambda m: m.fit((X, Y)), nx.ArgumentError, "targets"),
+        (lambda m: m.fit((X, X), Y), nx.ArgumentTypeError, r"Sequential\(x\), .* has 2 inputs"),
+        (lambda m: m.predict({"a": X, "b": X}), nx.ArgumentTypeError, "inputs named a, b: .*'x'"),
         (lambda m: m.fit(None), nx.ArgumentTypeError, "NoneType"),
         (lambda m: m.fit(lambda: batches(16)), nx.ArgumentTypeError, "makes the generator"),
         (lambda m: m.fit(iter([])), nx.DataError, "empty"),

@@ -10,6 +10,7 @@ Notation: N examples in a batch, A parts of gradient accumulation, K steps in on
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -19,7 +20,7 @@ import jax.numpy as jnp
 import optax
 
 from neurenix._binding import Binding, Structure
-from neurenix._core.errors import ArgumentError, ShapeError
+from neurenix._core.errors import ArgumentError, ArgumentTypeError, ShapeError
 from neurenix.losses import Loss
 from neurenix.train.batch import Batch
 from neurenix.train.split import ModuleSplit
@@ -246,12 +247,32 @@ def bind_metrics(metrics: Sequence[Any]) -> tuple[Structure, list[Any]]:
 
 
 def call(module: Any, x: Any) -> Any:
-    """Call a module: a tuple is its positional arguments, a dict its keyword arguments."""
+    """Call a module: a tuple is its positional arguments, a dict its keyword arguments.
+
+    Raises:
+        ArgumentTypeError: the module takes other arguments.
+    """
+    positional, named = (), {}
     if isinstance(x, dict):
-        return module(**x)
-    if isinstance(x, (tuple, list)):
-        return module(*x)
-    return module(x)
+        named = x
+    else:
+        positional = tuple(x) if isinstance(x, (tuple, list)) else (x,)
+    signature = inspect.signature(module)
+    try:
+        signature.bind(*positional, **named)
+    except TypeError as error:
+        bare = [p.replace(annotation=p.empty) for p in signature.parameters.values()]
+        takes = signature.replace(parameters=bare, return_annotation=signature.empty)
+        given = f"inputs named {', '.join(named)}" if named else _counted(len(positional))
+        raise ArgumentTypeError(
+            f"The model is {type(module).__name__}{takes}, and a batch has {given}: {error}. "
+            "Several inputs of a model are a tuple of arrays, in its order, or a dict by name."
+        ) from None
+    return module(*positional, **named)
+
+
+def _counted(inputs: int) -> str:
+    return "one input" if inputs == 1 else f"{inputs} inputs"
 
 
 def _is_product(primitive: Any, *_: Any, **__: Any) -> bool:
