@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import csv
+import dataclasses
 import pickle
 from pathlib import Path
 from typing import Any
@@ -200,3 +201,47 @@ def test_batch_norm_and_dropout_with_every_option_on_eight_devices(options: Any)
     history = model.fit(X, Y, epochs=2, batch_size=16, validation_data=(X, Y))
     assert np.isfinite(history["val_loss"]).all()
     assert {value.dtype.name for value in weights_of(model).values()} == {"float32"}
+
+
+@dataclasses.dataclass
+class Settings:
+    scale: float = 1.0
+
+
+class Configured(nn.Module):
+    """With attributes that can change in place: a list, a dict, a dataclass."""
+
+    def __init__(self) -> None:
+        self.linear = nn.Linear(6, 3)
+        self.sizes: list[Any] = [32, {"factors": [1]}]
+        self.config = {"gain": 1.0}
+        self.settings = Settings()
+
+    def __call__(self, x: Any) -> Any:
+        factor = self.sizes[1]["factors"][0]
+        return self.linear(x) * self.config["gain"] * self.settings.scale * factor
+
+
+def test_a_change_inside_of_an_attribute_is_seen() -> None:
+    x, y = X, Y
+    model = Configured().compile(optimizer="sgd", loss=LOSS)
+    model.fit(x, y)
+    call = nx.jit(lambda model, x: model(x))
+    plain = model.predict(x)
+    np.testing.assert_allclose(call(model, x), plain, rtol=1e-5)
+
+    def check(factor: float) -> None:
+        np.testing.assert_allclose(model.predict(x), factor * plain, rtol=1e-5)
+        np.testing.assert_allclose(call(model, x), factor * plain, rtol=1e-5)
+
+    model.config["gain"] = 2.0
+    check(2)
+    model.settings.scale = 3.0
+    model.sizes[1]["factors"][0] = 2
+    check(12)
+    compilations = call.compilations
+    model.config["gain"] = 1.0
+    model.settings.scale = 1.0
+    model.sizes[1]["factors"][0] = 1
+    check(1)  # as at first: that program is still there
+    assert call.compilations == compilations

@@ -7,9 +7,10 @@ one it saw. It owns no compilation and no placement.
 
 from __future__ import annotations
 
+import dataclasses
 import weakref
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cached_property
 from itertools import chain
 from operator import is_
@@ -32,9 +33,20 @@ class Structure:
     24-layer transformer costs more than the call.
     """
 
-    def __init__(self, graphdef: Any, is_variable: tuple[bool, ...]) -> None:
+    def __init__(
+        self, graphdef: Any, is_variable: tuple[bool, ...], contents: tuple[Any, ...] = ()
+    ) -> None:
         self.graphdef = graphdef
         self.is_variable = is_variable
+        self._contents = contents  # of lists and the like, which the graph definition only names
+
+    def same_as(self, other: Structure) -> bool:
+        """Tell whether modules of both differ in nothing but their arrays."""
+        return (
+            self.graphdef == other.graphdef
+            and self.is_variable == other.is_variable
+            and self._contents == other._contents
+        )
 
     def rebuild(self, leaves: Sequence[Any], constants: Sequence[Any]) -> tuple[Any, ...]:
         """Return modules of their own that hold ``leaves`` (tracers, usually)."""
@@ -50,6 +62,25 @@ class Structure:
         return [_get(leaf) for _, leaf in flat if isinstance(leaf, nnx.Variable)]
 
 
+class Structures:
+    """The structures that were seen, each once."""
+
+    def __init__(self) -> None:
+        self._by_hash: dict[Any, Structure] = {}
+        self._others: list[Structure] = []  # with a list, a dict or the like as an attribute
+
+    def intern(self, found: Structure) -> Structure:
+        """Return the structure that was seen first of those that are the same."""
+        try:
+            return self._by_hash.setdefault((found.graphdef, found.is_variable), found)
+        except TypeError:  # what can change has no hash
+            for known in self._others:
+                if known.same_as(found):
+                    return known
+            self._others.append(found)
+            return found
+
+
 class Binding:
     """Some modules, bound to their variables.
 
@@ -61,16 +92,19 @@ class Binding:
         sharding: where the arrays were put for the compiled call, if they were.
     """
 
-    def __init__(self, modules: tuple[Any, ...], interned: dict[Any, Structure]) -> None:
+    def __init__(self, modules: tuple[Any, ...], structures: Structures | None = None) -> None:
         self.sharding: jax.sharding.Sharding | None = None
         graphdef, flat = nnx.graph.flatten(modules)
         flags = tuple(isinstance(leaf, nnx.Variable) for _, leaf in flat)
-        self.structure = interned.setdefault((graphdef, flags), Structure(graphdef, flags))
+        nodes = [node for _, node in nnx.iter_graph(modules) if isinstance(node, nnx.Pytree)]
+        attributes = [vars(node).values() for node in nodes]
+        inside = [view for values in attributes for value in values for view in _inside(value)]
+        contents = tuple(map(tuple, inside))
+        self.structure = (structures or Structures()).intern(Structure(graphdef, flags, contents))
         self.variables = [leaf for _, leaf in flat if isinstance(leaf, nnx.Variable)]
         self.paths = [path for path, leaf in flat if isinstance(leaf, nnx.Variable)]
         self.constants = [leaf for _, leaf in flat if not isinstance(leaf, nnx.Variable)]
-        nodes = [node for _, node in nnx.iter_graph(modules) if isinstance(node, nnx.Pytree)]
-        self._views = [vars(node).values() for node in nodes] + [(_END,)]
+        self._views = [*attributes, *inside, (_END,)]
         self.accept()
 
     def accept(self) -> None:
@@ -78,7 +112,10 @@ class Binding:
         self._seen = list(chain.from_iterable(self._views))
 
     def is_current(self) -> bool:
-        """Tell whether no attribute was set, added or removed since binding (or ``accept``)."""
+        """Tell whether no attribute was set, added or removed since binding (or ``accept``).
+
+        Nor an item of a list, a set or a dict, or a field of a dataclass, that is an attribute.
+        """
         return all(map(is_, chain.from_iterable(self._views), self._seen))
 
     def read(self) -> list[Any]:
@@ -110,6 +147,22 @@ class Binding:
             if results:
                 self.write(results[0][1])
         return results[0][0]
+
+
+def _inside(value: Any) -> Iterator[Iterable[Any]]:
+    """Yield the items, and theirs, of a value that can change in place; as they are when read."""
+    if isinstance(value, dict):
+        yield value.keys()
+        items: Iterable[Any] = value.values()
+    elif isinstance(value, (list, set)):
+        items = value
+    elif dataclasses.is_dataclass(value) and type(value).__hash__ is None:
+        items = vars(value).values()
+    else:
+        return
+    yield items
+    for item in items:
+        yield from _inside(item)
 
 
 def apart(leaves: list[Any]) -> list[Any]:
@@ -153,7 +206,7 @@ class Bindings:
     def __init__(self) -> None:
         self._by_first: weakref.WeakKeyDictionary[Any, list[tuple[tuple[Any, ...], Binding]]]
         self._by_first = weakref.WeakKeyDictionary()
-        self._interned: dict[Any, Structure] = {}
+        self._structures = Structures()
 
     def of(self, modules: tuple[Any, ...]) -> tuple[Binding, bool]:
         """Return the binding of ``modules`` and whether it was made just now."""
@@ -168,10 +221,10 @@ class Bindings:
                     return binding, False
                 del known[position]
                 break
-        binding = Binding(modules, self._interned)
+        binding = Binding(modules, self._structures)
         known.append((tuple(map(weakref.ref, modules[1:])), binding))
         return binding, True
 
     @cached_property
     def _empty(self) -> Binding:
-        return Binding((), self._interned)
+        return Binding((), self._structures)

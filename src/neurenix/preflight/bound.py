@@ -54,7 +54,7 @@ def bind(
     plain = call.function
     if is_compiled(plain):
         plain = getattr(plain, "__wrapped__", plain)
-    binding = Binding(tuple(args[i] for i in positions), {})
+    binding = Binding(tuple(args[i] for i in positions))
     leaves = binding.read()
     keys = [jax.numpy.issubdtype(leaf.dtype, jax.dtypes.prng_key) for leaf in leaves]
     kinds = [jax.random.key_impl(leaf) if k else None for leaf, k in zip(leaves, keys, strict=True)]

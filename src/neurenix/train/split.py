@@ -10,7 +10,7 @@ from typing import Any
 
 import jax
 
-from neurenix._binding import Binding, Structure
+from neurenix._binding import Binding, Structures
 from neurenix._core.errors import ArgumentError, RecompilationError
 from neurenix._nnx import nnx
 
@@ -28,13 +28,13 @@ class ModuleSplit:
     """
 
     def __init__(self, module: nnx.Module) -> None:
-        self._interned: dict[Any, Structure] = {}
+        structures = Structures()
         before = [(node, dict(vars(node))) for _, node in nnx.iter_graph(module)
                   if isinstance(node, nnx.Pytree)]  # fmt: skip
         module.eval()
-        evaluation = Binding((module,), self._interned)
+        evaluation = Binding((module,), structures)
         module.train()
-        self._binding = Binding((module,), self._interned)
+        self._binding = Binding((module,), structures)
         self._training, self._evaluation = self._binding.structure, evaluation.structure
         for node, attributes in before:
             for name, value in attributes.items():
@@ -74,8 +74,8 @@ class ModuleSplit:
         """Tell whether both are of the same module, unchanged in structure."""
         mine, theirs = self._binding, other._binding
         return (
-            self._training.graphdef == other._training.graphdef
-            and self._evaluation.graphdef == other._evaluation.graphdef
+            self._training.same_as(other._training)
+            and self._evaluation.same_as(other._evaluation)
             and len(mine.variables) == len(theirs.variables)
             and all(a is b for a, b in zip(mine.variables, theirs.variables, strict=True))
         )

@@ -242,7 +242,7 @@ class StepDefinition:
 
 def bind_metrics(metrics: Sequence[Any]) -> tuple[Structure, list[Any]]:
     """Return the structure and the first values of fresh metrics."""
-    binding = Binding(tuple(metrics), {})
+    binding = Binding(tuple(metrics))
     return binding.structure, binding.read()
 
 
