@@ -188,6 +188,31 @@ def test_training_goes_on_where_it_was() -> None:
     assert_same_weights(whole, parts)
 
 
+def test_a_note_on_the_module_leaves_the_optimizer_as_it_was() -> None:
+    x, y = classification(64)
+    whole, parts = MLP(), MLP()
+    Trainer(whole, optimizer="adam", loss=LOSS).fit(x, y, epochs=2, options=IN_ORDER)
+    trainer = Trainer(parts, optimizer="adam", loss=LOSS)
+    trainer.fit(x, y, options=IN_ORDER)
+    parts.note = "run 1"
+    trainer.predict(x)
+    trainer.fit(x, y, epochs=2, options=FitOptions(shuffle=False, initial_epoch=1))
+    assert trainer.steps_made == 4
+    assert_same_weights(whole, parts)
+
+
+def test_other_parameters_begin_anew_with_optimizer_and_schedule() -> None:
+    x, y = classification(64)
+    module = MLP()
+    trainer = Trainer(module, optimizer="adam", loss=LOSS)
+    trainer.fit(x, y, options=IN_ORDER)
+    module.layers[0] = nnx.Linear(6, 8, use_bias=False, rngs=nnx.Rngs(1))
+    trainer.predict(x)
+    assert (trainer.optimizer_state, trainer.steps_made) == (None, 0)
+    trainer.fit(x, y, options=IN_ORDER)
+    assert trainer.steps_made == 2
+
+
 def test_predict_and_evaluate_are_in_evaluation_mode_and_leave_the_mode_alone() -> None:
     x, y = classification(50)
     module = Noisy()

@@ -80,6 +80,17 @@ class ModuleSplit:
             and all(a is b for a, b in zip(mine.variables, theirs.variables, strict=True))
         )
 
+    def same_parameters(self, other: ModuleSplit) -> bool:
+        """Tell whether an optimizer's state for one is right for the other.
+
+        It is where the parameters have the same paths, shapes and dtypes, whatever else differs.
+        """
+        return self._described() == other._described()
+
+    def _described(self) -> list[Any]:
+        held = zip(self._paths, self._binding.read(), self._is_parameter, strict=True)
+        return [(path, leaf.shape, leaf.dtype) for path, leaf, counts in held if counts]
+
     def read(self, *, constants: list[Any] | None = None) -> tuple[Tree, list[Any]]:
         """Return the module's parameters and other state, as they are now.
 

@@ -305,11 +305,16 @@ class Trainer(Described):
         return self._loss
 
     def defined(self) -> StepDefinition:
-        """Return the step definition, made anew when the module's structure has changed."""
-        if self._definition is not None and self._definition.model.is_current():
-            return self._definition
+        """Return the step definition, made anew when the module's structure has changed.
+
+        The optimizer's state and the count of steps are kept while the parameters have the paths,
+        shapes and dtypes that they had; otherwise both begin anew.
+        """
+        known = self._definition
+        if known is not None and known.model.is_current():
+            return known
         split = ModuleSplit(self.module)
-        if self._definition is None or not split.same_structure(self._definition.model):
+        if known is None or not split.same_structure(known.model):
             structure, _ = bind_metrics([get_metric(metric) for metric in self._metrics])
             self._definition = StepDefinition(
                 model=split,
@@ -322,10 +327,12 @@ class Trainer(Described):
                 check_gradients=self.options.check_gradients,
                 remat=self.options.remat,
             )
-            self._step = self._evaluation = self.optimizer_state = None
-        else:
-            self._definition.model.renew(split)
-        return self._definition
+            self._step = self._evaluation = None
+            if known is not None and not split.same_parameters(known.model):
+                self.optimizer_state, self.steps_made = None, 0
+            return self._definition
+        known.model.renew(split)
+        return known
 
     def check_labels(self, batch: Batch, steps: int) -> None:
         """Check the targets of a host batch, of ``steps`` batches stacked, against the loss."""
