@@ -141,6 +141,34 @@ def test_values_that_are_not_finite_in_the_data_are_named() -> None:
         Trainer(MLP(), loss=LOSS).fit(x, Y)
 
 
+def log_loss(y_true: jax.Array, y_pred: jax.Array) -> jax.Array:
+    return -jnp.log(jnp.where(y_true[:, None] > 0, 1.0, 0.0) * jnp.abs(y_pred)).mean(1)
+
+
+def test_an_infinite_loss_of_weight_0_never_counts() -> None:
+    targets = np.arange(32, dtype=np.float32) - 4
+    weights = (targets > 0).astype(np.float32)
+    trainer = Trainer(MLP(), optimizer="sgd", loss=log_loss)
+    options = FitOptions(sample_weight=weights)
+    assert np.isfinite(trainer.fit(X, targets, batch_size=8, options=options)["loss"]).all()
+    assert np.isfinite(trainer.evaluate(X, targets, sample_weight=weights)["loss"])
+    with pytest.raises(nx.TrainingDivergedError, match="log_loss"):
+        trainer.fit(X, targets, batch_size=8)
+
+
+def test_a_float64_loss_trains_in_steps_of_several(run_python: Any) -> None:
+    done = run_python(
+        code="import numpy as np, jax.numpy as jnp, neurenix as nx\n"
+        "model = nx.nn.Linear(4, 1)\n"
+        "loss = lambda t, p: jnp.mean((t - p).astype('float64') ** 2, axis=-1)\n"
+        "model.compile('sgd', loss, steps_per_execution=2, accumulate_steps=2)\n"
+        "x = np.ones((32, 4), 'float32')\n"
+        "print(model.fit(x, x[:, :1], batch_size=8)['loss'], model.evaluate(x, x[:, :1]))",
+        env={"JAX_ENABLE_X64": "1"},
+    )
+    assert done.returncode == 0, done.stderr
+
+
 class Root(nnx.Module):
     """Has a finite loss with a gradient that is not, at weights of 0."""
 

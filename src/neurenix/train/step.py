@@ -200,12 +200,12 @@ class StepDefinition:
         """Return the weighted mean loss, the sum of weights, the output, the model's state."""
         prediction, after = self._apply(parameters, model_state, batch.x, training=training)
         if batch.weight is None:
-            count = jnp.float32(jax.tree.leaves(batch.x)[0].shape[0])
-            return self.loss(batch.y, prediction), count, prediction, after
-        losses = self.loss.per_example(batch.y, prediction)
-        total = jnp.sum(batch.weight)
-        loss = jnp.sum(losses * batch.weight) / jnp.maximum(total, _TINY)
-        return loss, total, prediction, after
+            total = jnp.float32(jax.tree.leaves(batch.x)[0].shape[0])
+            loss = self.loss(batch.y, prediction)
+        else:
+            total = jnp.sum(batch.weight)
+            loss = self.loss(batch.y, _counting(prediction, batch.weight), batch.weight)
+        return loss.astype(jnp.float32), total, prediction, after
 
     def _apply(
         self, parameters: Any, model_state: list[Any], x: Any, *, training: bool
@@ -273,6 +273,22 @@ def call(module: Any, x: Any) -> Any:
 
 def _counted(inputs: int) -> str:
     return "one input" if inputs == 1 else f"{inputs} inputs"
+
+
+def _counting(prediction: Any, weight: jax.Array) -> Any:
+    """Return the output with no gradient to the examples of weight 0.
+
+    Their losses are left out, but an infinite one has a gradient that is no number, and 0 times
+    that is no number either.
+    """
+
+    def one(leaf: jax.Array) -> jax.Array:
+        if leaf.shape[:1] != weight.shape:
+            return leaf
+        counts = (weight != 0).reshape(-1, *[1] * (leaf.ndim - 1))
+        return jnp.where(counts, leaf, jax.lax.stop_gradient(leaf))
+
+    return jax.tree.map(one, prediction)
 
 
 def _is_product(primitive: Any, *_: Any, **__: Any) -> bool:
