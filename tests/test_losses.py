@@ -353,3 +353,145 @@ def test_a_function_of_the_wrong_shape_is_told():
 
 def test_all_names_are_exported():
     assert all(hasattr(losses, name) for name in losses.__all__)
+
+
+COLUMN = X[:, :1]
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda t, p: jnp.mean((t - p) ** 2),
+        lambda t, p: (t - p) ** 2,
+        jax.jit(lambda t, p: jnp.mean((t - p) ** 2)),
+        lambda t, p: jnp.mean((t.reshape(-1) - p[:, 0]) ** 2),
+        lambda t, p: jnp.mean((t.reshape(-1)[:, None] - p) ** 2),
+    ],
+    ids=["scalar", "per position", "compiled", "takes the column", "makes a column"],
+)
+def test_a_function_gets_targets_of_one_column_paired(function):
+    loss, targets = losses.get(function), Y[:, 0]
+    expected = np.square(targets - COLUMN[:, 0])
+    for y_true in (targets, targets[:, None]):
+        np.testing.assert_allclose(loss(y_true, COLUMN), expected.mean(), rtol=1e-5)
+        np.testing.assert_allclose(loss.per_example(y_true, COLUMN), expected, rtol=1e-5)
+        weighted = (expected * WEIGHT).sum() / WEIGHT.sum()
+        np.testing.assert_allclose(loss(y_true, COLUMN, WEIGHT), weighted, rtol=1e-5)
+
+
+def test_a_function_that_handles_the_column_itself_gets_the_targets_as_they_are():
+    loss = losses.get(lambda t, p: jnp.mean((t - p[:, 0]) ** 2))
+    np.testing.assert_allclose(loss(Y[:, 0], COLUMN), ((Y - X)[:, 0] ** 2).mean(), rtol=1e-5)
+
+
+def test_a_function_gets_predictions_without_an_axis_paired():
+    loss = losses.get(lambda t, p: jnp.mean((t - p) ** 2))
+    np.testing.assert_allclose(loss(Y[:, :1], X[:, 0]), ((Y - X)[:, 0] ** 2).mean(), rtol=1e-5)
+
+
+@pytest.mark.parametrize("label", [-1, C, 1000])
+@pytest.mark.parametrize(
+    "loss",
+    [
+        losses.SparseCategoricalCrossentropy(),
+        SPARSE,
+        losses.SparseCategoricalCrossentropy(from_logits=True, label_smoothing=0.1),
+        losses.CrossEntropyLoss(),
+        losses.NLLLoss(),
+    ],
+    ids=lambda loss: loss.name,
+)
+def test_a_label_out_of_range_is_not_a_number(loss, label):
+    labels = LABELS.copy()
+    labels[2] = label
+    found = jax.jit(loss.per_example)(labels, LOG_P)
+    right = np.arange(N) != 2
+    assert bool(jnp.isnan(found[2])) and bool(jnp.isfinite(found[right]).all())
+    # What of the rest is right stays as it is, to the last bit.
+    expected = jax.jit(loss.per_example)(LABELS, LOG_P)
+    np.testing.assert_array_equal(np.asarray(found)[right], np.asarray(expected)[right])
+    assert bool(jnp.isnan(loss(labels, LOG_P)))
+
+
+def test_integer_classes_are_selected_and_not_gathered():
+    gradient = jax.jit(jax.grad(lambda p: losses.CrossEntropyLoss()(LABELS, p)))
+    program = gradient.lower(LOGITS).as_text()
+    assert "gather" not in program and "scatter" not in program
+
+
+IGNORING = {
+    "sparse": losses.SparseCategoricalCrossentropy(from_logits=True, ignore_index=-100),
+    "cross entropy": losses.CrossEntropyLoss(),
+    "nll": losses.NLLLoss(),
+}
+
+
+@pytest.mark.parametrize("name", IGNORING)
+def test_ignored_examples_have_no_loss_and_do_not_count(name):
+    loss, labels = IGNORING[name], LABELS.copy()
+    labels[[1, 4]] = -100
+    loss.validate(labels, (N, C))
+    kept = labels >= 0
+    expected = -LOG_P[RANGE, LABELS] * kept
+    np.testing.assert_allclose(loss.per_example(labels, LOG_P), expected, rtol=1e-5)
+    np.testing.assert_allclose(loss(labels, LOG_P), expected.sum() / kept.sum(), rtol=1e-5)
+    weight = np.arange(N, dtype=np.float32)
+    weighted = (expected * weight).sum() / (weight * kept).sum()
+    np.testing.assert_allclose(loss(labels, LOG_P, weight), weighted, rtol=1e-5)
+    gradient = jax.grad(lambda p: loss(labels, p))(jnp.asarray(LOG_P))
+    assert not np.asarray(gradient)[~kept].any() and np.asarray(gradient)[kept].any()
+    assert float(loss(np.full(N, -100), LOG_P)) == 0
+    with pytest.raises(DataError, match=r"-7 at index \(1,\)"):
+        loss.validate(np.array([-100, -7]), (2, C))
+    with pytest.raises(ShapeError, match="sample_weight"):
+        loss(labels, LOG_P, np.ones(N + 1))
+
+
+def test_ignored_positions_are_left_out_of_the_mean_of_their_example():
+    logits = RNG.normal(size=(3, T, C)).astype(np.float32)
+    labels = np.array([[0, 1, 2], [3, -1, -1], [-1, -1, -1]])
+    log_p = special.log_softmax(logits, -1)
+    positions = -np.take_along_axis(log_p, labels[..., None] % C, -1)[..., 0] * (labels >= 0)
+    loss = losses.SparseCategoricalCrossentropy(from_logits=True, ignore_index=-1)
+    np.testing.assert_allclose(loss.elementwise(labels, logits), positions, rtol=1e-5)
+    examples = positions.sum(1) / [3, 1, 1]
+    np.testing.assert_allclose(loss.per_example(labels, logits), examples, rtol=1e-5)
+    function = losses.sparse_categorical_crossentropy
+    found = function(labels, logits, from_logits=True, ignore_index=-1)
+    np.testing.assert_allclose(found, examples, rtol=1e-5)
+    np.testing.assert_allclose(loss(labels, logits), examples.sum() / 2, rtol=1e-5)
+    # A batch that is filled up with examples of weight 0 has the loss of the batch.
+    filled = np.array([1.0, 1.0, 0.0], np.float32)
+    np.testing.assert_allclose(loss(labels, logits, filled), loss(labels, logits), rtol=1e-6)
+    # All positions together: by joining the axes as PyTorch has them, or by their weights.
+    together = positions.sum() / 4
+    joined = loss(labels.reshape(-1), logits.reshape(-1, C))
+    np.testing.assert_allclose(joined, together, rtol=1e-5)
+    weighted = loss(labels, logits, np.ones(labels.shape, np.float32))
+    np.testing.assert_allclose(weighted, together, rtol=1e-5)
+
+
+def test_rows_of_probabilities_all_count():
+    loss = losses.CrossEntropyLoss()
+    assert loss.counted(SOFT, LOGITS) is None
+    np.testing.assert_array_equal(
+        loss.per_example(SOFT, LOGITS),
+        losses.CategoricalCrossentropy(from_logits=True).per_example(SOFT, LOGITS),
+    )
+
+
+def test_an_ignored_label_is_a_whole_number():
+    with pytest.raises(ArgumentTypeError, match="ignore_index"):
+        losses.SparseCategoricalCrossentropy(ignore_index="pad")
+
+
+@pytest.mark.parametrize("reduce", [jnp.mean, jnp.asarray], ids=["scalar", "per example"])
+def test_an_infinite_loss_of_weight_zero_does_not_count(reduce):
+    loss = losses.get(lambda t, p: reduce(-jnp.log(p - t)))
+    y_true, y_pred = jnp.array([0.0, 1.0]), jnp.array([1.0, 1.0])
+    assert float(loss(y_true, y_pred, jnp.array([1.0, 0.0]))) == 0
+    assert not np.isfinite(loss(y_true, y_pred))
+
+
+def test_a_smaller_loss_is_better():
+    assert {loss.direction for loss, *_ in CASES.values()} == {"min"}

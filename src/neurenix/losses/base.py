@@ -12,6 +12,7 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -27,12 +28,17 @@ class Loss(ABC):
     A loss has no state, is hashable and compares by its options, so it may be a static argument
     of a compiled function. A subclass writes ``elementwise``.
 
+    Attributes:
+        direction: ``"min"``: a smaller loss is better.
+
     Example:
         >>> from neurenix.losses import MeanSquaredError
         >>> loss = MeanSquaredError()
         >>> print(loss(jnp.array([1.0, 2.0]), jnp.array([1.0, 4.0])))
         2.0
     """
+
+    direction: ClassVar[str] = "min"
 
     @property
     def name(self) -> str:
@@ -46,6 +52,21 @@ class Loss(ABC):
     def per_example(self, y_true: jax.Array, y_pred: jax.Array) -> jax.Array:
         """Return one loss per example, shape (N,): the mean over all further positions."""
         return mean_per_example(self.elementwise(y_true, y_pred))
+
+    def counted(
+        self, y_true: jax.Array, y_pred: jax.Array, sample_weight: jax.Array | None = None
+    ) -> jax.Array | None:
+        """Return the weights that the losses are averaged with, 0 for what does not count.
+
+        Args:
+            y_true: the targets.
+            y_pred: what the model returned.
+            sample_weight: as for ``__call__``.
+
+        Returns:
+            as ``sample_weight``; None when all count alike.
+        """
+        return None if sample_weight is None else jnp.asarray(sample_weight)
 
     def __call__(
         self, y_true: jax.Array, y_pred: jax.Array, sample_weight: jax.Array | None = None
@@ -61,9 +82,9 @@ class Loss(ABC):
         Raises:
             ShapeError: the shapes do not go together.
         """
-        if sample_weight is None:
+        weight = self.counted(y_true, y_pred, sample_weight)
+        if weight is None:
             return jnp.mean(self.per_example(y_true, y_pred))
-        weight = jnp.asarray(sample_weight)
         if weight.ndim > 1:
             losses = self.elementwise(y_true, y_pred)
         else:

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from neurenix._core.errors import ArgumentError, DataError, ShapeError
+from neurenix._core.errors import ArgumentError, ArgumentTypeError, DataError, ShapeError
 from neurenix.losses.base import (
     Loss,
     at_least_float32,
@@ -31,24 +31,46 @@ class SparseCategoricalCrossentropy(Loss):
     """Cross-entropy of integer classes.
 
     ``y_true``: (N, ...) integers in 0 … C-1; ``y_pred``: (N, ..., C) logits or probabilities.
+    ``fit`` refuses any other integer before it trains; where nothing can be raised, in a compiled
+    loop of one's own, its loss is NaN.
+
+    With ``ignore_index``, positions of that label have loss 0 and do not count: an example's loss
+    is the mean over its positions that count, and the batch's the mean over the examples that
+    have any (0 when none has). For the mean over all positions together, which PyTorch takes,
+    join the axes: labels (N·T,) and logits (N·T, C). Metrics do not know of it.
 
     Args:
         from_logits: whether ``y_pred`` are logits. Otherwise they are probabilities, which are
             divided by their sum and kept 1e-7 away from 0 and 1, as Keras does.
         label_smoothing: share of the target spread evenly over all classes, in [0, 1).
+        ignore_index: the label of positions to leave out, such as padding; None for none. What
+            Keras calls ``ignore_class``.
+
+    Raises:
+        ArgumentError: ``label_smoothing`` is out of range.
+        ArgumentTypeError: ``ignore_index`` is no whole number.
 
     Example:
         >>> loss = SparseCategoricalCrossentropy(from_logits=True)
         >>> print(f"{loss(jnp.array([0]), jnp.array([[0.0, 0.0]])):.4f}")
         0.6931
+        >>> padded = SparseCategoricalCrossentropy(from_logits=True, ignore_index=-1)
+        >>> print(f"{padded(jnp.array([[0, -1]]), jnp.zeros((1, 2, 2))):.4f}")
+        0.6931
     """
 
     from_logits: bool = False
     label_smoothing: float = 0.0
+    ignore_index: int | None = None
 
     def __post_init__(self) -> None:
         """Check the options."""
         check_smoothing(self.label_smoothing)
+        if self.ignore_index is not None and not isinstance(self.ignore_index, (int, np.integer)):
+            raise ArgumentTypeError(
+                "The argument `ignore_index` must be a whole number or None; got "
+                f"{self.ignore_index!r}."
+            )
 
     def elementwise(self, y_true: jax.Array, y_pred: jax.Array) -> jax.Array:
         """Return the cross-entropy of every position, shape (N, ...)."""
@@ -60,14 +82,49 @@ class SparseCategoricalCrossentropy(Loss):
                 "is (y_true, y_pred): targets first, as in Keras and unlike PyTorch."
             )
         labels = y_true.reshape(y_pred.shape[:-1]).astype(jnp.int32)
-        log_p = log_probabilities(y_pred, from_logits=self.from_logits)
-        # A selection and not a gather, whose gradient is a scatter: slow on a TPU, and on a CPU
-        classes = jax.lax.broadcasted_iota(jnp.int32, log_p.shape, log_p.ndim - 1)
-        picked = jnp.sum(jnp.where(classes == labels[..., None], log_p, 0), axis=-1)
-        if not self.label_smoothing:
-            return -picked
-        even = jnp.mean(log_p, axis=-1)
-        return -((1 - self.label_smoothing) * picked + self.label_smoothing * even)
+        log_p = self._log_probabilities(y_pred)
+        right = picked(log_p, labels)
+        if self.label_smoothing:
+            even = jnp.mean(log_p, axis=-1)
+            right = (1 - self.label_smoothing) * right + self.label_smoothing * even
+        return -right if self.ignore_index is None else self._without_ignored(labels, -right)
+
+    def per_example(self, y_true: jax.Array, y_pred: jax.Array) -> jax.Array:
+        """Return one loss per example, shape (N,): the mean over its positions that count."""
+        losses, counts = self.elementwise(y_true, y_pred), self._counts(y_true, y_pred)
+        if counts is None or losses.ndim <= 1:
+            return mean_per_example(losses)
+        axes = tuple(range(1, losses.ndim))
+        return jnp.sum(losses, axes) / jnp.maximum(jnp.sum(counts, axes), 1)
+
+    def counted(
+        self, y_true: jax.Array, y_pred: jax.Array, sample_weight: jax.Array | None = None
+    ) -> jax.Array | None:
+        """Return the weights that the losses are averaged with; see :meth:`Loss.counted`."""
+        weight = super().counted(y_true, y_pred, sample_weight)
+        counts = self._counts(y_true, y_pred)
+        if counts is None:
+            return weight
+        if weight is None or weight.ndim <= 1:
+            counts = jnp.any(counts, axis=tuple(range(1, counts.ndim)))
+        if weight is None:
+            return counts.astype(jnp.float32)
+        fits = weight.ndim == 0 or weight.shape == counts.shape
+        return jnp.where(counts, weight, 0) if fits else weight  # the mean says what is wrong
+
+    def _log_probabilities(self, y_pred: jax.Array) -> jax.Array:
+        return log_probabilities(y_pred, from_logits=self.from_logits)
+
+    def _counts(self, y_true: jax.Array, y_pred: jax.Array) -> jax.Array | None:
+        """Return which positions count, (N, ...) booleans; None for all."""
+        if self.ignore_index is None:
+            return None
+        self._validate_shape(jnp.shape(y_true), jnp.shape(y_pred))
+        labels = jnp.reshape(y_true, jnp.shape(y_pred)[:-1])
+        return labels.astype(jnp.int32) != self.ignore_index
+
+    def _without_ignored(self, labels: jax.Array, losses: jax.Array) -> jax.Array:
+        return jnp.where(labels == self.ignore_index, 0, losses)
 
     def target_spec(self, y_pred: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
         """Return (N, ...) int32 for predictions (N, ..., C)."""
@@ -88,6 +145,8 @@ class SparseCategoricalCrossentropy(Loss):
         )
 
     def _validate_values(self, y_true: np.ndarray, y_pred_shape: tuple[int, ...]) -> None:
+        if self.ignore_index is not None:
+            y_true = np.where(y_true == self.ignore_index, 0, y_true)
         check_finite(y_true)
         if y_true.dtype.kind == "f" and not bool((y_true == np.round(y_true)).all()):
             raise DataError(
@@ -186,6 +245,18 @@ class BinaryCrossentropy(Loss):
         check_range(y_true, 0, 1, "because they answer yes (1) or no (0)")
 
 
+def picked(values: jax.Array, labels: jax.Array) -> jax.Array:
+    """Return the value of each label's class, (N, ..., C) and (N, ...) → (N, ...).
+
+    A label outside of 0 … C-1 gives NaN.
+    """
+    # A selection and not a gather, whose gradient is a scatter: slow on a TPU, and on a CPU
+    classes = jax.lax.broadcasted_iota(jnp.int32, values.shape, values.ndim - 1)
+    selected = jnp.sum(jnp.where(classes == labels[..., None], values, 0), axis=-1)
+    inside = (labels >= 0) & (labels < values.shape[-1])
+    return jnp.where(inside, selected, jnp.nan)
+
+
 def log_probabilities(y_pred: jax.Array, *, from_logits: bool) -> jax.Array:
     """Return log-probabilities over the last axis, float32 or wider."""
     y_pred = at_least_float32(y_pred)
@@ -202,7 +273,11 @@ def check_smoothing(value: float) -> None:
 
 
 def sparse_categorical_crossentropy(
-    y_true: jax.Array, y_pred: jax.Array, *, from_logits: bool = False
+    y_true: jax.Array,
+    y_pred: jax.Array,
+    *,
+    from_logits: bool = False,
+    ignore_index: int | None = None,
 ) -> jax.Array:
     """Return the cross-entropy of integer classes per example, shape (N,).
 
@@ -212,8 +287,8 @@ def sparse_categorical_crossentropy(
         >>> print(sparse_categorical_crossentropy(jnp.array([1]), jnp.array([[0.0, 1.0]])).round(3))
         [0.]
     """
-    loss = SparseCategoricalCrossentropy(from_logits=from_logits)
-    return mean_per_example(loss.elementwise(y_true, y_pred))
+    loss = SparseCategoricalCrossentropy(from_logits=from_logits, ignore_index=ignore_index)
+    return loss.per_example(y_true, y_pred)
 
 
 def categorical_crossentropy(

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 
 from neurenix._core.errors import ArgumentTypeError, ShapeError, unknown_name
 from neurenix.losses import crossentropy, margin, regression, similarity, torch_names
+from neurenix.losses.alignment import aligned
 from neurenix.losses.base import Loss, mean_per_example
 
 _CLASSES: tuple[type[Loss], ...] = (
@@ -49,7 +50,9 @@ class FunctionLoss(Loss):
     The function returns one loss per example (N, ...), or a scalar, which is taken to be the mean
     over the batch. With sample weights a scalar function is called once per example (vectorised),
     so a scalar that couples examples cannot be weighted. Where a model returns a dict or a tuple
-    of arrays, that is ``y_pred``.
+    of arrays, that is ``y_pred``. Targets (N,) of predictions (N, 1) come as (N, 1), and the
+    other way round, so that ``y_true - y_pred`` pairs each target with its own prediction; a
+    function that handles such shapes itself gets them as they are (``alignment.aligned``).
 
     Args:
         function: the function; traced, so it must be built of JAX operations.
@@ -64,6 +67,7 @@ class FunctionLoss(Loss):
 
     def elementwise(self, y_true: jax.Array, y_pred: jax.Array) -> jax.Array:
         """Return what the function says, per example."""
+        y_true = aligned(self.function, y_true, y_pred)
         losses = jnp.asarray(self.function(y_true, y_pred))
         if losses.ndim == 0:
             one = functools.partial(jax.tree.map, lambda leaf: leaf[None])
@@ -83,6 +87,7 @@ class FunctionLoss(Loss):
         """Return the mean loss; see :meth:`Loss.__call__`."""
         if sample_weight is not None:
             return super().__call__(y_true, y_pred, sample_weight)
+        y_true = aligned(self.function, y_true, y_pred)
         return jnp.mean(mean_per_example(jnp.asarray(self.function(y_true, y_pred))))
 
     def _validate_shape(self, y_true: tuple[int, ...], y_pred: tuple[int, ...]) -> None:

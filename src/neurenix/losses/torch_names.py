@@ -32,12 +32,17 @@ HingeLoss = Hinge
 class CrossEntropyLoss(SparseCategoricalCrossentropy):
     """Cross-entropy of logits; ``y_true`` are integer classes, or rows of probabilities.
 
+    Positions of the label -100 do not count, as in PyTorch; with several positions per example
+    the mean is taken as :class:`SparseCategoricalCrossentropy` says. Rows of probabilities all
+    count.
+
     Example:
         >>> print(f"{CrossEntropyLoss()(jnp.array([0]), jnp.array([[0.0, 0.0]])):.4f}")
         0.6931
     """
 
     from_logits: bool = True
+    ignore_index: int | None = -100
 
     @property
     def _soft(self) -> CategoricalCrossentropy:
@@ -48,6 +53,9 @@ class CrossEntropyLoss(SparseCategoricalCrossentropy):
         if _is_soft(y_true, y_pred):
             return self._soft.elementwise(y_true, y_pred)
         return super().elementwise(y_true, y_pred)
+
+    def _counts(self, y_true: jax.Array, y_pred: jax.Array) -> jax.Array | None:
+        return None if _is_soft(y_true, y_pred) else super()._counts(y_true, y_pred)
 
     def validate(self, y_true: np.ndarray, y_pred_shape) -> None:
         """Check targets on the host; see :meth:`Loss.validate`."""
@@ -66,14 +74,15 @@ class BCEWithLogitsLoss(BinaryCrossentropy):
 
 @dataclass(frozen=True)
 class NLLLoss(SparseCategoricalCrossentropy):
-    """Minus the log-probability of the right class; ``y_pred`` are log-probabilities."""
+    """Minus the log-probability of the right class; ``y_pred`` are log-probabilities.
 
-    def elementwise(self, y_true: jax.Array, y_pred: jax.Array) -> jax.Array:
-        """Return minus the picked log-probability, shape (N, ...)."""
-        y_true, y_pred = jnp.asarray(y_true), at_least_float32(y_pred)
-        self._validate_shape(y_true.shape, y_pred.shape)
-        labels = y_true.reshape(y_pred.shape[:-1]).astype(jnp.int32)
-        return -jnp.take_along_axis(y_pred, labels[..., None], axis=-1)[..., 0]
+    Positions of the label -100 do not count, as for :class:`CrossEntropyLoss`.
+    """
+
+    ignore_index: int | None = -100
+
+    def _log_probabilities(self, y_pred: jax.Array) -> jax.Array:
+        return at_least_float32(y_pred)
 
 
 def _is_soft(y_true, y_pred) -> bool:
