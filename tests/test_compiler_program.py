@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from neurenix._core.errors import ArgumentError, ArgumentTypeError, ShapeError
+from neurenix.compiler import traits
 from neurenix.compiler.flops import model_flops
 from neurenix.compiler.program import TraceOptions, spec, trace
 
@@ -167,3 +168,72 @@ def test_flops_of_a_branch_are_those_of_the_dearest() -> None:
         return jax.lax.cond(x[0, 0] > 0, lambda x: x @ x @ x, lambda x: x @ x, x)
 
     assert flops(f, x) == 2 * 2 * 8**3
+
+
+def test_flops_and_products_leave_out_what_nothing_needs() -> None:
+    def dead(x, w):
+        _ = x @ w @ w @ w
+        return x @ w
+
+    program = trace(dead, (spec((8, 8)), spec((8, 8))), axes={"data": 1})
+    assert program.model_flops == 2 * 8**3
+    assert len(program.traits.products) == 1
+    linear = jax.grad(lambda w, x: (x @ w).sum())  # whose value nobody asks for
+    assert trace(linear, (spec((8, 8)), spec((8, 8))), axes={"data": 1}).model_flops == 2 * 8**3
+
+
+def ragged(mode: str):
+    dots = {
+        "rows": (((1,), (1,)), ((), ())),
+        "depth": (((1,), (0,)), ((), ())),
+        "batch": (((2,), (1,)), ((0,), (0,))),
+    }
+    numbers = jax.lax.RaggedDotDimensionNumbers(
+        dot_dimension_numbers=dots[mode],
+        lhs_ragged_dimensions=[{"rows": 0, "depth": 1, "batch": 0}[mode]],
+        rhs_group_dimensions=[0] if mode == "rows" else [],
+    )
+    return lambda x, w, sizes: jax.lax.ragged_dot_general(x, w, sizes, numbers)
+
+
+@pytest.mark.parametrize(
+    ("mode", "left", "right", "flops_of_it"),
+    [
+        ("rows", (16, 8), (4, 8, 32), 2 * 16 * 8 * 32),
+        ("depth", (16, 8), (8, 32), 2 * 16 * 8 * 32),
+        ("batch", (6, 16, 8), (6, 8, 32), 2 * 6 * 16 * 8 * 32),
+    ],
+)
+def test_flops_of_products_in_groups(mode, left, right, flops_of_it) -> None:
+    traced = jax.jit(ragged(mode)).trace(jnp.ones(left), jnp.ones(right), jnp.ones(4, "int32"))
+    assert model_flops(traced.jaxpr) == flops_of_it
+    (product,) = traits.read(traced.jaxpr).products
+    assert product.flops == flops_of_it
+    assert (product.depth, product.columns) == (8, 32)
+
+
+def test_state_that_changes_its_type_is_seen_whoever_said_that_it_is_donated() -> None:
+    def update(state, x):
+        return {"m": state["m"] * 0.9 + x.mean()}
+
+    args = ({"m": spec((), "bfloat16")}, spec((8, 8)))
+    by_option = TraceOptions(donate_argnums=(0,))
+    for function, options in ((update, by_option), (jax.jit(update, donate_argnums=0), None)):
+        (found,) = trace(function, args, axes={"data": 1}, options=options).traits.recompiles
+        assert (found.before, found.after) == ("bfloat16[]", "float32[]")
+
+
+def test_what_is_no_array_cannot_be_returned_and_is_named() -> None:
+    with pytest.raises(
+        ArgumentTypeError, match=r"named returns a str at 1\.name, and .*arrays only"
+    ):
+
+        def named(x):
+            return x, {"name": "x"}
+
+        trace(named, (spec((8,)),), axes={"data": 1})
+
+
+def test_a_function_without_arguments_is_told_how_to_give_some() -> None:
+    with pytest.raises(ArgumentError, match=r"nx.preflight\(<lambda>, nx.spec\(\(8, 128\)\), on=…"):
+        trace(lambda x: x, (), axes={"data": 1})

@@ -14,6 +14,7 @@ from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
+from jax.interpreters import partial_eval
 
 from neurenix.compiler.attention_kernels import attention_model_flops
 
@@ -37,12 +38,30 @@ def model_flops(jaxpr: Any) -> float:
     return float(sum(_equation(equation) for equation in jaxpr.eqns))
 
 
+def without_dead_code(closed: Any) -> Any:
+    """Return a closed jaxpr without what none of its results and effects needs.
+
+    Example:
+        >>> import jax, jax.numpy as jnp
+        >>> def f(x):
+        ...     _ = x @ x
+        ...     return 2 * x
+        >>> model_flops(without_dead_code(jax.jit(f).trace(jnp.ones((8, 8))).jaxpr))
+        0.0
+    """
+    wanted = [True] * len(closed.jaxpr.outvars)
+    alive, _ = partial_eval.dce_jaxpr(closed.jaxpr, wanted, instantiate=True)
+    return closed.replace(jaxpr=alive)
+
+
 def _equation(equation: Any) -> float:
     if _RECOMPUTED in str(equation.source_info.name_stack):
         return 0.0
     name = equation.primitive.name
     if name == "dot_general":
         return _dot(equation)
+    if name == "ragged_dot_general":
+        return _ragged(equation)
     if name == "conv_general_dilated":
         return _convolution(equation)
     if name == "cond":
@@ -90,6 +109,26 @@ def _dot(equation: Any) -> float:
     # A complex multiply and add is four of each of real numbers.
     each = 8.0 if jnp.issubdtype(out.dtype, jnp.complexfloating) else 2.0
     return each * math.prod(out.shape) * depth
+
+
+def _ragged(equation: Any) -> float:
+    batch, rows, depth, columns = ragged_sizes(equation)
+    return 2.0 * batch * rows * depth * columns
+
+
+def ragged_sizes(equation: Any) -> tuple[int, int, int, int]:
+    """Return batch, rows, depth and columns of a product in groups (``jax.lax.ragged_dot``).
+
+    Each row, or part of the depth, meets the weights of one group, so the groups add no work.
+    """
+    numbers = equation.params["ragged_dot_dimension_numbers"]
+    (of_left, of_right), (batch_left, batch_right) = numbers.dot_dimension_numbers
+    left, right = (variable.aval.shape for variable in equation.invars[:2])
+    others = {*of_right, *batch_right, *numbers.rhs_group_dimensions}
+    batch = math.prod(left[axis] for axis in batch_left)
+    depth = math.prod(left[axis] for axis in of_left)
+    columns = math.prod(size for axis, size in enumerate(right) if axis not in others)
+    return batch, math.prod(left) // max(1, batch * depth), depth, columns
 
 
 def _convolution(equation: Any) -> float:

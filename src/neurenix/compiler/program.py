@@ -1,7 +1,8 @@
 """A program as data: a jittable function traced for a mesh of devices that are not here.
 
 Owns tracing on an abstract mesh, serialisation, the list of leaves with roles and partitions, and
-the errors of functions that cannot be traced. It does not own the compiler (``compile``).
+the errors of functions that cannot be traced. It does not own specs and meshes (``placement``) or
+the compiler (``compile``).
 """
 
 from __future__ import annotations
@@ -15,77 +16,23 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import jax
-import numpy as np
 from jax import export
-from jax.sharding import AbstractDevice, AbstractMesh, AxisType, NamedSharding, PartitionSpec
+from jax.extend import core
+from jax.sharding import AbstractMesh
 
-from neurenix._core.errors import ArgumentError, ArgumentTypeError, ShapeError
+from neurenix._core.errors import ArgumentError, ArgumentTypeError
 from neurenix._nnx import TraceContextError
 from neurenix.compiler import plain_tree
 from neurenix.compiler import traits as traits_module
 from neurenix.compiler.callbacks import has_callbacks, without_callbacks
 from neurenix.compiler.captured import Captured, captured
 from neurenix.compiler.fingerprint import fingerprint
-from neurenix.compiler.flops import model_flops
+from neurenix.compiler.flops import model_flops, without_dead_code
+from neurenix.compiler.placement import abstract_mesh as abstract_mesh
+from neurenix.compiler.placement import axis_names, mesh_in, place
+from neurenix.compiler.placement import spec as spec
 from neurenix.compiler.source import is_library
 from neurenix.compiler.traits import Traits
-
-
-class PartitionedSpec(jax.ShapeDtypeStruct):
-    """A ``jax.ShapeDtypeStruct`` that says how it is divided over a mesh yet unknown."""
-
-    __slots__ = ("partition",)
-
-    def __init__(self, shape: tuple[int, ...], dtype: Any, partition: PartitionSpec) -> None:
-        super().__init__(shape, dtype)
-        self.partition = partition
-
-
-def spec(
-    shape: Sequence[int],
-    dtype: Any = "float32",
-    *,
-    partition: Sequence[str | None] | None = None,
-) -> jax.ShapeDtypeStruct:
-    """Describe an array by shape and dtype, without making it.
-
-    Args:
-        shape: global sizes.
-        dtype: name or dtype of the elements.
-        partition: for each leading axis the mesh axis that divides it, or ``None``; left out, the
-            array is whole on every device. Preflight's mesh has one axis, ``"data"``, unless it is
-            told otherwise.
-
-    Raises:
-        ShapeError: a size is negative or not an integer.
-        ArgumentTypeError: the dtype is unknown.
-
-    Example:
-        >>> spec((4096, 128), "bfloat16")
-        ShapeDtypeStruct(shape=(4096, 128), dtype=bfloat16)
-    """
-    sizes = tuple(shape)
-    if not all(isinstance(size, (int, np.integer)) and size >= 0 for size in sizes):
-        raise ShapeError(f"A shape is a sequence of sizes of 0 or more; got {sizes!r}.")
-    try:
-        resolved = jax.numpy.dtype(dtype)
-    except TypeError as error:
-        raise ArgumentTypeError(f"There is no dtype {dtype!r}.") from error
-    if partition is None:
-        return jax.ShapeDtypeStruct(sizes, resolved)
-    return PartitionedSpec(sizes, resolved, PartitionSpec(*partition))
-
-
-def abstract_mesh(axes: Mapping[str, int], device_kind: str = "") -> AbstractMesh:
-    """Return a mesh of devices that are only counted, or TPUs of a known kind.
-
-    Example:
-        >>> abstract_mesh({"data": 8}, "TPU v3").abstract_device.device_kind
-        'TPU v3'
-    """
-    device = AbstractDevice(device_kind, None, "tpu") if device_kind else None
-    types = (AxisType.Auto,) * len(axes)
-    return AbstractMesh(tuple(axes.values()), tuple(axes), axis_types=types, abstract_device=device)
 
 
 @dataclass(frozen=True)
@@ -214,32 +161,59 @@ def trace(
         128.0
     """
     options = options or TraceOptions()
-    mesh = abstract_mesh(axes, options.device_kind)
-    paths, tree = jax.tree_util.tree_flatten_with_path(tuple(args))
-    placed = [_place(leaf, _path(path), mesh) for path, leaf in paths]
     for number in options.donate_argnums:
         if not 0 <= number < len(args):
             raise ArgumentError(
                 f"donate_argnums names argument {number}, and there are {len(args)} arguments."
             )
+    mesh = abstract_mesh(axes, options.device_kind)
+    try:
+        return _trace(function, args, mesh, options)
+    except ArgumentError as error:
+        own = mesh_in(error.__cause__, mesh)
+        if own is None:
+            raise
+        if own.shape_tuple != mesh.shape_tuple:
+            if "mesh" in str(error.__cause__).lower():
+                raise _other_mesh(own, mesh, error) from error.__cause__
+            raise
+        return _trace(function, args, own, options)
+
+
+def _other_mesh(own: AbstractMesh, asked: AbstractMesh, error: ArgumentError) -> ArgumentError:
+    sizes = [", ".join(f"{k}={v}" for k, v in m.shape_tuple) for m in (own, asked)]
+    return ArgumentError(
+        f"{error} The function divides over a mesh of its own, {sizes[0]}, and the program is for "
+        f"{sizes[1]}. Give that mesh (mesh={dict(own.shape_tuple)}) and a slice with as many "
+        "devices, or leave mesh= out of shard_map."
+    )
+
+
+def _trace(
+    function: Callable[..., Any], args: Sequence[Any], mesh: AbstractMesh, options: TraceOptions
+) -> Program:
+    paths, tree = jax.tree_util.tree_flatten_with_path(tuple(args))
+    placed = [place(leaf, _path(path), mesh) for path, leaf in paths]
     donated = _donated(args, options.donate_argnums) or _donated_already(function, placed, tree)
 
     out_tree: list[Any] = []
 
+    name = options.name or getattr(function, "__name__", type(function).__name__)
+
     def flat(*leaves: Any) -> list[Any]:
         out = function(*jax.tree.unflatten(tree, leaves))
+        _check_results(out, name)
         out_tree[:] = [jax.tree.structure(out)]
         return jax.tree.leaves(out)
 
-    name = options.name or getattr(function, "__name__", type(function).__name__)
     flat.__name__ = name if name.isidentifier() else "program"
     jitted = jax.jit(flat, donate_argnums=donated)
     with jax.sharding.use_abstract_mesh(mesh):  # for partitions that name its axes alone
-        exported, jaxpr = _export(jitted, placed, name, options)
+        exported, jaxpr, compiled = _export(jitted, placed, name, options)
     if not jaxpr.out_avals:
         raise ArgumentError(f"{name} returns no array, so there is nothing to compile.")
     out = jax.tree.unflatten(out_tree[0], jaxpr.out_avals)
-    carried = traits_module.recompiles(args, out, donate_argnums=options.donate_argnums)
+    carried = traits_module.recompiles(args, out, donate_argnums=_whole(args, donated))
     kept = exported.module_kept_var_idx
     roles = options.leaf_roles or ("argument",) * len(placed)
     leaves = tuple(_leaf(_path(paths[i][0]), roles[i], placed[i], mesh) for i in kept)
@@ -247,35 +221,38 @@ def trace(
         name=name,
         serialized=bytes(exported.serialize()),
         fingerprint=fingerprint(exported.mlir_module()),
-        axes=dict(axes),
+        axes=dict(mesh.shape_tuple),
         leaves=leaves,
         donated=tuple(kept.index(i) for i in donated if i in kept),
-        model_flops=model_flops(jaxpr),
+        model_flops=model_flops(without_dead_code(compiled)),
         output_bytes=sum(a.size * a.dtype.itemsize for a in exported.out_avals),
         platform=options.platform,
         unused=tuple(_path(paths[i][0]) for i in range(len(paths)) if i not in kept),
         output_tree=plain_tree.describe(out),
         captured=captured(jaxpr),
-        traits=replace(traits_module.read(jaxpr), recompiles=carried),
+        traits=replace(traits_module.read(without_dead_code(jaxpr)), recompiles=carried),
     )
 
 
 def _export(
     jitted: Any, placed: list[jax.ShapeDtypeStruct], name: str, options: TraceOptions
-) -> tuple[export.Exported, Any]:
-    """Return the program and its jaxpr; calls of the host are left out of the first."""
+) -> tuple[export.Exported, Any, Any]:
+    """Return the program, its jaxpr as written, and that without calls of the host."""
     pallas = export.DisabledSafetyCheck.custom_call("tpu_custom_call")
     try:
         with _deep_locations():
             traced = jitted.trace(*placed)
-            if has_callbacks(traced.jaxpr):
-                plain = without_callbacks(traced.jaxpr)
-                donated = traced.donate_argnums
+            compiled = traced.jaxpr
+            if has_callbacks(compiled):
+                compiled = without_callbacks(compiled)
+                plain: Any = core.jaxpr_as_fun(compiled)
                 plain.__name__ = name if name.isidentifier() else "program"
-                jitted = jax.jit(plain, donate_argnums=donated)
+                jitted = jax.jit(plain, donate_argnums=traced.donate_argnums)
             exported = export.export(
                 jitted, platforms=[options.platform], disabled_checks=[pallas]
             )(*placed)
+    except _NoArray as error:
+        raise ArgumentTypeError(str(error)) from None
     except _CONCRETE as error:
         raise ArgumentError(
             f"{name} cannot be compiled: {_where(error)} needs the value of an array, and while "
@@ -295,8 +272,28 @@ def _export(
         told = f" ({_where(error)})"
         if _LACKING.search(first):
             told = f". What goes by name is given with functools.partial({name}, …)."
+            if "positional" in first:
+                told = (
+                    ". Give it an array or nx.spec(shape, dtype) for each: "
+                    f"nx.preflight({name}, nx.spec((8, 128)), on=…){told}"
+                )
         raise ArgumentError(f"{name} cannot be traced with these shapes: {first}{told}") from error
-    return exported, traced.jaxpr
+    return exported, traced.jaxpr, compiled
+
+
+class _NoArray(Exception):
+    """A function returned what no program can."""
+
+
+def _check_results(out: Any, name: str) -> None:
+    for path, leaf in jax.tree_util.tree_flatten_with_path(out)[0]:
+        number = isinstance(leaf, (bool, int, float, complex))
+        if not number and not (hasattr(leaf, "shape") and hasattr(leaf, "dtype")):
+            place = f" at {_path(path)}" if path else ""
+            raise _NoArray(
+                f"{name} returns a {type(leaf).__name__}{place}, and a program can return arrays "
+                "only. Leave it out of what is returned."
+            )
 
 
 _LACKING = re.compile(r"missing \d+ required (keyword-only|positional) argument")
@@ -315,14 +312,19 @@ def _fixing(name: str, numbers: tuple[str, ...]) -> str:
 
 @contextmanager
 def _deep_locations() -> Iterator[None]:
-    """Keep enough of each operation's call stack to reach from a layer to the user's own line."""
-    option = "jax_traceback_in_locations_limit"
-    before = getattr(jax.config, option)
-    jax.config.update(option, _FRAMES)
+    """Keep enough of each operation's call stack to reach from a layer to the user's own line.
+
+    Errors keep all of theirs too, in which ``mesh_in`` looks.
+    """
+    wanted = {"jax_traceback_in_locations_limit": _FRAMES, "jax_traceback_filtering": "off"}
+    before = {option: getattr(jax.config, option) for option in wanted}
     try:
+        for option, value in wanted.items():
+            jax.config.update(option, value)
         yield
     finally:
-        jax.config.update(option, before)
+        for option, value in before.items():
+            jax.config.update(option, value)
 
 
 _FRAMES = 40
@@ -358,6 +360,13 @@ def _donated(args: Sequence[Any], argnums: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(indices)
 
 
+def _whole(args: Sequence[Any], leaves: tuple[int, ...]) -> tuple[int, ...]:
+    """Return the positions of the arguments of which all leaves are donated."""
+    given = set(leaves)
+    positions = (_donated(args, (number,)) for number in range(len(args)))
+    return tuple(n for n, own in enumerate(positions) if own and given.issuperset(own))
+
+
 def _donated_already(function: Any, placed: Sequence[Any], tree: Any) -> tuple[int, ...]:
     """Return which leaves a function donates that ``jax.jit`` or ``nnx.jit`` compiled so."""
     if not hasattr(function, "trace") or not hasattr(function, "lower"):
@@ -375,65 +384,13 @@ def _path(path: tuple[Any, ...]) -> str:
     return jax.tree_util.keystr(path, simple=True, separator=".")
 
 
-def _place(leaf: Any, path: str, mesh: AbstractMesh) -> jax.ShapeDtypeStruct:
-    if isinstance(leaf, (bool, int, float, complex)):
-        leaf = jax.typeof(leaf)
-    if not hasattr(leaf, "shape") or not hasattr(leaf, "dtype"):
-        raise ArgumentTypeError(
-            f"Argument {path} is a {type(leaf).__name__}; arrays and nx.spec(shape, dtype) are "
-            "what can be compiled for."
-        )
-    sharding = getattr(leaf, "sharding", None)
-    if isinstance(leaf, PartitionedSpec):
-        partition = leaf.partition
-    else:
-        partition = sharding.spec if isinstance(sharding, NamedSharding) else PartitionSpec()
-    _check_divides(tuple(leaf.shape), partition, path, dict(mesh.shape))
-    key = jax.numpy.issubdtype(leaf.dtype, jax.dtypes.prng_key)
-    return jax.ShapeDtypeStruct(
-        tuple(leaf.shape),
-        leaf.dtype if key else jax.dtypes.canonicalize_dtype(leaf.dtype),
-        sharding=NamedSharding(mesh, partition),
-        weak_type=getattr(leaf, "weak_type", False),
-    )
-
-
-def _check_divides(
-    shape: tuple[int, ...], partition: PartitionSpec, path: str, axes: dict[str, int]
-) -> None:
-    if len(partition) > len(shape):
-        raise ShapeError(
-            f"Argument {path} has shape {shape}, and a partition for {len(partition)} axes."
-        )
-    for size, names in zip(shape, partition, strict=False):
-        for name in _names(names):
-            if name not in axes:
-                raise ShapeError(
-                    f"Argument {path} is divided over the mesh axis {name!r}; the mesh has "
-                    f"{', '.join(f'{k}={v}' for k, v in axes.items())}."
-                )
-        parts = math.prod(axes[name] for name in _names(names))
-        if size % parts:
-            near = max(parts, size - size % parts)
-            raise ShapeError(
-                f"Argument {path} of shape {shape} cannot be divided: {size} over {parts} devices "
-                f"leaves {size % parts}. Use a multiple of {parts}, such as {near}."
-            )
-
-
-def _names(entry: Any) -> tuple[str, ...]:
-    if entry is None:
-        return ()
-    return entry if isinstance(entry, tuple) else (entry,)
-
-
 def _leaf(path: str, role: str, placed: jax.ShapeDtypeStruct, mesh: AbstractMesh) -> Leaf:
     partition = placed.sharding.spec
     device_shape = list(placed.shape)
     if jax.numpy.issubdtype(placed.dtype, jax.dtypes.prng_key):
         device_shape = list(jax.eval_shape(jax.random.key_data, placed).shape)
     for axis, names in enumerate(partition):
-        device_shape[axis] //= math.prod(mesh.shape[name] for name in _names(names))
+        device_shape[axis] //= math.prod(mesh.shape[name] for name in axis_names(names))
     return Leaf(
         path=path,
         role=role,

@@ -16,7 +16,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from neurenix.compiler.flops import model_flops
+from neurenix.compiler.flops import model_flops, ragged_sizes
 from neurenix.compiler.hlo import SourceLine
 from neurenix.compiler.source import is_entrance, is_library
 
@@ -119,7 +119,7 @@ def read(jaxpr: Any) -> Traits:
     kernels: list[Kernel] = []
     divided: set[str] = set()
     for equation, count, kernel in walk(jaxpr, dearest=True):
-        if equation.primitive.name == "dot_general":
+        if equation.primitive.name in ("dot_general", "ragged_dot_general"):
             products.append(_product(equation, count, kernel))
     for equation, count, _ in walk(jaxpr):
         divided |= _divided_by(equation)
@@ -225,18 +225,17 @@ def inner_jaxprs(params: dict[str, Any]) -> list[Any]:
 
 
 def _product(equation: Any, count: int, kernel: Any) -> WrittenProduct:
-    (left_contracted, _), (left_batch, _) = equation.params["dimension_numbers"]
     left, right = (variable.aval for variable in equation.invars[:2])
-    depth = math.prod(left.shape[axis] for axis in left_contracted)
-    batch = math.prod(left.shape[axis] for axis in left_batch)
+    batch, rows, depth, columns = _sizes(equation)
     frames = _frames(equation)
     scope = str(equation.source_info.name_stack)
-    sizes = (left.shape, right.shape, str(equation.params["dimension_numbers"]))
+    numbers = [str(value) for name, value in equation.params.items() if name.endswith("_numbers")]
+    sizes = (left.shape, right.shape, *numbers)
     return WrittenProduct(
         batch=batch,
-        rows=math.prod(left.shape) // max(1, batch * depth),
+        rows=rows,
         depth=depth,
-        columns=math.prod(right.shape) // max(1, batch * depth),
+        columns=columns,
         dtypes=(str(left.dtype), str(right.dtype)),
         count=count,
         in_kernel=kernel is not None,
@@ -244,6 +243,18 @@ def _product(equation: Any, count: int, kernel: Any) -> WrittenProduct:
         scope=_TRANSFORM.sub("", scope),
         source=_source(_frames(kernel) if kernel is not None else frames),
     )
+
+
+def _sizes(equation: Any) -> tuple[int, int, int, int]:
+    """Return batch, rows, depth and columns."""
+    if equation.primitive.name == "ragged_dot_general":
+        return ragged_sizes(equation)
+    (contracted, _), (batched, _) = equation.params["dimension_numbers"]
+    left, right = (variable.aval.shape for variable in equation.invars[:2])
+    depth = math.prod(left[axis] for axis in contracted)
+    batch = math.prod(left[axis] for axis in batched)
+    shared = max(1, batch * depth)
+    return batch, math.prod(left) // shared, depth, math.prod(right) // shared
 
 
 def _bytes(aval: Any) -> int:

@@ -6,6 +6,7 @@ which ``neurenix.train`` describes itself, or any jittable function. It compiles
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -20,7 +21,8 @@ from neurenix._core.errors import (
     unknown_name,
 )
 from neurenix.compiler.compile import CompileOptions
-from neurenix.compiler.program import Program, TraceOptions, abstract_mesh, spec, trace
+from neurenix.compiler.placement import abstract_mesh, axes_of_arguments, spec
+from neurenix.compiler.program import Program, TraceOptions, trace
 from neurenix.compiler.target import CpuHost, kind_of, platform_of
 from neurenix.distribute.mesh import MESH_AXES, check_axes, replicas_of
 from neurenix.preflight.bound import bind
@@ -89,14 +91,22 @@ def describer(
         args = (spec(shape.sizes, shape.dtype), *args)
 
     bound = bind(target, args, options.donate_argnums)
+    own = axes_of_arguments(bound.args)
     return lambda where: trace(
         bound.function,
         bound.args,
-        axes=axes_on(where, mesh),
+        axes=axes_on(where, mesh or _if_as_many(own, where)),
         options=replace(
             bound.options, platform=platform_of(where), device_kind=_kind_if_it_matters(where)
         ),
     )
+
+
+def _if_as_many(
+    axes: Mapping[str, int] | None, where: chips.Slice | CpuHost
+) -> Mapping[str, int] | None:
+    """Return the axes of a mesh that has as many devices as the slice, else nothing."""
+    return axes if axes and math.prod(axes.values()) == where.num_devices else None
 
 
 def _kind_if_it_matters(where: chips.Slice | CpuHost) -> str:

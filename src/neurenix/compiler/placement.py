@@ -1,0 +1,193 @@
+"""Where arrays lie: specs, meshes of devices that are not here, and what is divided over them.
+
+Owns ``spec``, abstract meshes, the placing of arguments, and the finding of a mesh that a function
+or its arguments brought along. It traces nothing (``program``).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import (
+    AbstractDevice,
+    AbstractMesh,
+    AxisType,
+    Mesh,
+    NamedSharding,
+    PartitionSpec,
+)
+
+from neurenix._core.errors import ArgumentTypeError, ShapeError
+
+
+class PartitionedSpec(jax.ShapeDtypeStruct):
+    """A ``jax.ShapeDtypeStruct`` that says how it is divided over a mesh yet unknown."""
+
+    __slots__ = ("partition",)
+
+    def __init__(self, shape: tuple[int, ...], dtype: Any, partition: PartitionSpec) -> None:
+        super().__init__(shape, dtype)
+        self.partition = partition
+
+
+def spec(
+    shape: Sequence[int],
+    dtype: Any = "float32",
+    *,
+    partition: Sequence[str | None] | None = None,
+) -> jax.ShapeDtypeStruct:
+    """Describe an array by shape and dtype, without making it.
+
+    Args:
+        shape: global sizes.
+        dtype: name or dtype of the elements.
+        partition: for each leading axis the mesh axis that divides it, or ``None``; left out, the
+            array is whole on every device. Preflight's mesh has one axis, ``"data"``, unless it is
+            told otherwise.
+
+    Raises:
+        ShapeError: a size is negative or not an integer.
+        ArgumentTypeError: the dtype is unknown, or the shape or the partition is no sequence.
+
+    Example:
+        >>> spec((4096, 128), "bfloat16")
+        ShapeDtypeStruct(shape=(4096, 128), dtype=bfloat16)
+    """
+    if isinstance(shape, str) or not isinstance(shape, Iterable):
+        raise ArgumentTypeError(
+            f"nx.spec: a shape is a sequence of sizes, such as (8,) or (8, 128); got {shape!r}."
+        )
+    sizes = tuple(shape)
+    if not all(isinstance(size, (int, np.integer)) and size >= 0 for size in sizes):
+        raise ShapeError(f"A shape is a sequence of sizes of 0 or more; got {sizes!r}.")
+    try:
+        resolved = jax.numpy.dtype(dtype)
+    except TypeError as error:
+        raise ArgumentTypeError(f"There is no dtype {dtype!r}.") from error
+    if partition is None:
+        return jax.ShapeDtypeStruct(sizes, resolved)
+    if isinstance(partition, str) or not isinstance(partition, Iterable):
+        named = partition if isinstance(partition, str) else "data"
+        raise ArgumentTypeError(
+            "nx.spec: a partition names a mesh axis or None for each axis of the array, such as "
+            f'partition=("{named}",); got {partition!r}.'
+        )
+    return PartitionedSpec(sizes, resolved, PartitionSpec(*partition))
+
+
+def abstract_mesh(axes: Mapping[str, int], device_kind: str = "") -> AbstractMesh:
+    """Return a mesh of devices that are only counted, or TPUs of a known kind.
+
+    Example:
+        >>> abstract_mesh({"data": 8}, "TPU v3").abstract_device.device_kind
+        'TPU v3'
+    """
+    device = AbstractDevice(device_kind, None, "tpu") if device_kind else None
+    types = (AxisType.Auto,) * len(axes)
+    return AbstractMesh(tuple(axes.values()), tuple(axes), axis_types=types, abstract_device=device)
+
+
+def place(leaf: Any, path: str, mesh: AbstractMesh) -> jax.ShapeDtypeStruct:
+    """Return what is traced for an argument: its shape and type, divided over ``mesh``.
+
+    Raises:
+        ArgumentTypeError: it is neither an array nor a ``spec`` nor a number.
+        ShapeError: the mesh has no axis of its partition, or cannot divide it so.
+    """
+    if isinstance(leaf, (bool, int, float, complex)):
+        leaf = jax.typeof(leaf)
+    if not hasattr(leaf, "shape") or not hasattr(leaf, "dtype"):
+        raise ArgumentTypeError(
+            f"Argument {path} is a {type(leaf).__name__}; arrays and nx.spec(shape, dtype) are "
+            "what can be compiled for."
+        )
+    sharding = getattr(leaf, "sharding", None)
+    if isinstance(leaf, PartitionedSpec):
+        partition = leaf.partition
+    else:
+        partition = sharding.spec if isinstance(sharding, NamedSharding) else PartitionSpec()
+    _check_divides(tuple(leaf.shape), partition, path, dict(mesh.shape))
+    key = jax.numpy.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+    return jax.ShapeDtypeStruct(
+        tuple(leaf.shape),
+        leaf.dtype if key else jax.dtypes.canonicalize_dtype(leaf.dtype),
+        sharding=NamedSharding(mesh, partition),
+        weak_type=getattr(leaf, "weak_type", False),
+    )
+
+
+def _check_divides(
+    shape: tuple[int, ...], partition: PartitionSpec, path: str, axes: dict[str, int]
+) -> None:
+    if len(partition) > len(shape):
+        raise ShapeError(
+            f"Argument {path} has shape {shape}, and a partition for {len(partition)} axes."
+        )
+    for size, names in zip(shape, partition, strict=False):
+        for name in axis_names(names):
+            if name not in axes:
+                wanted = [own for entry in partition for own in axis_names(entry)]
+                raise ShapeError(
+                    f"Argument {path} is divided over the mesh axis {name!r}; the mesh has "
+                    f"{', '.join(f'{k}={v}' for k, v in axes.items())}. Name another with the "
+                    f"sizes of its axes: mesh={{{', '.join(f'{own!r}: …' for own in wanted)}}}, or "
+                    f"--mesh {','.join(f'{own}=…' for own in wanted)} on the command line."
+                )
+        parts = math.prod(axes[name] for name in axis_names(names))
+        if size % parts:
+            near = max(parts, size - size % parts)
+            raise ShapeError(
+                f"Argument {path} of shape {shape} cannot be divided: {size} over {parts} devices "
+                f"leaves {size % parts}. Use a multiple of {parts}, such as {near}."
+            )
+
+
+def axis_names(entry: Any) -> tuple[str, ...]:
+    """Return the mesh axes that one entry of a partition names.
+
+    Example:
+        >>> axis_names(None), axis_names("data"), axis_names(("data", "fsdp"))
+        ((), ('data',), ('data', 'fsdp'))
+    """
+    if entry is None:
+        return ()
+    return entry if isinstance(entry, tuple) else (entry,)
+
+
+def axes_of_arguments(args: Any) -> dict[str, int] | None:
+    """Return the axes of the one mesh over which arrays among arguments are laid, if there is one.
+
+    Example:
+        >>> mesh = abstract_mesh({"dp": 2, "tp": 4})
+        >>> x = jax.ShapeDtypeStruct((8,), "float32", sharding=NamedSharding(mesh, PartitionSpec()))
+        >>> axes_of_arguments([x, 3.0])
+        {'dp': 2, 'tp': 4}
+    """
+    shardings = (getattr(leaf, "sharding", None) for leaf in jax.tree.leaves(args))
+    named = (sharding.mesh for sharding in shardings if isinstance(sharding, NamedSharding))
+    found = {tuple(mesh.shape.items()) for mesh in named if mesh.size > 1}
+    return dict(found.pop()) if len(found) == 1 else None
+
+
+def mesh_in(error: BaseException | None, known: AbstractMesh) -> AbstractMesh | None:
+    """Return the mesh, other than the known one, that a function was busy with when it failed.
+
+    ``shard_map`` takes no mesh but the one it is called in, and that of a script is of the
+    script's own devices. It is found among the variables of the calls that failed: one with the
+    axes of ``known`` if there is one, or else the innermost.
+    """
+    found: list[AbstractMesh] = []
+    frame = error.__traceback__ if error else None
+    while frame:
+        for value in frame.tb_frame.f_locals.values():
+            mesh = value.mesh if isinstance(value, NamedSharding) else value
+            mesh = mesh.abstract_mesh if isinstance(mesh, Mesh) else mesh
+            if isinstance(mesh, AbstractMesh) and mesh.axis_names and mesh != known:
+                found.append(mesh)
+        frame = frame.tb_next
+    same = (mesh for mesh in found if mesh.shape_tuple == known.shape_tuple)
+    return next(same, found[-1] if found else None)
