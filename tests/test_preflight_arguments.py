@@ -10,6 +10,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import pytest
+from flax import linen
 
 import neurenix as nx
 from neurenix import chips
@@ -25,6 +26,7 @@ pytestmark = pytest.mark.cpu8
 ROWS, WIDTH = 64, 16
 PRODUCT = 2 * ROWS * WIDTH * WIDTH
 NAMED: Any = {"mode": "relu"}  # which a type checker refuses, where it can see it
+BATCHES: Any = {"batches": [8]}
 MISSPELT: Any = {"dtyp": "int8"}
 X, W = nx.spec((ROWS, WIDTH)), nx.spec((WIDTH, WIDTH))
 
@@ -148,6 +150,18 @@ def test_modules_beside_what_is_fixed() -> None:
         ),
         (lambda: nx.preflight(step, W, X, **MISSPELT, on="v5e-8"), "Did you mean 'dtype'"),
         (
+            lambda: nx.preflight.search(step, W, X, **BATCHES, on="v5e-8"),
+            r"no argument 'batches'.*space=nx.preflight.SearchSpace\(batches=…\)",
+        ),
+        (
+            lambda: nx.preflight.search(step, W, X, **NAMED, on="v5e-8"),
+            r"nx.preflight.search\(functools.partial\(step, mode=…\), …\)",
+        ),
+        (
+            lambda: nx.preflight(step, W, X, on="v5e-8, v6e-8"),
+            r'several slices are a list: on=\["v5e-8", "v6e-8"\]',
+        ),
+        (
             lambda: nx.compile_for(step, W, X, **NAMED, on="cpu", path="f.nxc"),
             r"nx.compile_for\(functools.partial\(step, mode=…\), …\)",
         ),
@@ -213,6 +227,28 @@ def test_a_module_of_flax_that_changes_is_a_program(form: Any, name: str) -> Non
     assert roles["1.0"] == "batch"
     assert told.constant_bytes == 0
     assert told.model_flops == PRODUCT
+
+
+@pytest.mark.parametrize("kind", ["threefry2x32", "rbg"])
+def test_an_abstract_module_with_random_streams_is_a_program(kind: str) -> None:
+    net = nnx.eval_shape(lambda: Net(nnx.Rngs(jax.random.key(0, impl=kind))))
+    told = program(net, X)
+    assert told.model_flops == PRODUCT
+    words = {"threefry2x32": 2, "rbg": 4}[kind]
+    assert (words,) in [leaf.shape for leaf in told.leaves if leaf.dtype == "uint32"]
+
+
+def test_a_module_of_linen_is_refused_with_the_way_to_give_its_parameters() -> None:
+    class Dense(linen.Module):
+        @linen.compact
+        def __call__(self, x: Any) -> Any:
+            return linen.Dense(8)(x)
+
+    m = Dense()
+    with pytest.raises(ArgumentError, match=r"Dense is a module of flax.linen.*m.apply\(v, x\)"):
+        program(m, X)
+    told = program(lambda v, x: m.apply(v, x), jax.eval_shape(m.init, jax.random.key(0), X), X)
+    assert told.model_flops == 2 * ROWS * WIDTH * 8
 
 
 def test_a_script_may_ask_about_a_module_of_flax_itself() -> None:

@@ -44,6 +44,10 @@ def compile(
     from neurenix.preflight.script import first_step
     from neurenix.simulation import simulate, simulated
 
+    if on is not None and "," in on:
+        raise typer.BadParameter(
+            f"compile takes one slice, and --on names several: {on}", param_hint="--on"
+        )
     check_folders(output)
     if script.suffix != ".py" and script.is_file() and _is_artefact(script):
         with _refusals():

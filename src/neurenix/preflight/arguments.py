@@ -95,6 +95,7 @@ def call_of(function: Callable[..., Any], args: Sequence[Any]) -> Call:
     is not compiled, all but arrays, specs and modules.
 
     Raises:
+        ArgumentError: it is a module of flax.linen, or its method.
         ArgumentTypeError: an argument is neither an array nor static.
 
     Example:
@@ -112,6 +113,7 @@ def call_of(function: Callable[..., Any], args: Sequence[Any]) -> Call:
         bound, function = [function.__self__, *bound], function.__func__
     elif is_module(function):
         bound, function = [function, *bound], _called(type(function))
+    _refuse_linen(function)
     given: dict[int | str, Any] = dict(enumerate([*bound, *args]))
     given.update(sorted(named.items()))
     if is_compiled(function):
@@ -127,6 +129,19 @@ def call_of(function: Callable[..., Any], args: Sequence[Any]) -> Call:
     for key, value in call.arrays.items():
         _check(call, key, value)
     return call
+
+
+def _refuse_linen(function: Any) -> None:
+    """Refuse a module of ``flax.linen``, which holds no parameters, with the way to give them."""
+    if isinstance(function, type) or inspect.ismethod(function) or is_compiled(function):
+        return
+    if all(callable(getattr(function, name, None)) for name in ("init", "apply", "bind")):
+        name = type(function).__name__
+        raise ArgumentError(
+            f"{name} is a module of flax.linen, which holds no parameters. Give them as an "
+            f"argument: nx.preflight(lambda v, x: m.apply(v, x), jax.eval_shape(m.init, "
+            "jax.random.key(0), x), x, on=…), where m is the module and x an array or nx.spec(…)."
+        )
 
 
 def _called(kind: type[Any]) -> Callable[..., Any]:
@@ -145,7 +160,12 @@ def is_compiled(function: Any) -> bool:
     return isinstance(function, CompiledFunction) or hasattr(function, "lower")
 
 
-def refuse_keywords(entrance: str, target: Any, others: Mapping[str, Any]) -> None:
+def refuse_keywords(
+    entrance: str,
+    target: Any,
+    others: Mapping[str, Any],
+    known: Sequence[str] = ("on", "input_shape", "dtype", "mesh", "options"),
+) -> None:
     """Refuse keyword arguments that an entrance does not know: those of ``target``, or mistakes.
 
     Raises:
@@ -158,7 +178,7 @@ def refuse_keywords(entrance: str, target: Any, others: Mapping[str, Any]) -> No
                 f"{entrance} has no argument {name!r}. If it is for {function}: "
                 f"{entrance}(functools.partial({function}, {name}=…), …)."
             )
-        near = did_you_mean(name, ("on", "input_shape", "dtype", "mesh", "options"))
+        near = did_you_mean(name, known)
         raise ArgumentTypeError(f"{entrance} has no argument {name!r}.{near}")
 
 

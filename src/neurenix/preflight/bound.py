@@ -57,7 +57,7 @@ def bind(
     binding = Binding(tuple(args[i] for i in positions))
     leaves = binding.read()
     keys = [jax.numpy.issubdtype(leaf.dtype, jax.dtypes.prng_key) for leaf in leaves]
-    kinds = [jax.random.key_impl(leaf) if k else None for leaf, k in zip(leaves, keys, strict=True)]
+    kinds = [_key_kind(leaf) if k else None for leaf, k in zip(leaves, keys, strict=True)]
     rest = [value for i, value in enumerate(args) if i not in positions]
 
     def pure(raw: list[Any], rest: list[Any]) -> Any:
@@ -81,6 +81,14 @@ def bind(
     roles += ["batch"] * len(jax.tree.leaves(rest))
     options = TraceOptions((0,), tuple(roles), call.name, numbers=call.numbers)
     return Bound(pure, (described, rest), options)
+
+
+def _key_kind(key: Any) -> Any:
+    """Return how random keys are made, of real ones and of those of an abstract module."""
+    found: list[Any] = []
+    described = jax.ShapeDtypeStruct(key.shape, key.dtype)
+    jax.eval_shape(lambda given: found.append(jax.random.key_impl(given)), described)
+    return found[0]
 
 
 def _data(key: Any) -> jax.ShapeDtypeStruct:

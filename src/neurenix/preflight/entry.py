@@ -33,6 +33,9 @@ def slices_on(on: On | Sequence[On]) -> list[chips.Slice]:
         >>> [where.name for where in slices_on(["v5e-8", "v6e-8"])]
         ['v5e-8', 'v6e-8']
     """
+    if isinstance(on, str) and "," in on:
+        names = ", ".join(f'"{name.strip()}"' for name in on.split(",") if name.strip())
+        raise ArgumentTypeError(f"on={on!r} is one text; several slices are a list: on=[{names}].")
     if isinstance(on, (str, chips.Slice)):
         return [chips.resolve(on)]
     if not isinstance(on, Iterable):
@@ -95,7 +98,7 @@ def preflight(
 
     Args:
         target: a compiled model or a ``Trainer``, whose training step is taken; any jittable
-            function; or a module of flax, whose call is taken.
+            function; or an NNX module of flax, whose call is taken.
         *args: of a function: arrays or ``nx.spec(shape, dtype)``, and the static arguments of one
             that ``jax.jit`` compiled; keyword arguments, and numbers or functions that are part of
             the program, go with ``functools.partial(function, name=…)``. Of a model: the spec of
@@ -106,7 +109,8 @@ def preflight(
         mesh: names and sizes of the mesh's axes, such as ``{"fsdp": 8}``. A model divides its batch
             over ``"data"`` and ``"fsdp"``, its parameters and optimizer state over ``"fsdp"`` and
             ``"tensor"``, as ``nx.distribute.Strategy`` says. By default that of the strategy which
-            the model was compiled for, and otherwise one axis ``"data"`` over all devices.
+            the model was compiled for; of a function, the one over which its arrays are laid if it
+            has as many devices; and otherwise one axis ``"data"`` over all devices.
         options: donation, compiler.
         **others: none; a keyword argument of the function is refused with a word on how to give it.
 
@@ -118,7 +122,8 @@ def preflight(
         ArgumentTypeError: an argument is neither an array nor static.
         ShapeError: the batch cannot be divided over the slice's devices.
         NotCompiledError: the model has no loss and optimizer yet.
-        ArgumentError: the function cannot be traced; the message names the line.
+        ArgumentError: the function cannot be traced; the message names the line. Or it is a module
+            of flax.linen, whose parameters are an argument.
         DeviceInitializationError: the TPU compiler does not run on this machine.
         CompilationError: the compiler took longer than the time limit.
 

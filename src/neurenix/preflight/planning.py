@@ -14,7 +14,7 @@ import numbers
 import os
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from neurenix import chips
@@ -26,6 +26,7 @@ from neurenix.compiler.program import Program
 from neurenix.compiler.target import Target
 from neurenix.compiler.time import peak_of
 from neurenix.preflight import html, plan_document, plan_text, terminal
+from neurenix.preflight.arguments import refuse_keywords
 from neurenix.preflight.choice import Choice, Workload
 from neurenix.preflight.cost import Pricing, check_number
 from neurenix.preflight.description import PreflightOptions, axes_on
@@ -34,6 +35,10 @@ from neurenix.preflight.report import Report
 from neurenix.preflight.text import bytes_text
 
 _OBJECTIVES = ("time", "cost")
+_ARGUMENTS = (
+    *("on", "input_shape", "dtype", "objective", "space"),
+    *("deadline", "budget_seconds", "pricing", "options"),
+)
 COLLECTIVE_MATMUL_OFF = {"xla_jf_spmd_threshold_for_windowed_einsum_mib": 1_000_000}
 """Gathers before products rather than in pieces between them: halved a GPT-2 step on v5e-8."""
 LARGE_TILES_V6E = {"xla_tpu_scoped_vmem_limit_kib": 98304}
@@ -259,6 +264,7 @@ def search(
     budget_seconds: float = math.inf,
     pricing: Pricing | None = None,
     options: PreflightOptions | None = None,
+    **others: Any,
 ) -> Plan:
     """Find the slice, mesh, batch, recomputation and compiler options that are fastest or cheapest.
 
@@ -275,12 +281,13 @@ def search(
         budget_seconds: after which no further candidate is compiled.
         pricing: which price of a chip-hour; on demand in the US if left out.
         options: as for ``preflight``.
+        **others: none, as for ``preflight``.
 
     Raises:
         UnknownNameError: an objective, a slice, a mesh axis or a policy that does not exist.
         ShapeError: no candidate can be described: batches that no mesh divides, a mesh that fits
             no slice. One that can is enough; the others then lose with that reason.
-        ArgumentError: as ``preflight``.
+        ArgumentError, ArgumentTypeError: as ``preflight``.
 
     Example:
         ::
@@ -289,6 +296,7 @@ def search(
                                        objective="cost", space=nx.preflight.SearchSpace.auto())
             print(plan.table())
     """
+    _refuse_keywords(target, others)
     check_objective(objective)
     slices = list(dict.fromkeys(slices_on(on)))
     if not slices:
@@ -305,6 +313,18 @@ def search(
         hunt = _Hunt(workload, goal)
         hunt.run(space.choices(workload, slices))
     return Plan(objective, hunt.ranked(), pricing, deadline)
+
+
+def _refuse_keywords(target: Any, others: Mapping[str, Any]) -> None:
+    """Refuse keyword arguments that ``search`` does not have, some of which a space has."""
+    entrance = "nx.preflight.search"
+    for name in others:
+        if name in {field.name for field in fields(SearchSpace)}:
+            raise ArgumentTypeError(
+                f"{entrance} has no argument {name!r}; what may be changed is a space: "
+                f"space=nx.preflight.SearchSpace({name}=…)."
+            )
+    refuse_keywords(entrance, target, others, _ARGUMENTS)
 
 
 @dataclass(frozen=True)
