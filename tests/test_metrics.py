@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from scipy import special
 
-from neurenix import metrics
+from neurenix import losses, metrics
 from neurenix._core.errors import (
     ArgumentError,
     ArgumentTypeError,
@@ -282,8 +282,8 @@ def test_wrong_weights_and_options_are_told():
 
 
 def test_get_returns_a_fresh_metric_with_the_name_asked_for():
-    used = metrics.Mean("mine")
-    used.update(3.0)
+    used = metrics.MeanAbsoluteError("mine")
+    used.update(jnp.zeros(1), jnp.full(1, 3.0))
     fresh = metrics.get(used)
     assert fresh is not used and fresh.name == "mine"
     assert float(fresh.result()) == 0.0 and float(used.result()) == 3.0
@@ -308,3 +308,59 @@ def test_a_function_is_a_metric(function):
 
 def test_all_names_are_exported():
     assert all(hasattr(metrics, name) for name in metrics.__all__)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda t, p: (t - p) ** 2,
+        lambda t, p: jnp.mean((t - p) ** 2),
+        lambda t, p: (t - p[:, 0]) ** 2,
+    ],
+    ids=["per position", "scalar", "takes the column"],
+)
+def test_a_function_gets_targets_of_one_column_paired(function):
+    metric, expected = metrics.get(function), np.square(Y[:, 0] - X[:, 0])
+    metric.update(Y[:, 0], X[:, :1])
+    np.testing.assert_allclose(metric.result(), expected.mean(), rtol=1e-5)
+    metric.reset()
+    metric.update(Y[:, 0], X[:, :1], sample_weight=WEIGHT)
+    np.testing.assert_allclose(metric.result(), mean(expected, WEIGHT), rtol=1e-5)
+
+
+@pytest.mark.parametrize("reduce", [jnp.asarray, jnp.mean], ids=["per example", "scalar"])
+def test_a_function_may_pick_from_a_dict(reduce):
+    metric = metrics.get(lambda t, p: reduce(jnp.abs(t - p["mean"])))
+    metric.update(Y, {"mean": X, "other": SCORES})
+    np.testing.assert_allclose(metric.result(), np.abs(Y - X).mean(), rtol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["mae", "accuracy", "precision", "auc", "r2"])
+def test_several_outputs_are_told(name):
+    with pytest.raises(ArgumentTypeError, match=f"{name}.*`y_pred`.*dict of 'a', 'b'.*function"):
+        metrics.get(name).update(Y, {"a": X, "b": X})
+    with pytest.raises(ArgumentTypeError, match="`y_true`.*tuple of 2"):
+        metrics.get(name).update((Y, Y), X)
+
+
+@pytest.mark.parametrize("metric", [metrics.Mean, metrics.Sum])
+def test_a_metric_of_plain_values_is_no_metric_of_a_model(metric):
+    with pytest.raises(ArgumentTypeError, match=r"(Mean|Sum).*\(values, sample_weight\).*function"):
+        metrics.get(metric)
+    with pytest.raises(ArgumentTypeError, match="function"):
+        metrics.get(metric("total"))
+
+
+def test_a_label_outside_of_the_scores_is_not_among_the_best():
+    metric = metrics.TopKCategoricalAccuracy(C)
+    metric.update(np.array([0, -1, C, -100]), SCORES[:4])
+    assert float(metric.result()) == 0.25
+
+
+def test_every_metric_says_which_way_is_better():
+    names = ["mse", "rmse", "mae"]
+    assert [metrics.get(name).direction for name in names] == ["min"] * 3
+    names = ["acc", "top5", "r2", "f1", "auc", "precision", "recall", "binary_accuracy"]
+    assert [metrics.get(name).direction for name in names] == ["max"] * len(names)
+    assert metrics.get(losses.Huber()).direction == "min"
+    assert metrics.Mean().direction is None

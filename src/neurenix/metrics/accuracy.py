@@ -20,6 +20,8 @@ class SparseCategoricalAccuracy(MeanMetric):
     ``y_true``: (N, ...) integers, or (N, ..., 1); ``y_pred``: (N, ..., C).
     """
 
+    direction = "max"
+
     def values(self, y_true: jax.Array, y_pred: jax.Array) -> jax.Array:
         """Return 1 where right, 0 where wrong, shape (N, ...)."""
         return sparse_labels(self.name, y_true, y_pred) == jnp.argmax(y_pred, axis=-1)
@@ -27,6 +29,8 @@ class SparseCategoricalAccuracy(MeanMetric):
 
 class CategoricalAccuracy(MeanMetric):
     """How often the largest score is where the largest target is; both (N, ..., C)."""
+
+    direction = "max"
 
     def values(self, y_true: jax.Array, y_pred: jax.Array) -> jax.Array:
         """Return 1 where right, 0 where wrong, shape (N, ...)."""
@@ -45,6 +49,8 @@ class BinaryAccuracy(MeanMetric):
         threshold: 0.5 for probabilities; 0.0 for logits.
         name: what logs call it.
     """
+
+    direction = "max"
 
     def __init__(self, threshold: float = 0.5, name: str | None = None) -> None:
         super().__init__(name)
@@ -73,6 +79,8 @@ class Accuracy(MeanMetric):
         50.0%
     """
 
+    direction = "max"
+
     def __init__(self, threshold: float = 0.5, name: str | None = None) -> None:
         super().__init__(name)
         self.threshold = threshold
@@ -97,6 +105,8 @@ class TopKCategoricalAccuracy(MeanMetric):
         name: what logs call it.
     """
 
+    direction = "max"
+
     def __init__(self, k: int = 5, name: str | None = None) -> None:
         super().__init__(name)
         if k < 1:
@@ -110,7 +120,8 @@ class TopKCategoricalAccuracy(MeanMetric):
         else:
             labels = sparse_labels(self.name, y_true, y_pred)
         right = jnp.take_along_axis(y_pred, labels[..., None], axis=-1)
-        return jnp.sum(y_pred > right, axis=-1) < self.k
+        inside = (labels >= 0) & (labels < y_pred.shape[-1])
+        return inside & (jnp.sum(y_pred > right, axis=-1) < self.k)
 
 
 def sparse_labels(name: str, y_true: jax.Array, y_pred: jax.Array) -> jax.Array:

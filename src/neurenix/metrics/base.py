@@ -10,11 +10,12 @@ steps, may be added. A count is exact up to 2**24 per addition.
 from __future__ import annotations
 
 import re
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from neurenix._core.errors import ShapeError
+from neurenix._core.errors import ArgumentTypeError, ShapeError
 from neurenix._nnx import nnx
 
 
@@ -26,7 +27,11 @@ class Metric(nnx.Metric):
 
     Attributes:
         name: what logs and ``History`` call it.
+        direction: ``"min"`` or ``"max"``, whichever is better; None when it cannot be told. What
+            ``EarlyStopping`` and ``ModelCheckpoint`` go by.
     """
+
+    direction: str | None = None
 
     def __init__(self, name: str | None = None) -> None:
         self.name = name or snake_case(type(self).__name__)
@@ -44,6 +49,20 @@ class Metric(nnx.Metric):
     def result(self) -> jax.Array:
         """Return the value so far: a float32 scalar that formats like a float."""
         raise NotImplementedError(f"{type(self).__name__} must define result().")
+
+    def _input(self, name: str, value: Any) -> Any:
+        """Return one argument of ``update`` as an array.
+
+        Raises:
+            ArgumentTypeError: it is a dict or a tuple, as some models return.
+        """
+        if isinstance(value, (dict, tuple)) or value is None:
+            raise ArgumentTypeError(
+                f"The metric {self.name} takes one array as `{name}`; got {_described(value)}. For "
+                "a model that returns several, give a function that picks: metrics=[lambda "
+                "y_true, y_pred: nx.losses.mean_absolute_error(y_true, y_pred[…])]."
+            )
+        return jnp.asarray(value)
 
     def compute(self) -> jax.Array:
         """Return ``result()``; the name that ``nnx.metrics`` uses."""
@@ -74,8 +93,10 @@ class MeanMetric(Metric):
 
         Raises:
             ShapeError: the shapes do not go together.
+            ArgumentTypeError: targets or predictions are not one array.
         """
-        self._add(self.values(jnp.asarray(y_true), jnp.asarray(y_pred)), sample_weight)
+        y_true, y_pred = self._input("y_true", y_true), self._input("y_pred", y_pred)
+        self._add(self.values(y_true, y_pred), sample_weight)
 
     def _add(self, values: jax.Array, sample_weight: jax.Array | None) -> None:
         total, count = weighted_sum(values, sample_weight)
@@ -85,6 +106,12 @@ class MeanMetric(Metric):
     def result(self) -> jax.Array:
         """Return the weighted mean so far, and 0 before the first batch."""
         return safe_ratio(self.total[...], self.count[...])
+
+
+def _described(value: Any) -> str:
+    if isinstance(value, dict):
+        return f"a dict of {', '.join(map(repr, value))}"
+    return "None" if value is None else f"a {type(value).__name__} of {len(value)}"
 
 
 def weighted_sum(values: jax.Array, sample_weight: jax.Array | None) -> tuple[jax.Array, jax.Array]:

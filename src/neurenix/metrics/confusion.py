@@ -24,6 +24,8 @@ class _Counts(Metric):
         name: what logs call it.
     """
 
+    direction = "max"
+
     def __init__(
         self, threshold: float = 0.5, *, class_id: int | None = None, name: str | None = None
     ) -> None:
@@ -45,7 +47,8 @@ class _Counts(Metric):
             y_pred: scores.
             sample_weight: (N,), one weight per example.
         """
-        actual, said = self._answers(jnp.asarray(y_true), jnp.asarray(y_pred))
+        y_true, y_pred = self._input("y_true", y_true), self._input("y_pred", y_pred)
+        actual, said = self._answers(y_true, y_pred)
         ones = jnp.ones(actual.shape)
         weight = ones if sample_weight is None else match_weight(sample_weight, actual.shape)
         self.true_positives[...] += jnp.sum(weight * (actual & said))
@@ -109,6 +112,8 @@ class AUC(Metric):
         name: what logs call it.
     """
 
+    direction = "max"
+
     def __init__(
         self, bins: int = 1000, *, from_logits: bool = False, name: str | None = None
     ) -> None:
@@ -124,7 +129,7 @@ class AUC(Metric):
         self, y_true: jax.Array, y_pred: jax.Array, sample_weight: jax.Array | None = None
     ) -> None:
         """Add a batch; shapes as for :class:`Precision`."""
-        y_true, y_pred = jnp.asarray(y_true), jnp.asarray(y_pred)
+        y_true, y_pred = self._input("y_true", y_true), self._input("y_pred", y_pred)
         actual = binary_targets(self.name, y_true, y_pred)
         score = y_pred.astype(jnp.float32)
         score = jax.nn.sigmoid(score) if self.from_logits else score

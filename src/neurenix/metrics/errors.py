@@ -22,6 +22,8 @@ class MeanSquaredError(MeanMetric):
         5.0
     """
 
+    direction = "min"
+
     def values(self, y_true: jax.Array, y_pred: jax.Array) -> jax.Array:
         """Return the squared error of every number."""
         return jnp.square(_difference(self.name, y_true, y_pred))
@@ -38,6 +40,8 @@ class RootMeanSquaredError(MeanSquaredError):
 class MeanAbsoluteError(MeanMetric):
     """The mean of ``|y_true - y_pred|``."""
 
+    direction = "min"
+
     def values(self, y_true: jax.Array, y_pred: jax.Array) -> jax.Array:
         """Return the absolute error of every number."""
         return jnp.abs(_difference(self.name, y_true, y_pred))
@@ -48,6 +52,8 @@ class R2Score(Metric):
 
     Sums of squares in float32: shift targets whose mean is large against their spread.
     """
+
+    direction = "max"
 
     def __init__(self, name: str | None = None) -> None:
         super().__init__(name)
@@ -60,7 +66,7 @@ class R2Score(Metric):
         self, y_true: jax.Array, y_pred: jax.Array, sample_weight: jax.Array | None = None
     ) -> None:
         """Add a batch; shapes as for :class:`MeanSquaredError`."""
-        y_true, y_pred = jnp.asarray(y_true), jnp.asarray(y_pred)
+        y_true, y_pred = self._input("y_true", y_true), self._input("y_pred", y_pred)
         difference = _difference(self.name, y_true, y_pred)
         y_true = y_true.reshape(y_pred.shape).astype(jnp.float32)
         weight = match_weight(

@@ -5,7 +5,10 @@ Owns the table of names; the metrics themselves are beside it.
 
 from __future__ import annotations
 
+import functools
+import inspect
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -45,6 +48,10 @@ _ALIASES: dict[str, type[Metric]] = {
 class FunctionMetric(MeanMetric):
     """The mean of what a function ``(y_true, y_pred)`` returns, per example or as a scalar.
 
+    Where a model returns a dict or a tuple of arrays, that is ``y_pred``. A function that returns
+    a scalar, or whose targets and predictions differ by a last axis of size 1, is called with one
+    example at a time (vectorised), so that no target meets the prediction of another example.
+
     Args:
         function: the function; traced, so it must be built of JAX operations.
         name: what logs call it; the function's own name if None.
@@ -53,13 +60,24 @@ class FunctionMetric(MeanMetric):
     def __init__(self, function: Callable, name: str | None = None) -> None:
         super().__init__(name or getattr(function, "__name__", type(function).__name__))
         self.function = function
+        self.direction = getattr(function, "direction", None)  # a Loss is a function too
 
     def values(self, y_true: jax.Array, y_pred: jax.Array) -> jax.Array:
-        """Return the function's values; a scalar function is called once per example."""
-        values = jnp.asarray(self.function(y_true, y_pred))
-        if values.ndim:
-            return values
-        return jax.vmap(lambda t, p: self.function(t[None], p[None]))(y_true, y_pred)
+        """Return the function's values, shape (N, ...)."""
+        if not _differ_by_one_axis(y_true, y_pred):
+            values = jnp.asarray(self.function(y_true, y_pred))
+            if values.ndim:
+                return values
+        one = functools.partial(jax.tree.map, lambda leaf: leaf[None])
+        return jax.vmap(lambda t, p: jnp.asarray(self.function(one(t), one(p))))(y_true, y_pred)
+
+    def _input(self, name: str, value: Any) -> Any:
+        return jax.tree.map(jnp.asarray, value)
+
+
+def _differ_by_one_axis(y_true: Any, y_pred: Any) -> bool:
+    true, pred = getattr(y_true, "shape", ()), getattr(y_pred, "shape", ())
+    return (*true, 1) == pred or true == (*pred, 1)
 
 
 def get(metric: str | Metric | type[Metric] | Callable) -> Metric:
@@ -69,13 +87,14 @@ def get(metric: str | Metric | type[Metric] | Callable) -> Metric:
 
     Raises:
         UnknownNameError: nothing has this name; near misses are suggested.
-        ArgumentTypeError: it is none of these.
+        ArgumentTypeError: it is none of these, or a metric of plain values such as ``Mean``.
 
     Example:
         >>> get("mse").name
         'mse'
     """
     if isinstance(metric, Metric):
+        _check_update(metric)
         fresh = nnx.clone(metric)
         fresh.reset()
         return fresh
@@ -85,10 +104,23 @@ def get(metric: str | Metric | type[Metric] | Callable) -> Metric:
             raise unknown_name("metric", metric, known)
         return known[metric.lower()](name=metric.lower())
     if isinstance(metric, type) and issubclass(metric, Metric):
-        return metric()
+        return get(metric())
     if callable(metric):
         return FunctionMetric(metric)
     raise ArgumentTypeError(
         "A metric must be a name, a neurenix.metrics.Metric or a function (y_true, y_pred); got "
         f"{type(metric).__name__}."
     )
+
+
+def _check_update(metric: Metric) -> None:
+    signature = inspect.signature(metric.update)
+    try:
+        signature.bind(None, None, sample_weight=None)
+    except TypeError as error:
+        raise ArgumentTypeError(
+            f"{type(metric).__name__} cannot be a metric of a model: its update takes "
+            f"({', '.join(signature.parameters)}), and is called with (y_true, y_pred, "
+            "sample_weight=…). For the mean of something give a function: "
+            "metrics=[lambda y_true, y_pred: …]."
+        ) from error
