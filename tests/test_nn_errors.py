@@ -97,3 +97,35 @@ def test_other_wrong_inputs_are_told():
         nn.dot_product_attention(
             jnp.zeros((2, 5, 2, 4)), jnp.zeros((3, 5, 2, 4)), jnp.zeros((3, 5, 2, 4))
         )
+
+
+def test_a_tuple_between_layers_is_told_with_the_layer_that_returned_it():
+    x = jnp.ones((2, 3, 4))
+    model = nn.Sequential(nn.LSTM(4, 8), nn.Linear(8, 1))
+    for call in (model, jax.jit(lambda x: model(x))):
+        with pytest.raises(ArgumentTypeError, match=r"Layer 0 \(LSTM\).*tuple of 2.*1 \(Linear\)"):
+            call(x)
+    with pytest.raises(ArgumentTypeError, match=r"Layer 0 \(GRU\).*layer 1 \(tanh\)"):
+        nn.Sequential(nn.GRU(4, 8), jnp.tanh)(x)
+    picks = nn.Sequential(nn.LSTM(4, 8), lambda results: results[0], nn.Linear(8, 1))
+    assert picks(x).shape == (2, 3, 1)
+    assert len(nn.Sequential(nn.Identity(), nn.LSTM(4, 8))(x)) == 2
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: nn.Linear(8, 1),
+        lambda: nn.Conv1d(8, 1, 3),
+        lambda: nn.LSTM(8, 2),
+        lambda: nn.Flatten(),
+        lambda: nn.LayerNorm(8),
+        lambda: nn.GroupNorm(2, 8),
+        lambda: nn.Embedding(8, 2),
+        lambda: nn.MultiHeadAttention(8, 2),
+    ],
+    ids=["linear", "conv", "lstm", "flatten", "layer norm", "group norm", "embedding", "attention"],
+)
+def test_a_tuple_as_input_is_told(make):
+    with pytest.raises(ArgumentTypeError, match=r"takes one array; got a tuple.*x\[0\]"):
+        make()(nn.LSTM(4, 8)(jnp.ones((2, 3, 4))))

@@ -13,6 +13,7 @@ from neurenix import device, nn, random
 from neurenix._core.errors import (
     ArgumentTypeError,
     CheckpointError,
+    DataError,
     NotCompiledError,
     ShapeError,
     UnknownNameError,
@@ -329,3 +330,82 @@ def test_predict_works_without_compile():
     model = nn.Linear(3, 1)
     assert model.predict(np.ones((5, 3), np.float32)).shape == (5, 1)
     assert model.trainer is None
+
+
+# --- layers in lists and dicts ------------------------------------------------------------------
+
+
+class InList(nn.Module):
+    def __init__(self):
+        self.layers = nn.ModuleList([nn.Linear(4, 8), nn.Linear(8, 8)])
+        self.layers.append(nn.Linear(8, 1))
+
+    def __call__(self, x):
+        for layer in self.layers:
+            x = jnp.tanh(layer(x))
+        return x
+
+
+class InDict(nn.Module):
+    def __init__(self):
+        self.layers = nn.ModuleDict({"in": nn.Linear(4, 8)})
+        self.layers["out"] = nn.Linear(8, 1)
+
+    def __call__(self, x):
+        return self.layers["out"](jnp.tanh(self.layers["in"](x)))
+
+
+@pytest.mark.parametrize(
+    ("kind", "names"), [(InList, ["0", "1", "2"]), (InDict, ["in", "out"])], ids=["list", "dict"]
+)
+def test_layers_in_a_container_are_trained_and_saved(tmp_path, kind, names):
+    model, other = kind(), kind()
+    assert sorted({name.split(".")[1] for name in model.parameters()}) == names
+    before = model.parameters()
+    x = np.random.default_rng(0).normal(size=(32, 4)).astype(np.float32)
+    model.compile("sgd", "mse").fit(x, x[:, :1], epochs=2)
+    for name, value in model.parameters().items():
+        assert not np.array_equal(value, before[name]), name
+    model.save(tmp_path / "model.safetensors")
+    other.load(tmp_path / "model.safetensors")
+    np.testing.assert_array_equal(other(x), model(x))
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (lambda: [nn.Linear(4, 1)], r"Holder.layers is a list.*self.layers = nn.ModuleList\("),
+        (lambda: {"a": nn.Linear(4, 1)}, r"Holder.layers is a dict.*nn.ModuleDict\("),
+    ],
+    ids=["list", "dict"],
+)
+def test_a_plain_container_of_layers_is_told_the_way_on(value, text):
+    class Holder(nn.Module):
+        def __init__(self):
+            self.layers = value()
+
+    with pytest.raises(ArgumentTypeError, match=text):
+        Holder()
+
+
+def test_other_attributes_are_as_in_nnx():
+    class Holder(nn.Module):
+        def __init__(self):
+            self.sizes = [1, 2]
+            self.pair = nnx.data((nn.Linear(2, 2), nn.Linear(2, 2)))
+
+    assert Holder().sizes == [1, 2] and Holder().num_parameters == 12
+    with pytest.raises(NotCompiledError, match="trainer"):
+        Holder().stop_training = True
+
+
+def test_an_embedding_is_trained_on_numbers_in_its_table():
+    layer = nn.Embedding(5, 2)
+    assert layer(jnp.array([[0, 4, -5]])).shape == (1, 3, 2)
+    assert layer(np.zeros((0,), np.int32)).shape == (0, 2)
+    for wrong in (jnp.array([[0, 5]]), np.array([[0, -6]])):
+        number = int(wrong[0, 1])
+        with pytest.raises(DataError, match=rf"5 rows.*{number} at index \(0, 1\)"):
+            layer(wrong)
+    compiled = jax.jit(lambda x: layer(x))(jnp.array([5]))
+    assert bool(jnp.isnan(compiled).all())

@@ -34,7 +34,7 @@ from neurenix.nn.adaptive import (
     AdaptiveMaxPool3d,
 )
 from neurenix.nn.batch_norm import BatchNorm, BatchNorm1d, BatchNorm2d, BatchNorm3d
-from neurenix.nn.containers import Flatten, Residual, Sequential
+from neurenix.nn.containers import Flatten, ModuleDict, ModuleList, Residual, Sequential
 from neurenix.nn.conv import Conv1d, Conv2d, Conv3d, DepthwiseConv2d
 from neurenix.nn.conv_transpose import ConvTranspose1d, ConvTranspose2d, ConvTranspose3d
 from neurenix.nn.dot_product import dot_product_attention
@@ -109,6 +109,8 @@ __all__ = [
     "MaxPool3d",
     "Mish",
     "Module",
+    "ModuleDict",
+    "ModuleList",
     "MultiHeadAttention",
     "PReLU",
     "RMSNorm",

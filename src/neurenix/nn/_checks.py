@@ -7,6 +7,7 @@ images calls ``expect_channels``.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import jax
 
@@ -17,12 +18,28 @@ LAYOUTS = {1: "NLC", 2: "NHWC", 3: "NDHWC"}
 _TORCH_LAYOUTS = {1: "NCL", 2: "NCHW", 3: "NCDHW"}
 
 
+def expect_array(layer: str, x: Any) -> None:
+    """Check that the input of a layer is one array.
+
+    Raises:
+        ArgumentTypeError: it is a tuple, such as a recurrent layer returns, or a list.
+    """
+    if hasattr(x, "ndim"):
+        return
+    hint = "Convert it with jnp.asarray."
+    if isinstance(x, tuple):
+        hint = "Pick one, such as x[0] for the outputs of an LSTM or a GRU."
+    raise ArgumentTypeError(f"{layer} takes one array; got a {type(x).__name__}. {hint}")
+
+
 def expect_channels(layer: str, x: jax.Array, *, spatial: int, channels: int | None) -> None:
     """Check that ``x`` is (N, spatial axes, C) with C = ``channels`` (None: any).
 
     Raises:
+        ArgumentTypeError: it is no array.
         ShapeError: it is not; says so when the channels stand second, as in PyTorch.
     """
+    expect_array(layer, x)
     layout, rank = LAYOUTS[spatial], spatial + 2
     if x.ndim != rank:
         hint = ""
@@ -52,8 +69,10 @@ def expect_features(layer: str, x: jax.Array, features: int, *, name: str = "fea
     """Check that the last axis of ``x`` has the given size.
 
     Raises:
+        ArgumentTypeError: it is no array.
         ShapeError: it has not; suggests Flatten where that would help.
     """
+    expect_array(layer, x)
     if x.ndim and x.shape[-1] == features:
         return
     size = 1

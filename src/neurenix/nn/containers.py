@@ -1,6 +1,6 @@
 """Layers made of layers: Sequential and Residual, and Flatten that joins them.
 
-Owns composition; what is composed is in the other modules.
+Owns composition, and the lists and dicts that hold layers; the layers are in other modules.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import jax
 
 from neurenix._core.errors import ArgumentTypeError, ShapeError
 from neurenix._nnx import nnx
+from neurenix.nn._checks import expect_array
 from neurenix.nn.module import Module
 
 
@@ -46,9 +47,27 @@ class Sequential(Module):
         """Return the last layer's output."""
         for number, layer in enumerate(self.layers):
             # The name by which compiled programs, profiles and findings tell the layer.
-            with jax.named_scope(f"{getattr(layer, '__name__', type(layer).__name__)}_{number}"):
-                x = layer(x)
+            with jax.named_scope(f"{_name(layer)}_{number}"):
+                x = layer(x) if not isinstance(x, tuple) else self._of_tuple(number, layer, x)
         return x
+
+    def _of_tuple(self, number: int, layer: Callable[[Any], Any], x: tuple[Any, ...]) -> Any:
+        """Call a layer with the tuple that the one before it returned.
+
+        Raises:
+            ArgumentTypeError: it takes one array.
+        """
+        try:
+            return layer(x)
+        except (TypeError, AttributeError) as error:
+            if not number:
+                raise
+            before, name = _name(self.layers[number - 1]), _name(layer)
+            raise ArgumentTypeError(
+                f"Layer {number - 1} ({before}) of Sequential returned a tuple of {len(x)}, and "
+                f"layer {number} ({name}) cannot take it: {error} Put a function between them "
+                "that picks one: def first(results): return results[0]."
+            ) from error
 
     def __len__(self) -> int:
         """Return the number of layers."""
@@ -63,6 +82,41 @@ class Sequential(Module):
         if isinstance(index, slice):
             return Sequential(*self.layers[index])
         return self.layers[index]
+
+
+class ModuleList(nnx.List):
+    """A list of layers as an attribute: trained, moved and saved with the module that has it.
+
+    It cannot be called itself; a module's ``__call__`` goes through it. A plain list is refused
+    as an attribute, because nothing in it would be trained.
+
+    Args:
+        layers: any iterable of modules.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> class Steps(Module):
+        ...     def __init__(self):
+        ...         self.steps = ModuleList([Flatten(), Residual(jnp.square)])
+        ...     def __call__(self, x):
+        ...         for step in self.steps:
+        ...             x = step(x)
+        ...         return x
+        >>> Steps()(jnp.ones((2, 3, 4))).shape
+        (2, 12)
+    """
+
+
+class ModuleDict(nnx.Dict):
+    """Layers by name as an attribute, in the way of :class:`ModuleList`.
+
+    Args:
+        layers: a mapping from names to modules, or keyword arguments.
+
+    Example:
+        >>> sorted(ModuleDict({"flat": Flatten(), "deep": Flatten(2)}))
+        ['deep', 'flat']
+    """
 
 
 class Residual(Module):
@@ -117,9 +171,14 @@ class Flatten(Module):
 
     def __call__(self, x: jax.Array) -> jax.Array:
         """Return ``x`` with its last axes joined, in row-major order (channels innermost)."""
+        expect_array("Flatten", x)
         if x.ndim < self.start_dim:
             raise ShapeError(
                 f"Flatten(start_dim={self.start_dim}) takes more axes than shape {x.shape} has."
             )
         kept = x.shape[: self.start_dim]
         return x.reshape(*kept, math.prod(x.shape[self.start_dim :]))
+
+
+def _name(layer: Callable[..., Any]) -> str:
+    return getattr(layer, "__name__", type(layer).__name__)

@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
+import numpy as np
+from jax.core import Tracer
 
-from neurenix._core.errors import ArgumentTypeError
+from neurenix._core.errors import ArgumentTypeError, DataError
 from neurenix._nnx import nnx
-from neurenix.nn._checks import positive
+from neurenix.nn._checks import expect_array, positive
 from neurenix.nn._parameters import rngs_or_default
 from neurenix.nn.module import Module
 
@@ -18,9 +20,9 @@ from neurenix.nn.module import Module
 class Embedding(Module, nnx.Embed):
     """Integers (...) → vectors (..., embedding_dim).
 
-    Initial values as in PyTorch: normal with variance 1. A number outside the table gives NaN (a
-    negative one counts from the end), because a compiled program cannot raise; check data on the
-    host.
+    Initial values as in PyTorch: normal with variance 1. A negative number counts from the end. A
+    number outside the table is an error where the numbers are known, and gives NaN in a compiled
+    program, which cannot raise; check data on the host.
 
     Args:
         num_embeddings: rows of the table.
@@ -33,6 +35,7 @@ class Embedding(Module, nnx.Embed):
 
     Raises:
         ArgumentTypeError: when called with numbers that are not integers.
+        DataError: when called, outside of a compiled function, with a number outside the table.
 
     Example:
         >>> Embedding(100, 16)(jnp.array([[1, 2, 3]])).shape
@@ -59,11 +62,25 @@ class Embedding(Module, nnx.Embed):
 
     def __call__(self, x: jax.Array) -> jax.Array:
         """Return the rows of the table."""
+        expect_array("Embedding", x)
         if not jnp.issubdtype(x.dtype, jnp.integer):
             raise ArgumentTypeError(
                 f"Embedding looks up integers; its input is {x.dtype}, shape {x.shape}."
             )
+        self._check_range(x)
         return jnp.take(self.embedding[...], x, axis=0)
+
+    def _check_range(self, x: jax.Array) -> None:
+        if isinstance(x, Tracer) or not x.size or not getattr(x, "is_fully_addressable", True):
+            return
+        rows, numbers = self.num_embeddings, np.asarray(x)
+        outside = (numbers >= rows) | (numbers < -rows)
+        if outside.any():
+            where = tuple(int(i) for i in np.argwhere(outside)[0])
+            raise DataError(
+                f"Embedding has {rows} rows, 0 … {rows - 1}; its input holds {numbers[where]} at "
+                f"index {where}."
+            )
 
     def attend(self, query: jax.Array) -> jax.Array:
         """Return the products of (..., embedding_dim) with every row: (..., num_embeddings).

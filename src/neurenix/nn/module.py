@@ -9,12 +9,12 @@ from __future__ import annotations
 import dataclasses
 import os
 from collections.abc import Mapping, Sequence
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import jax
 import jax.numpy as jnp
 
-from neurenix._core.errors import NotCompiledError
+from neurenix._core.errors import ArgumentTypeError, NotCompiledError
 from neurenix._nnx import nnx
 from neurenix.device import Device
 from neurenix.device import to as move
@@ -28,6 +28,24 @@ from neurenix.train import (
     save_weights,
 )
 from neurenix.train.arguments import check_options, options_of
+
+
+def _running(module: Module) -> Trainer:
+    if module.trainer is None:
+        raise NotCompiledError(
+            "This module was not compiled, so stop_training is not its own: in a callback set "
+            "self.trainer.stop_training = True."
+        )
+    return module.trainer
+
+
+def _no_container(module: Module, name: str, value: Any) -> ArgumentTypeError:
+    kind, takes = ("ModuleDict", "{…}") if isinstance(value, dict) else ("ModuleList", "[…]")
+    return ArgumentTypeError(
+        f"{type(module).__name__}.{name} is a {type(value).__name__} that holds layers or arrays, "
+        f"which would not be trained or saved. Write self.{name} = nn.{kind}({takes})."
+    )
+
 
 _FIT_OPTIONS = tuple(field.name for field in dataclasses.fields(FitOptions))
 
@@ -58,6 +76,27 @@ class Module(_TrainerSlot, nnx.Module):
     """
 
     __slots__ = ()
+
+    if not TYPE_CHECKING:  # a type checker would take any attribute for one that exists
+
+        def __setattr__(self, name: str, value: Any) -> None:
+            if name == "stop_training":  # the trainer's; here it would be part of the structure
+                _running(self).stop_training = bool(value)
+                return
+            try:
+                super().__setattr__(name, value)
+            except ValueError as error:
+                if not isinstance(value, (list, tuple, dict)) or "nnx.List" not in str(error):
+                    raise
+                raise _no_container(self, name, value) from error
+
+    @property
+    def stop_training(self) -> bool:
+        """Whether ``fit`` ends after this epoch; a callback may set it, as in Keras."""
+        return _running(self).stop_training
+
+    @stop_training.setter
+    def stop_training(self, value: bool) -> None: ...
 
     def compile(
         self,

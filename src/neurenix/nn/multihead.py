@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 from neurenix._core.errors import ArgumentError, ShapeError
 from neurenix._nnx import nnx
-from neurenix.nn._checks import expect_features, positive
+from neurenix.nn._checks import expect_array, expect_features, positive
 from neurenix.nn._parameters import rngs_or_default
 from neurenix.nn.dot_product import dot_product_attention, four_axes
 from neurenix.nn.dropout import Dropout
@@ -99,6 +99,7 @@ class MultiHeadAttention(Module):
         key = query if key is None else key
         value = key if value is None else value
         for name, x in (("query", query), ("key", key), ("value", value)):
+            expect_array("MultiHeadAttention", x)
             if x.ndim != 3:
                 raise ShapeError(
                     f"MultiHeadAttention takes a {name} (N, T, {self.embed_dim}); got {x.shape}."

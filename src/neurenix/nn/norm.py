@@ -14,7 +14,7 @@ from jax import lax
 
 from neurenix._core.errors import ArgumentError, ShapeError
 from neurenix._nnx import nnx
-from neurenix.nn._checks import expect_features, positive
+from neurenix.nn._checks import expect_array, expect_features, positive
 from neurenix.nn.module import Module
 
 FLOAT32_EPSILON = float(jnp.finfo(jnp.float32).eps)
@@ -169,6 +169,7 @@ def _sizes(normalized_shape: int | Sequence[int]) -> tuple[int, ...]:
 
 
 def _wide_checked(layer: str, x: jax.Array, shape: tuple[int, ...]) -> jax.Array:
+    expect_array(layer, x)
     if x.shape[x.ndim - len(shape) :] != shape or x.ndim < len(shape):
         raise ShapeError(f"{layer} takes (..., {', '.join(map(str, shape))}); got shape {x.shape}.")
     return widen(x)

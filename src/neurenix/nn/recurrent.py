@@ -22,7 +22,7 @@ from jax import lax
 
 from neurenix._core.errors import ShapeError
 from neurenix._nnx import nnx
-from neurenix.nn._checks import expect_features, positive
+from neurenix.nn._checks import expect_array, expect_features, positive
 from neurenix.nn._parameters import promote_to_input, rngs_or_default, symmetric_uniform
 from neurenix.nn.module import Module
 
@@ -60,6 +60,7 @@ class _Recurrent(Module):
 
     def _run(self, x: jax.Array, state: Any) -> tuple[jax.Array, Any]:
         name = type(self).__name__
+        expect_array(name, x)
         if x.ndim != 3:
             raise ShapeError(f"{name} takes (N, T, {self.input_size}); got shape {x.shape}.")
         expect_features(name, x, self.input_size)
