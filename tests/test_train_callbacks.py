@@ -203,3 +203,135 @@ def test_a_lambda_callback_knows_its_moments() -> None:
     assert seen == [0, 1]
     with pytest.raises(nx.UnknownNameError, match="on_epoch_end"):
         nx.callbacks.LambdaCallback(on_epoch_ends=print)
+
+
+NUMBERS = np.random.default_rng(0).normal(size=(48, 4)).astype("float32")
+SUMS = NUMBERS.sum(axis=1, keepdims=True)
+
+
+def doubled_error(y_true: Any, y_pred: Any) -> Any:
+    return 2 * abs(y_true - y_pred)
+
+
+def usefulness(y_true: Any, y_pred: Any) -> Any:
+    return abs(y_true - y_pred)
+
+
+class Usefulness(nx.metrics.MeanMetric):
+    direction = "max"
+
+    def values(self, y_true: Any, y_pred: Any) -> Any:
+        return y_pred
+
+
+def trained(metric: Any, *callbacks: Any, epochs: int = 4) -> Trainer:
+    """Train on numbers, one of the callbacks putting 3, 1, 2, 4 in the place of the metric."""
+    model = nx.nn.Sequential(nx.nn.Linear(4, 1))
+    trainer = Trainer(model, optimizer=nx.optim.SGD(1e-3), loss="mse", metrics=[metric])
+    name = f"val_{nx.metrics.get(metric).name}"
+    script = Scripted(name, [3.0, 1.0, 2.0, 4.0])
+    data = (NUMBERS, SUMS)
+    trainer.fit(*data, epochs=epochs, validation_data=data, callbacks=(script, *callbacks))
+    return trainer
+
+
+SMALLER = [
+    "mae", "mse", "rmse", nx.losses.get("mape"), nx.losses.get("msle"), nx.losses.hinge,
+    nx.losses.kl_divergence, nx.losses.cosine_similarity, doubled_error,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("metric", SMALLER, ids=lambda metric: getattr(metric, "__name__", metric))
+def test_a_smaller_error_is_better(metric: Any, tmp_path: Path) -> None:
+    name = f"val_{nx.metrics.get(metric).name}"
+    best = nx.callbacks.ModelCheckpoint(
+        tmp_path / "w-{epoch}.safetensors", monitor=name, save_best_only=True
+    )
+    early = nx.callbacks.EarlyStopping(name, patience=2)
+    reduce = nx.callbacks.ReduceLROnPlateau(name, factor=0.5, patience=1)
+    trainer = trained(metric, best, early, reduce)
+    assert [path.name for path in best.saved] == ["w-0.safetensors", "w-1.safetensors"]
+    assert early.best == reduce.best == 1.0 and early.stopped_epoch == 3
+    assert trainer.learning_rate == pytest.approx(0.25e-3)
+
+
+@pytest.mark.parametrize("metric", ["r2", "binary_accuracy", Usefulness], ids=str)
+def test_a_larger_score_is_better(metric: Any) -> None:
+    early = nx.callbacks.EarlyStopping(f"val_{nx.metrics.get(metric).name}", patience=9)
+    trained(metric, early)
+    assert early.best == 4.0
+
+
+@pytest.mark.parametrize(
+    ("name", "better"),
+    [
+        ("loss", 1.0), ("val_perplexity", 1.0), ("token_error_rate", 1.0), ("mae_1", 1.0),
+        ("top5", 4.0), ("top5_acc", 4.0), ("mean_iou", 4.0), ("error_score", 4.0), ("f1", 4.0),
+        ("pr_auc", 4.0), ("recall@5", 4.0),
+    ],
+)  # fmt: skip
+def test_the_last_word_of_a_name_that_is_known_decides(name: str, better: float) -> None:
+    early = nx.callbacks.EarlyStopping(name, patience=9)
+    fit(MLP(), Scripted(name, [3.0, 1.0, 2.0, 4.0]), early, epochs=4)
+    assert early.best == better
+
+
+def test_a_name_that_does_not_tell_asks_for_the_mode(tmp_path: Path) -> None:
+    with pytest.raises(nx.ArgumentError, match="'val_usefulness'.*mode="):
+        trained(usefulness, nx.callbacks.EarlyStopping("val_usefulness"))
+    early = nx.callbacks.EarlyStopping("val_usefulness", mode="max", patience=9)
+    every = nx.callbacks.ModelCheckpoint(tmp_path / "w", monitor="val_usefulness")
+    trained(usefulness, early, every)
+    assert early.best == 4.0 and len(every.saved) == 4
+
+
+def test_a_metric_with_a_direction_that_is_none() -> None:
+    class Sideways(Usefulness):
+        direction = "down"
+
+    with pytest.raises(nx.UnknownNameError, match="sideways.*'down'.*max, min"):
+        trained(Sideways, nx.callbacks.EarlyStopping("val_sideways"))
+
+
+@pytest.mark.parametrize(
+    "schedule",
+    [lambda epoch: 0.1 / (1 + epoch), optax.schedules.polynomial_schedule(0.1, 0.05, 1, 1)],
+    ids=["function", "optax"],
+)
+def test_a_schedule_may_take_the_epoch_alone(schedule: Any) -> None:
+    trainer = Trainer(MLP(), optimizer=nx.optim.SGD(0.5), loss=LOSS)
+    rates = nx.callbacks.LearningRateScheduler(schedule)
+    trainer.fit(X, Y, epochs=2, batch_size=48, callbacks=rates)
+    assert trainer.learning_rate == pytest.approx(0.05)
+
+
+@pytest.mark.parametrize("schedule", [lambda: 0.1, lambda epoch, rate, more: 0.1])
+def test_a_schedule_of_other_arguments_is_told(schedule: Any) -> None:
+    with pytest.raises(nx.ArgumentTypeError, match="schedule takes.*epoch, learning_rate"):
+        nx.callbacks.LearningRateScheduler(schedule)
+
+
+@pytest.mark.parametrize("name", ["on_train_batch_begin", "on_test_end", "on_batch_end"])
+def test_a_method_that_is_never_called_is_told(name: str) -> None:
+    def method(self: Any, *args: Any) -> None: ...
+
+    with pytest.raises(nx.UnknownNameError, match=f"Mine.*{name}.*on_epoch_end"):
+        type("Mine", (nx.callbacks.Callback,), {name: method})
+    with pytest.raises(nx.UnknownNameError, match=name):
+        type("Mine", (type("Mixin", (), {name: method}), nx.callbacks.Callback), {})
+
+
+class StopsAsInKeras(nx.callbacks.Callback):
+    def on_epoch_end(self, epoch: int, logs: Mapping[str, float]) -> None:
+        self.model.stop_training = True
+
+
+def test_training_stops_as_in_keras() -> None:
+    model = nx.nn.Sequential(nx.nn.Linear(4, 1)).compile("sgd", "mse")
+    history = model.fit(NUMBERS, SUMS, epochs=5, callbacks=StopsAsInKeras())
+    assert len(history["loss"]) == 1 and model.stop_training
+    assert "stop_training" not in vars(model)
+    assert len(model.fit(NUMBERS, SUMS, epochs=2)["loss"]) == 2
+    trainer = Trainer(nx.nn.Sequential(nx.nn.Linear(4, 1)), optimizer="sgd", loss="mse")
+    with pytest.raises(nx.NotCompiledError, match="self.trainer.stop_training = True"):
+        trainer.fit(NUMBERS, SUMS, epochs=5, callbacks=StopsAsInKeras())

@@ -6,6 +6,7 @@ files are in ``recorders.py``.
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
@@ -13,8 +14,14 @@ from typing import TYPE_CHECKING, Any
 import jax
 import jax.numpy as jnp
 
-from neurenix._core.errors import ArgumentError, ArgumentTypeError, unknown_name
+from neurenix._core.errors import (
+    ArgumentError,
+    ArgumentTypeError,
+    UnknownNameError,
+    unknown_name,
+)
 from neurenix._nnx import nnx
+from neurenix.train.direction import direction_of
 
 if TYPE_CHECKING:
     from neurenix.train.trainer import Trainer
@@ -29,9 +36,18 @@ class Callback:
     Attributes:
         trainer: the trainer, from ``on_train_begin`` on; set ``trainer.stop_training`` to end.
         model: its module. Its arrays are valid until the next step begins.
+
+    Raises:
+        UnknownNameError: when a class is made with a method ``on_…`` that ``fit`` never calls.
     """
 
     trainer: Trainer
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        for name in dir(cls):
+            if name.startswith("on_") and name not in _moments() and callable(getattr(cls, name)):
+                raise UnknownNameError(f"{cls.__name__}: {unknown_moment(name)}")
 
     @property
     def model(self) -> Any:
@@ -58,13 +74,24 @@ class Callback:
         """After the last epoch, also when training was stopped or failed."""
 
 
+def unknown_moment(name: str) -> UnknownNameError:
+    """Build the error for a method that ``fit`` never calls."""
+    return unknown_name("moment of a callback", name, _moments())
+
+
+def _moments() -> list[str]:
+    return [name for name in dir(Callback) if name.startswith("on_")]
+
+
 class Monitor(Callback):
     """A callback that watches one number and knows what better means.
 
     Args:
         monitor: a name in the logs, such as ``"val_loss"``.
-        mode: ``"min"``, ``"max"``, or ``"auto"``: names that contain ``loss`` or ``error`` are
-            better when smaller, others when larger.
+        mode: ``"min"`` when smaller is better, ``"max"`` when larger is, or ``"auto"``: what the
+            metric of that name says of itself (``Metric.direction``), or else the words of the
+            name: ``loss``, ``error``, ``mae`` … are better when smaller, ``accuracy``, ``auc``,
+            ``f1`` … when larger.
         min_delta: a smaller change is none.
     """
 
@@ -73,16 +100,23 @@ class Monitor(Callback):
     ) -> None:
         if mode not in ("auto", "min", "max"):
             raise unknown_name("mode", mode, ["auto", "min", "max"])
-        smaller = mode == "min" or (
-            mode == "auto" and any(word in monitor for word in ("loss", "error", "perplexity"))
-        )
-        self.monitor, self.min_delta = monitor, abs(min_delta)
-        self._sign = -1.0 if smaller else 1.0
+        self.monitor, self.mode, self.min_delta = monitor, mode, abs(min_delta)
+        self._direction: str | None = None
         self.best = math.nan
 
     def watched(self) -> tuple[str, ...]:
         """Return the name of the number."""
         return (self.monitor,)
+
+    def on_train_begin(self) -> None:
+        """Find out what better means, where the number decides anything.
+
+        Raises:
+            ArgumentError: with ``mode="auto"``, neither the metric nor the name tells.
+        """
+        self._direction = None
+        if self.monitor in self.watched():
+            self._find_direction()
 
     def value(self, logs: Mapping[str, float]) -> float:
         """Return the number watched.
@@ -97,10 +131,19 @@ class Monitor(Callback):
     def improved(self, logs: Mapping[str, float]) -> bool:
         """Tell whether the number is the best so far, and remember it."""
         value = self.value(logs)
-        if math.isnan(self.best) or self._sign * (value - self.best) > self.min_delta:
+        sign = -1.0 if self._find_direction() == "min" else 1.0
+        if math.isnan(self.best) or sign * (value - self.best) > self.min_delta:
             self.best = value
             return True
         return False
+
+    def _find_direction(self) -> str:
+        if self._direction is None:
+            trainer = getattr(self, "trainer", None)
+            metrics = () if trainer is None else trainer._metrics
+            known = self.mode != "auto"
+            self._direction = self.mode if known else direction_of(self.monitor, metrics)
+        return self._direction
 
 
 class EarlyStopping(Monitor):
@@ -131,6 +174,7 @@ class EarlyStopping(Monitor):
 
     def on_train_begin(self) -> None:
         """Forget an earlier run."""
+        super().on_train_begin()
         self.best, self._waited, self.stopped_epoch, self._weights = math.nan, 0, None, None
 
     def on_epoch_end(self, epoch: int, logs: Mapping[str, float]) -> None:
@@ -156,18 +200,24 @@ class LearningRateScheduler(Callback):
     """Set the learning rate before every epoch.
 
     Args:
-        schedule: ``(epoch, learning_rate) -> learning_rate``.
+        schedule: ``(epoch, learning_rate) -> learning_rate``, or ``epoch -> learning_rate``.
 
     Raises:
-        ArgumentTypeError: ``schedule`` is no function.
+        ArgumentTypeError: ``schedule`` is no function, or takes other arguments.
     """
 
-    def __init__(self, schedule: Callable[[int, float], float]) -> None:
+    def __init__(self, schedule: Callable[..., float]) -> None:
         if not callable(schedule):
             raise ArgumentTypeError(
                 f"LearningRateScheduler: schedule is {schedule!r}, not a function."
             )
         self.schedule = schedule
+        self._takes_rate = _takes(schedule, 2)
+        if not self._takes_rate and not _takes(schedule, 1):
+            raise ArgumentTypeError(
+                f"LearningRateScheduler: schedule takes {inspect.signature(schedule)}; it is "
+                "called with (epoch, learning_rate), or with the epoch alone."
+            )
 
     def on_epoch_begin(self, epoch: int) -> None:
         """Ask the schedule.
@@ -175,13 +225,25 @@ class LearningRateScheduler(Callback):
         Raises:
             ArgumentError: it returned no rate, or the optimizer's own is 0.
         """
-        rate = self.schedule(epoch, self.trainer.learning_rate)
+        known = (self.trainer.learning_rate,) if self._takes_rate else ()
+        rate = self.schedule(epoch, *known)
         try:
             self.trainer.learning_rate = rate
         except ArgumentError as error:
             raise ArgumentError(
                 f"LearningRateScheduler: schedule returned {rate!r} for epoch {epoch}. {error}"
             ) from error
+
+
+def _takes(function: Callable[..., Any], count: int) -> bool:
+    """Tell whether ``function`` takes so many arguments; yes where it does not say."""
+    try:
+        inspect.signature(function).bind(*range(count))
+    except TypeError:
+        return False
+    except ValueError:  # a function of C without a signature
+        return True
+    return True
 
 
 class ReduceLROnPlateau(Monitor):
@@ -214,6 +276,7 @@ class ReduceLROnPlateau(Monitor):
 
     def on_train_begin(self) -> None:
         """Forget an earlier run; the rate stays as it has become."""
+        super().on_train_begin()
         self.best, self._waited = math.nan, 0
 
     def on_epoch_end(self, epoch: int, logs: Mapping[str, float]) -> None:
@@ -246,7 +309,6 @@ class LambdaCallback(Callback):
 
     def __init__(self, **functions: Callable[..., None]) -> None:
         for name, function in functions.items():
-            if not hasattr(Callback, name) or not name.startswith("on_"):
-                known = [method for method in dir(Callback) if method.startswith("on_")]
-                raise unknown_name("moment of a callback", name, known)
+            if name not in _moments():
+                raise unknown_moment(name)
             setattr(self, name, function)
