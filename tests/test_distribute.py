@@ -190,3 +190,25 @@ def test_scope_and_auto(strategy: TPUStrategy, capsys: pytest.CaptureFixture[str
     assert "TPUStrategy(8 replicas: tpu:0 … tpu:7)" in capsys.readouterr().err
     assert OneDeviceStrategy().num_replicas_in_sync == 1
     assert MirroredStrategy(["tpu:2", "tpu:3"]).num_replicas_in_sync == 2
+
+
+@pytest.mark.parametrize(
+    ("losses", "weights", "expected"),
+    [
+        ([1, 3], [[1], [0]], 0.5),
+        ([[1.0, 1.0], [3.0, 3.0]], [1, 0], 0.5),
+        ([[1.0, 1.0], [3.0, 3.0]], [[1], [0]], 0.5),
+        ([[1.0, 1.0], [3.0, 3.0]], [[1, 0], [0, 0]], 0.25),
+        (np.ones((2, 3)), [1, 0], 0.5),
+        (np.ones((2, 3)), 2.0, 2.0),
+    ],
+)
+def test_weights_go_with_the_examples(losses: Any, weights: Any, expected: float) -> None:
+    mean = compute_average_loss(losses, sample_weight=weights, global_batch_size=2)
+    assert float(mean) == pytest.approx(expected)
+
+
+def test_weights_that_go_with_nothing_are_an_error() -> None:
+    for weights in (np.ones(3), np.ones((2, 2)), np.ones((2, 3, 2))):
+        with pytest.raises(nx.ShapeError, match=r"one weight per example, shape \(2,\)"):
+            compute_average_loss(np.ones((2, 3)), weights)

@@ -6,6 +6,7 @@ Owns the replica context and the averaging of losses. It does not own how replic
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -99,24 +100,26 @@ def compute_average_loss(
 
     Args:
         per_example_loss: losses of this replica's examples, shape (N,) or (N, …).
-        sample_weight: weights that broadcast with the losses.
+        sample_weight: weights that go with the leading axes of the losses: (N,) or (N, 1) with
+            (N, T) is one weight per example, () one for all.
         global_batch_size: examples of all replicas together; by default N times the replicas.
 
     Raises:
-        ShapeError: the losses are a scalar.
+        ShapeError: the losses are a scalar, or the weights do not go with them.
         ArgumentError: ``global_batch_size`` is below 1.
 
     Example:
         >>> float(compute_average_loss(jnp.array([1.0, 3.0]), global_batch_size=4))
         1.0
     """
-    if jnp.ndim(per_example_loss) == 0:
+    per_example_loss = jnp.asarray(per_example_loss)
+    if per_example_loss.ndim == 0:
         raise ShapeError(
             "compute_average_loss: per_example_loss is a scalar. Give the loss of each example, "
             "shape (N,): the functions of nx.losses return that."
         )
     if sample_weight is not None:
-        per_example_loss = per_example_loss * sample_weight
+        per_example_loss = per_example_loss * _matched(sample_weight, per_example_loss.shape)
     if global_batch_size is None:
         replicas = get_replica_context().num_replicas_in_sync
         global_batch_size = per_example_loss.shape[0] * replicas
@@ -125,5 +128,22 @@ def compute_average_loss(
             f"compute_average_loss: global_batch_size is {global_batch_size}, expected the number "
             "of examples of all replicas together, from 1."
         )
-    rest = per_example_loss[0].size
+    rest = math.prod(per_example_loss.shape[1:])
     return jnp.sum(per_example_loss) / (global_batch_size * rest)
+
+
+def _matched(sample_weight: Any, shape: tuple[int, ...]) -> jax.Array:
+    """Return the weights with as many axes as ``shape``, matched from the first one on."""
+    weight = jnp.asarray(sample_weight)
+    sizes = list(weight.shape)
+    while len(sizes) > len(shape) and sizes[-1] == 1:
+        sizes.pop()
+    fits = len(sizes) <= len(shape) and all(
+        size in (1, other) for size, other in zip(sizes, shape, strict=False)
+    )
+    if not fits:
+        raise ShapeError(
+            f"compute_average_loss: sample_weight has shape {weight.shape}, and the losses have "
+            f"shape {shape}. Give one weight per example, shape {shape[:1]}."
+        )
+    return weight.reshape(*sizes, *(1 for _ in range(len(shape) - len(sizes))))
