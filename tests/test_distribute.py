@@ -212,3 +212,50 @@ def test_weights_that_go_with_nothing_are_an_error() -> None:
     for weights in (np.ones(3), np.ones((2, 2)), np.ones((2, 3, 2))):
         with pytest.raises(nx.ShapeError, match=r"one weight per example, shape \(2,\)"):
             compute_average_loss(np.ones((2, 3)), weights)
+
+
+@pytest.mark.parametrize("axis", [0, 1, -1, -2])
+def test_an_axis_counts_within_each_replica(strategy: TPUStrategy, axis: int) -> None:
+    value = np.arange(6, dtype=np.float32).reshape(2, 3)
+    replicas = strategy.run(lambda x: x, args=(value,))
+    reduced = strategy.reduce("sum", replicas, axis=axis)
+    np.testing.assert_array_equal(reduced, 8 * value.sum(axis))
+
+
+def test_an_axis_that_no_value_has_is_an_error(strategy: TPUStrategy) -> None:
+    replicas = strategy.run(lambda: (jnp.ones((2, 3)), jnp.float32(1)))
+    for axis in (2, -3):
+        with pytest.raises(nx.ArgumentError, match=f"axis is {axis}.*the axes 0 to 1"):
+            strategy.reduce("sum", replicas[0], axis=axis)
+    for axis in (0, -1):
+        with pytest.raises(nx.ArgumentError, match="no axes"):
+            strategy.reduce("mean", replicas[1], axis=axis)
+    for wrong in ("x", 1.0, True):
+        with pytest.raises(nx.ArgumentTypeError, match="whole number"):
+            strategy.reduce("mean", replicas[0], axis=wrong)  # pyright: ignore[reportArgumentType]
+
+
+@pytest.mark.parametrize("entries", [3, 16])
+def test_a_per_replica_has_one_entry_for_each_replica(strategy: TPUStrategy, entries: int) -> None:
+    values = PerReplica(np.arange(float(entries)))
+    with pytest.raises(nx.ShapeError, match=f"has {entries} entries.*8 replicas"):
+        strategy.run(lambda x: x, args=(values,))
+    with pytest.raises(nx.ShapeError, match=f"has {entries} entries.*8 replicas"):
+        strategy.run(lambda tree: tree["x"], args=({"x": values},))
+
+
+def test_batches_that_some_replicas_lack_are_an_error_and_not_dropped(
+    strategy: TPUStrategy,
+) -> None:
+    data = nx.data.Dataset.from_arrays(np.zeros((48, 2), np.float32)).batch(4)
+    seen = 0
+    with pytest.raises(nx.DataError, match=r"12 batches for 8 replicas: 4 .*\.take\(8\)"):
+        for _ in strategy.distribute_from_function(lambda context: data):
+            seen += 1
+    assert seen == 0, "the length is known before the first step"
+    with pytest.raises(nx.DataError, match="12 batches"):
+        for _ in strategy.distribute_from_function(lambda context: iter([*data])):
+            seen += 1
+    assert seen == 1
+    dealt = strategy.distribute_from_function(lambda context: data.take(8))
+    assert len([*dealt]) == len([*dealt]) == 1

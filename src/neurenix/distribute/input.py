@@ -119,7 +119,12 @@ class DistributedIterator(Iterator[Any]):
 
 
 class PerReplicaDataset:
-    """A dataset of per-replica batches, dealt out to the replicas in turn."""
+    """A dataset of per-replica batches, dealt out to the replicas in turn.
+
+    Raises:
+        DataError: when iterated, some replicas would have no last batch: at once where the dataset
+            tells its length, else at its end.
+    """
 
     def __init__(self, dataset: Iterable[Any], placement: Placement) -> None:
         self._dataset = dataset
@@ -129,11 +134,32 @@ class PerReplicaDataset:
         iterator = iter(self._dataset)
         replicas = self._placement.num_replicas_in_sync
         sharding = self._placement.batch_sharding()
+        self._check(_length(self._dataset), replicas)
+        taken = 0
         while True:
             batches = [batch for _, batch in zip(range(replicas), iterator, strict=False)]
+            taken += len(batches)
             if len(batches) < replicas:
+                self._check(taken, replicas)
                 return
             yield stack_replicas(batches, sharding)
+
+    @staticmethod
+    def _check(count: int, replicas: int) -> None:
+        if count % replicas:
+            raise DataError(
+                f"The function's dataset has {count} batches for {replicas} replicas: "
+                f"{replicas - count % replicas} of them would have no last batch. Drop the rest "
+                f"with .take({count - count % replicas}) after .batch(…), .repeat() before it, or "
+                "choose a batch size that divides."
+            )
+
+
+def _length(dataset: Any) -> int:
+    try:
+        return len(dataset)
+    except (TypeError, AttributeError):  # an endless one, or a generator
+        return 0
 
 
 def stacked(iterator: Iterator[Any], steps: int) -> Any:

@@ -14,7 +14,7 @@ import jax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from neurenix._binding import Bindings, Structure, is_module
-from neurenix._core.errors import RecompilationError
+from neurenix._core.errors import RecompilationError, ShapeError
 from neurenix._nnx import nnx
 from neurenix._recompilation import RecompilationWatch
 from neurenix.distribute.mesh import DATA_AXIS, place, replicas_of, replicated
@@ -69,6 +69,7 @@ class ReplicatedFunction:
         placed, kinds = [], []
         for leaf in leaves:
             if isinstance(leaf, PerReplica):
+                self._check_entries(leaf)
                 kind, leaf = "entry", leaf.stacked
             else:
                 sharding = getattr(leaf, "sharding", None)
@@ -82,6 +83,16 @@ class ReplicatedFunction:
             placed.append(place(leaf, NamedSharding(self._mesh, spec)))
             kinds.append(kind)
         return placed, tuple(kinds)
+
+    def _check_entries(self, value: PerReplica) -> None:
+        replicas = replicas_of(self._mesh)
+        if len(value) != replicas:
+            raise ShapeError(
+                f"{self._watch.name}: a PerReplica has {len(value)} entries, and there are "
+                f"{replicas} replicas. Its leading axis has one entry for each replica; reshape a "
+                f"batch of N examples to ({replicas}, N / {replicas}, …), or give it to "
+                "strategy.distribute."
+            )
 
     def _replicas(self, static: Any, state: Any, constants: Any, leaves: Any) -> tuple[Any, Any]:
         self.compilations += 1  # runs when JAX traces, which it does once for each program

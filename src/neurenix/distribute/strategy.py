@@ -19,6 +19,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from neurenix._core.errors import (
     ArgumentError,
@@ -200,21 +201,31 @@ class Strategy:
         Args:
             op: the reduction.
             value: ``PerReplica`` or a tree of them.
-            axis: an axis of each replica's value to reduce too; None keeps its shape.
+            axis: an axis of each replica's value to reduce too, a negative one counted from its
+                last; None keeps its shape.
 
         Raises:
             UnknownNameError: there is no such reduction.
+            ArgumentError: a replica's value has no such axis.
+            ArgumentTypeError: ``value`` is not of ``PerReplica``, or ``axis`` no whole number.
+
+        Example:
+            >>> strategy = Strategy(devices(DeviceType.TPU))
+            >>> ones = strategy.run(lambda: jnp.ones((2, 3)))
+            >>> strategy.reduce("sum", ones, axis=-1)
+            Array([24., 24.], dtype=float32)
         """
         if op not in _REDUCTIONS:
             raise unknown_name("reduction", op, _REDUCTIONS)
-        axes = (0,) if axis is None else (0, axis + 1)
 
         def reduce_one(item: Any) -> Any:
             if not isinstance(item, PerReplica):
                 raise ArgumentTypeError(
                     f"strategy.reduce: expected PerReplica values, got {type(item).__name__}."
                 )
-            return jax.tree.map(lambda x: _REDUCTIONS[op](x, axis=axes), item.stacked)
+            return jax.tree.map(
+                lambda x: _REDUCTIONS[op](x, axis=_reduced_axes(axis, np.ndim(x))), item.stacked
+            )
 
         return jax.tree.map(reduce_one, value, is_leaf=lambda item: isinstance(item, PerReplica))
 
@@ -229,7 +240,9 @@ class Strategy:
 
         Args:
             function: called with an ``InputContext``; returns a dataset of *per-replica* batches,
-                of which each replica takes the next one in turn.
+                of which each replica takes the next one in turn. It repeats, or has a multiple of
+                the replicas: iterating raises DataError where some replicas would have none.
+                (``tf.distribute`` gives those an empty batch, which one compiled program cannot.)
         """
         context = InputContext(jax.process_count(), jax.process_index(), self.num_replicas_in_sync)
         return PerReplicaDataset(function(context), self)
@@ -346,6 +359,19 @@ def strategy_for(array: jax.Array) -> Strategy:
     if isinstance(mesh, jax.sharding.Mesh):
         held = list(mesh.devices.flat)  # in the order of the strategy that put it there
     return Strategy([from_jax(device) for device in held])
+
+
+def _reduced_axes(axis: int | None, ndim: int) -> tuple[int, ...]:
+    """Return the axes of the stacked array, of rank ``ndim``, that ``Strategy.reduce`` reduces."""
+    if axis is None:
+        return (0,)
+    if isinstance(axis, bool) or not isinstance(axis, (int, np.integer)):
+        raise ArgumentTypeError(f"strategy.reduce: axis is {axis!r}, expected a whole number.")
+    own = ndim - 1
+    if not -own <= axis < own:
+        has = f"the axes 0 to {own - 1}" if own else "no axes; leave axis out"
+        raise ArgumentError(f"strategy.reduce: axis is {axis}; each replica's value has {has}.")
+    return (0, int(axis) % own + 1)
 
 
 def _checked_axes(mesh: Mapping[str, int] | None, num_devices: int) -> dict[str, int] | None:
