@@ -34,6 +34,8 @@ FLOORS = {
     "neurenix._nnx": 25,
     "neurenix._binding": 26,
     "neurenix._recompilation": 26,
+    "neurenix._arguments": 27,
+    "neurenix._captured": 27,
     "neurenix.optim": 30,
     "neurenix.losses": 30,
     "neurenix.metrics": 30,

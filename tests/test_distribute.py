@@ -192,6 +192,16 @@ def test_scope_and_auto(strategy: TPUStrategy, capsys: pytest.CaptureFixture[str
     assert MirroredStrategy(["tpu:2", "tpu:3"]).num_replicas_in_sync == 2
 
 
+def test_updates_of_modules_inside_a_container_are_not_lost_in_silence(
+    strategy: TPUStrategy,
+) -> None:
+    model = MLP()
+    both = {"model": model, "optimizer": nx.Optimizer(model, optax.sgd(0.1))}
+    for hidden in (both, tuple(both.values()), [model]):
+        with pytest.raises(nx.ArgumentTypeError, match="argument of its own"):
+            strategy.run(lambda modules, x: x, args=(hidden, np.float32(1)))
+
+
 @pytest.mark.parametrize(
     ("losses", "weights", "expected"),
     [

@@ -14,6 +14,13 @@ import numpy as np
 FIRST_REPORT = 5
 
 
+class Fixed:
+    """A static argument among those that are described, by its value."""
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+
 class RecompilationWarning(UserWarning):
     """A function has been compiled many times, because an argument changes at every call."""
 
@@ -63,7 +70,8 @@ class RecompilationWatch:
         return text + (
             f"Argument {path} changed {len(seen) - 1} times, lately {shown}. Every new shape or "
             "dtype compiles a new program: pad to one size or a few sizes, batch with "
-            "drop_remainder=True, and pass Python numbers that vary as arrays."
+            "drop_remainder=True, and pass Python numbers that vary as arrays, not as static "
+            "arguments."
         )
 
 
@@ -76,7 +84,9 @@ def describe(tree: Any) -> dict[str, str]:
     """
     rows = {}
     for path, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]:
-        if hasattr(leaf, "shape"):
+        if isinstance(leaf, Fixed):
+            text = f"{leaf.value!r}"
+        elif hasattr(leaf, "shape"):
             text = f"{leaf.dtype}[{','.join(map(str, leaf.shape))}]"
         else:
             text = f"{type(leaf).__name__} {np.asarray(leaf).dtype}"

@@ -13,7 +13,9 @@ from typing import Any
 import jax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from neurenix._arguments import explain, labels, refuse_hidden_modules
 from neurenix._binding import Bindings, Structure, is_module
+from neurenix._captured import lifted, name_of, refuse_captured_modules
 from neurenix._core.errors import RecompilationError, ShapeError
 from neurenix._nnx import nnx
 from neurenix._recompilation import RecompilationWatch
@@ -33,19 +35,26 @@ class ReplicatedFunction:
     whole on every replica; when the function ends, their variables are brought together: batch
     statistics are averaged, metrics summed, random streams stay apart while the function runs and
     advance alike; everything else is expected to be equal on all replicas.
+
+    Raises:
+        ArgumentError: ``function`` uses a module that it is not given.
     """
 
     def __init__(self, function: Callable[..., Any], mesh: Mesh) -> None:
-        self._function = function
+        self._function, self._first = lifted(function)
         self._mesh = mesh
         self._bindings = Bindings()
-        name = getattr(function, "__name__", type(function).__name__)
-        self._watch = RecompilationWatch(name)
+        self._checked = False
+        self._watch = RecompilationWatch(name_of(self._function))
         self.compilations = 0
         self._compiled = jax.jit(self._replicas, static_argnums=0, donate_argnums=1)
 
     def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Return a tree of ``PerReplica``, one for each array that the function returns."""
+        args = (*self._first, *args)
+        if not self._checked:
+            refuse_captured_modules(self._function, args, kwargs)
+            self._checked = True
         names = tuple(kwargs)
         everything = [*args, *kwargs.values()]
         positions = tuple(i for i, value in enumerate(everything) if is_module(value))
@@ -55,15 +64,35 @@ class ReplicatedFunction:
         if fresh:
             # Apart before they are placed: a placed array may share a buffer with the one it was
             binding.write(place(binding.read_apart(), replicated(self._mesh)))
-        leaves, treedef = jax.tree.flatten(rest, is_leaf=lambda v: isinstance(v, PerReplica))
-        leaves, kinds = self._placed(leaves)
-        static = (binding.structure, positions, len(args), names, treedef, kinds)
         before = self.compilations
-        state = binding.read_apart()
-        out = binding.update(self._compiled, static, state, binding.constants, leaves)
+        try:
+            leaves, treedef = jax.tree.flatten(rest, is_leaf=_is_per_replica)
+            placed, kinds = self._placed(leaves)
+            static = (binding.structure, positions, len(args), names, treedef, kinds)
+            state = binding.read_apart()
+            out = binding.update(self._compiled, static, state, binding.constants, placed)
+        except TypeError as error:
+            self._explain(error, rest, len(args), names)
+            raise
         if self.compilations > before:
-            self._watch.compiled(rest)
+            called = labels(self._function, len(args), names)
+            self._watch.compiled(dict(zip(called, rest, strict=True)))
         return jax.tree.map(PerReplica, out)
+
+    def _explain(
+        self, error: TypeError, rest: list[Any], num_args: int, names: tuple[str, ...]
+    ) -> None:
+        """Raise in the user's words what an argument did; see ``_arguments.explain``."""
+        name, called = self._watch.name, labels(self._function, num_args, names)
+        leaves = jax.tree_util.tree_flatten_with_path(rest, is_leaf=_is_per_replica)[0]
+        shown = [called[path[0].idx] + jax.tree_util.keystr(path[1:]) for path, _ in leaves]
+        values = [leaf.stacked if _is_per_replica(leaf) else leaf for _, leaf in leaves]
+
+        def way_out(label: str) -> str:
+            given = f"{label}=…" if label.isidentifier() else "…"
+            return f"Fix it, once and outside of the loop: functools.partial({name}, {given})."
+
+        explain(error, name, shown, values, way_out)
 
     def _placed(self, leaves: list[Any]) -> tuple[list[Any], tuple[str, ...]]:
         placed, kinds = [], []
@@ -115,6 +144,7 @@ class ReplicatedFunction:
             for leaf, kind in zip(leaves, kinds, strict=True)
         ]
         everything = jax.tree.unflatten(treedef, own)
+        refuse_hidden_modules(self._watch.name, everything)
         modules = structure.rebuild(state, constants)
         kept = _own_random_streams(modules)
         for position, module in zip(positions, modules, strict=True):
@@ -126,6 +156,10 @@ class ReplicatedFunction:
             variable.set_value(key)
         out = jax.tree.map(lambda x: jax.numpy.asarray(x)[None], out)
         return out, _together(structure, modules, state, self._watch.name)
+
+
+def _is_per_replica(value: Any) -> bool:
+    return isinstance(value, PerReplica)
 
 
 def _own_random_streams(modules: Any) -> list[tuple[Any, Any]]:

@@ -175,10 +175,22 @@ class Strategy:
 
         Arguments that are split over the replicas (``PerReplica``, batches of ``distribute``)
         arrive as the replica's share, others whole: a plain NumPy batch goes whole to *every*
-        replica, which then all compute the same. Modules and optimizers are updated in place.
+        replica, which then all compute the same. Modules and optimizers are updated in place; they
+        are arguments of their own, not entries of a tuple or a dict.
+
+        Args:
+            function: a function, a module, its method, or a ``functools.partial``, made once:
+                another one is compiled anew. A partial fixes what is no array.
+            args: its arguments by position.
+            kwargs: its arguments by name.
 
         Returns:
             ``PerReplica`` for each array that the function returns.
+
+        Raises:
+            ArgumentError: the function uses a module that it is not given.
+            ArgumentTypeError: a module is inside a tuple or a dict, or an argument is no array.
+            ShapeError: a ``PerReplica`` has not one entry for each replica.
         """
         if not callable(function):
             raise ArgumentTypeError(f"strategy.run: function is {function!r}, not a function.")

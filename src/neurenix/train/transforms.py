@@ -8,18 +8,28 @@ the step that ``fit`` runs (``step.py``).
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from types import MethodType
 from typing import Any
 
 import jax
 from jax.core import Tracer
 from jax.sharding import NamedSharding
 
+from neurenix._arguments import (
+    Static,
+    check_static,
+    explain,
+    labels,
+    refuse_hidden_modules,
+    static_of,
+)
 from neurenix._binding import Binding, Bindings, is_module, mesh_of
+from neurenix._captured import lifted, name_of, refuse_captured_modules
 from neurenix._core.errors import ArgumentError, ArgumentTypeError, RecompilationError
 from neurenix._cpu_convolution import use_channels_last
 from neurenix._nnx import nnx
-from neurenix._recompilation import RecompilationWatch
+from neurenix._recompilation import Fixed, RecompilationWatch
 from neurenix.compiler import intercept
 from neurenix.distribute import get_strategy
 from neurenix.distribute.input import stacked
@@ -27,6 +37,7 @@ from neurenix.distribute.mesh import known_mesh, replicated
 
 grad = nnx.grad
 value_and_grad = nnx.value_and_grad
+NOTHING_STATIC = Static()
 
 
 class CompiledFunction:
@@ -36,14 +47,22 @@ class CompiledFunction:
         compilations: programs that it has been compiled to.
     """
 
-    def __init__(self, function: Callable[..., Any], *, donate: bool, steps: int | None) -> None:
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        *,
+        donate: bool,
+        steps: int | None,
+        static: Static = NOTHING_STATIC,
+    ) -> None:
         self._function = function
         self._donate = donate
         self._steps = steps
+        self._jit_info = static  # the name by which jax.jit tells its own, for preflight
         self._bindings = Bindings()
         self._seen_call = False
         functools.update_wrapper(self, function, updated=())
-        self._name = getattr(function, "__name__", type(function).__name__)
+        self._name = name_of(function)
         self._watch = RecompilationWatch(self._name)
         self.compilations = 0
         once = self._once if steps is None else self._scanned
@@ -52,11 +71,15 @@ class CompiledFunction:
 
         def program(static: Any, leaves: Any, constants: Any, rest: Any) -> Any:
             self.compilations += 1  # runs when JAX traces, which it does once for each program
-            _refuse_hidden_modules(self._name, rest)
+            refuse_hidden_modules(self._name, rest)
             return once(static, leaves, constants, rest)
 
         program.__name__ = self._name  # what profiles and compile logs show
         self._compiled = jax.jit(program, static_argnums=0, donate_argnums=1 if donate else ())
+
+    def __get__(self, owner: Any, kind: type[Any] | None = None) -> Any:
+        """Bind to ``owner``, so that a method can be compiled."""
+        return self if owner is None else MethodType(self, owner)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call the function; modules among ``args`` are updated in place."""
@@ -65,7 +88,11 @@ class CompiledFunction:
         everything = [*args, *kwargs.values()]
         positions = tuple([i for i, value in enumerate(everything) if is_module(value)])
         modules = tuple([everything[i] for i in positions])
-        rest = [None if i in positions else value for i, value in enumerate(everything)]
+        fixed = self._fixed(everything, len(args), kwargs) if self._jit_info.static_argnames else ()
+        apart = (*positions, *[place for place, _ in fixed])
+        rest = [None if i in apart else value for i, value in enumerate(everything)]
+        if not self._seen_call:
+            refuse_captured_modules(self._function, args, kwargs)
         binding, fresh = self._bindings.of(modules)
         if fresh:
             self._prepare(binding, rest)
@@ -73,18 +100,51 @@ class CompiledFunction:
             self._announce(args, kwargs)  # which may stop the call, and then any later one
             self._seen_call = True
         before = self.compilations
-        static = (binding.structure, positions, len(args), tuple(kwargs), binding.sharding)
+        static = (binding.structure, positions, len(args), tuple(kwargs), binding.sharding, fixed)
         leaves = binding.read_apart() if self._donate else binding.read()
-        out = binding.update(self._compiled, static, leaves, binding.constants, rest)
+        try:
+            out = binding.update(self._compiled, static, leaves, binding.constants, rest)
+        except TypeError as error:
+            called = labels(self._function, len(args), kwargs)
+            explain(error, self._name, called, rest, self._made_static)
+            raise
         if self.compilations != before:
-            self._watch.compiled(rest)
+            self._watch.compiled(self._described(rest, fixed, len(args), kwargs))
         return out
+
+    def _fixed(
+        self, everything: list[Any], num_args: int, named: Iterable[str]
+    ) -> tuple[tuple[int, _Value], ...]:
+        """Return the place and the value of each static argument; a module is never static."""
+        named = tuple(named)
+        places = self._jit_info.places(num_args, named)
+        for place in places:
+            if not is_module(everything[place]):
+                label = labels(self._function, num_args, named)[place]
+                check_static(self._name, label, everything[place])
+        return tuple([(i, _Value(everything[i])) for i in places if not is_module(everything[i])])
+
+    def _made_static(self, label: str) -> str:
+        how = f'static_argnames="{label}"'
+        if not label.isidentifier():
+            how = f"static_argnums={label.rpartition(' ')[2]}"
+        return f"Make it static: nx.jit({self._name}, {how})."
+
+    def _described(
+        self, rest: list[Any], fixed: Any, num_args: int, named: Iterable[str]
+    ) -> dict[str, Any]:
+        told = list(rest)
+        for place, value in fixed:
+            told[place] = Fixed(value.value)
+        return dict(zip(labels(self._function, num_args, named), told, strict=True))
 
     def _announce(self, args: tuple[Any, ...], named: dict[str, Any]) -> None:
         """Tell tools of the first call; of many steps in one, they see a single step."""
         single = self
         if self._steps is not None:
-            single = CompiledFunction(self._function, donate=self._donate, steps=None)
+            single = CompiledFunction(
+                self._function, donate=self._donate, steps=None, static=self._jit_info
+            )
             args = (*args[:-1], jax.tree.map(lambda x: x[0], args[-1]))
         intercept.first_call(functools.partial(single, **named) if named else single, args)
 
@@ -124,11 +184,13 @@ class CompiledFunction:
         constants: list[Any],
         rest: list[Any],
     ) -> tuple[Any, list[Any]]:
-        structure, positions, num_args, names, sharding = static
+        structure, positions, num_args, names, sharding, fixed = static
         modules = structure.rebuild(leaves, constants)
         everything = list(rest)
         for position, module in zip(positions, modules, strict=True):
             everything[position] = module
+        for place, value in fixed:
+            everything[place] = value.value
         named = dict(zip(names, everything[num_args:], strict=True))
         with known_mesh(sharding):
             out = self._function(*everything[:num_args], **named)
@@ -161,21 +223,43 @@ class CompiledFunction:
         return out, after
 
 
-def jit(function: Callable[..., Any] | None = None, *, donate: bool = True) -> Any:
+class BoundFunction(functools.partial):
+    """A compiled function with its first modules given: of a model, its method, or a partial."""
+
+    @property
+    def compilations(self) -> int:
+        """Programs that the function has been compiled to."""
+        return self.func.compilations
+
+
+def jit(
+    function: Callable[..., Any] | None = None,
+    *,
+    donate: bool = True,
+    static_argnames: str | Iterable[str] | None = None,
+    static_argnums: int | Sequence[int] | None = None,
+) -> Any:
     """Compile a function that takes modules, optimizers, metrics and arrays.
 
     Modules are updated in place, as ``nnx.jit`` does, at a fraction of its cost per call: the
     module graph is walked at the first call only, and again when an attribute was set. Modules are
-    arguments of their own, not entries of a tuple or a dict.
+    arguments of their own, not entries of a tuple or a dict, nor names from outside the function.
 
     Args:
-        function: a function; or leave it out to use ``@nx.jit(donate=False)``.
+        function: a function, a module, its method, or a ``functools.partial`` that gives modules; a
+            method under ``@nx.jit``; or leave it out to use ``@nx.jit(donate=False)``.
         donate: give the memory of the modules' arrays to the results, so that a step needs no
             second copy. An array taken out of a module before the call is deleted by it.
+        static_argnames: parameters that are no arrays (a string), or whose value the function
+            needs (for an ``if``). Each value compiles a program of its own; it can be hashed.
+        static_argnums: the same by position, from 0; one of the two is enough.
 
     Raises:
         RecompilationError: at the call, when the function changes a module's structure.
-        ArgumentTypeError: at the call, when a module is inside a tuple or a dict.
+        ArgumentError: ``function`` has no such static parameter; or, at the first call, it uses a
+            module that it is not given.
+        ArgumentTypeError: at the call, when a module is inside a tuple or a dict, or an argument
+            that is not static is no array, or its value is needed.
 
     Example:
         >>> from neurenix import nn
@@ -184,15 +268,22 @@ def jit(function: Callable[..., Any] | None = None, *, donate: bool = True) -> A
         >>> forward = jit(lambda model, x: model(x))
         >>> forward(model, np.ones((3, 2), "float32")).shape
         (3, 1)
+        >>> jit(model)(np.ones((3, 2), "float32")).shape
+        (3, 1)
     """
     if function is None:
-        return functools.partial(jit, donate=donate)
+        return functools.partial(
+            jit, donate=donate, static_argnames=static_argnames, static_argnums=static_argnums
+        )
     if not callable(function):
         raise ArgumentTypeError(f"nx.jit: expected a function, got {type(function).__name__}.")
-    return CompiledFunction(function, donate=donate, steps=None)
+    plain, modules = lifted(function)
+    static = static_of(plain, static_argnames, static_argnums, skipped=len(modules))
+    compiled = CompiledFunction(plain, donate=donate, steps=None, static=static)
+    return BoundFunction(compiled, *modules) if modules else compiled
 
 
-def multi_step(step: Callable[..., Any], *, steps: int) -> CompiledFunction:
+def multi_step(step: Callable[..., Any], *, steps: int) -> Any:
     """Return a function that makes ``steps`` steps in one compiled call, a ``lax.scan``.
 
     Its last argument is an iterator of batches in place of ``step``'s batch; ``steps`` batches are
@@ -201,7 +292,8 @@ def multi_step(step: Callable[..., Any], *, steps: int) -> CompiledFunction:
     loop as it compiles the single step, else within float32 rounding.
 
     Args:
-        step: a function whose last argument is a batch, compiled by ``nx.jit`` or not.
+        step: a function whose last argument is a batch, compiled by ``nx.jit`` or not; what
+            ``nx.jit`` was told is static stays so.
         steps: how many.
 
     Raises:
@@ -209,17 +301,29 @@ def multi_step(step: Callable[..., Any], *, steps: int) -> CompiledFunction:
     """
     if not isinstance(steps, int) or steps < 1:
         raise ArgumentError(f"multi_step: steps must be a whole number from 1, got {steps!r}.")
-    if isinstance(step, CompiledFunction):
-        return CompiledFunction(step._function, donate=step._donate, steps=steps)
-    return CompiledFunction(step, donate=True, steps=steps)
-
-
-def _refuse_hidden_modules(name: str, rest: Any) -> None:
-    if any(map(is_module, jax.tree.leaves(rest, is_leaf=is_module))):
-        raise ArgumentTypeError(
-            f"{name}: a module is inside a tuple, a list or a dict, where its updates would be "
-            f"lost. Pass every module as an argument of its own: {name}(model, optimizer, batch)."
+    plain, modules = lifted(step)
+    if isinstance(plain, CompiledFunction):
+        many = CompiledFunction(
+            plain._function, donate=plain._donate, steps=steps, static=plain._jit_info
         )
+    else:
+        many = CompiledFunction(plain, donate=True, steps=steps)
+    return BoundFunction(many, *modules) if modules else many
+
+
+class _Value:
+    """A static value: equal to those of its own type only, so that 1 is not True."""
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, _Value) or type(other.value) is not type(self.value):
+            return False
+        return bool(other.value == self.value)
+
+    def __hash__(self) -> int:
+        return hash(self.value)
 
 
 def _committed_to(tree: Any) -> jax.sharding.Sharding | None:
