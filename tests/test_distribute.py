@@ -269,3 +269,6 @@ def test_batches_that_some_replicas_lack_are_an_error_and_not_dropped(
     assert seen == 1
     dealt = strategy.distribute_from_function(lambda context: data.take(8))
     assert len([*dealt]) == len([*dealt]) == 1
+    endless = iter(strategy.distribute_from_function(lambda context: data.repeat()))
+    for _ in range(4):
+        next(endless)

@@ -158,7 +158,7 @@ class PerReplicaDataset:
 def _length(dataset: Any) -> int:
     try:
         return len(dataset)
-    except (TypeError, AttributeError):  # an endless one, or a generator
+    except (TypeError, DataError):  # a generator, or a dataset without an end
         return 0
 
 
