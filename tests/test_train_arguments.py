@@ -49,6 +49,181 @@ def test_endless_data_needs_a_length_whatever_its_batch(batch: int) -> None:
     assert steps_made(model) == 3
 
 
+# What Keras has too
+
+
+@pytest.mark.parametrize("verbose", [0, False, "auto", True, 1, 2])
+def test_evaluate_and_predict_show_progress_when_asked(verbose: Any, capsys: Any) -> None:
+    model = compiled()
+    model.evaluate(X, Y, verbose=verbose)
+    model.predict(X, verbose=verbose)
+    shown = capsys.readouterr().out.splitlines()
+    if verbose in (0, "auto"):  # this is no terminal
+        assert not shown
+    else:
+        evaluating, predicting = shown
+        assert evaluating.startswith("Evaluating  ") and "loss" in evaluating
+        assert predicting.startswith("Predicting  ")
+    with pytest.raises(nx.ArgumentError, match="verbose is"):
+        model.predict(X, verbose="quiet")
+
+
+def test_a_bar_is_drawn_on_a_terminal(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    model = compiled()
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    model.predict(X, verbose=1)
+    model.evaluate(X, Y, verbose=1)
+    out = capsys.readouterr().out
+    assert "Predicting" in out and "2/2" in out and "loss" in out
+
+
+def test_options_of_fit_go_by_themselves_to_a_trainer() -> None:
+    trainer = Trainer(MLP(), loss=LOSS)
+    options = FitOptions(shuffle=False, initial_epoch=1)
+    history = trainer.fit(X, Y, epochs=3, verbose=0, initial_epoch=2, options=options)
+    assert history.epochs == [2]
+    with pytest.raises(nx.ArgumentTypeError, match="no option 'verbos'.*verbose"):
+        trainer.fit(X, Y, verbos=0)
+
+
+def test_validation_split_holds_out_the_last_rows() -> None:
+    weights = np.linspace(0, 1, 48, dtype=np.float32)
+    split, apart = MLP(), MLP()
+    trainer = Trainer(split, optimizer="sgd", loss=LOSS)
+    found = trainer.fit(X, Y, validation_split=0.25, sample_weight=weights, batch_size=12)
+    expected = Trainer(apart, optimizer="sgd", loss=LOSS).fit(
+        X[:36],
+        Y[:36],
+        sample_weight=weights[:36],
+        batch_size=12,
+        validation_data=(X[36:], Y[36:], weights[36:]),
+    )
+    assert found.history == expected.history
+    assert_same_weights(split, apart)
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "message"),
+    [
+        (lambda m: m.fit(X, Y, validation_split=1.0), nx.ArgumentError, "fraction from 0"),
+        (lambda m: m.fit(X, Y, validation_split="a"), nx.ArgumentError, "fraction from 0"),
+        (lambda m: m.fit(X[:1], Y[:1], validation_split=0.5), nx.DataError, "leaves 0 to train"),
+        (lambda m: m.fit([(X, Y)], validation_split=0.5), nx.ArgumentError, "is a dataset"),
+        (lambda m: m.fit(X, Y[:9], validation_split=0.5), nx.DataError, "48 rows and y has 9"),
+        (
+            lambda m: m.fit(X, Y, validation_split=0.5, validation_data=(X, Y)),
+            nx.ArgumentError,
+            "both given",
+        ),
+    ],
+)
+def test_validation_split_says_what_it_cannot_do(call: Any, error: Any, message: str) -> None:
+    with pytest.raises(error, match=message):
+        call(compiled())
+
+
+class Indexed:
+    """As Keras's PyDataset: a length and batches by index, and no iteration."""
+
+    def __init__(self) -> None:
+        self.ended = 0
+
+    def __len__(self) -> int:
+        return 3
+
+    def __getitem__(self, index: int) -> Any:
+        return X[16 * index : 16 * index + 16], Y[16 * index : 16 * index + 16]
+
+    def on_epoch_end(self) -> None:
+        self.ended += 1
+
+
+def test_a_sequence_of_batches_without_iteration_is_data() -> None:
+    data, model = Indexed(), compiled(steps_per_execution=3)
+    model.fit(data, epochs=2, validation_data=Indexed())
+    assert (data.ended, steps_made(model)) == (2, 6)
+    assert model.predict(data).shape == (48, 3)
+    np.testing.assert_allclose(
+        model.evaluate(data)["loss"], model.evaluate(X, Y, batch_size=16)["loss"], rtol=1e-5
+    )
+
+
+# Several outputs
+
+
+class TwoHeads(nnx.Module):
+    """Returns two outputs, in a dict or a tuple."""
+
+    def __init__(self, kind: type) -> None:
+        self.kind = kind
+        self.a, self.b = (nnx.Linear(6, n, rngs=nnx.Rngs(0)) for n in (1, 3))
+
+    def __call__(self, x: jax.Array) -> Any:
+        a, b = self.a(x), self.b(x)
+        return {"a": a, "b": b} if self.kind is dict else (a, b)
+
+
+@pytest.mark.parametrize(
+    ("kind", "loss", "weights", "y"),
+    [
+        (dict, {"a": "mse", "b": LOSS}, {"a": 0.5}, {"a": X[:, :1], "b": Y}),
+        (tuple, ["mse", LOSS], [0.5, 1.0], (X[:, :1], Y)),
+    ],
+)
+@pytest.mark.parametrize("per_call", [1, 2])
+def test_a_loss_for_each_output(kind: Any, loss: Any, weights: Any, y: Any, per_call: int) -> None:
+    def joined(t: Any, p: Any) -> jax.Array:
+        (ta, tb), (pa, pb) = (u.values() if kind is dict else u for u in (t, p))
+        return 0.5 * jnp.mean((ta - pa) ** 2, axis=1) + LOSS.per_example(tb, pb)
+
+    modules, options = [TwoHeads(kind), TwoHeads(kind)], TrainOptions(steps_per_execution=per_call)
+    trainer = Trainer(
+        modules[0],
+        optimizer="sgd",
+        loss=loss,
+        loss_weights=weights,
+        metrics={0 if kind is tuple else "a": ["mae", "mse"]},
+        options=options,
+    )
+    other = Trainer(modules[1], optimizer="sgd", loss=joined, options=options)
+    found, expected = (t.fit(X, y, epochs=2, batch_size=10) for t in (trainer, other))
+    np.testing.assert_allclose(found["loss"], expected["loss"], rtol=1e-5)
+    assert_same_weights(*modules, rtol=1e-5, atol=1e-6)
+    key = "0" if kind is tuple else "a"
+    output = trainer.predict(X)[0 if kind is tuple else "a"]
+    mae = np.abs(output - X[:, :1]).mean()
+    np.testing.assert_allclose(trainer.evaluate(X, y)[f"{key}_mae"], mae, rtol=1e-5)
+    assert f"{key}_mse" in found.history
+    spec = jax.ShapeDtypeStruct((8, 6), np.float32)
+    program = trainer.step_program(nx.distribute.TPUStrategy().mesh, spec)
+    jax.eval_shape(program.function, program.state, program.batch)
+
+
+@pytest.mark.parametrize(
+    ("options", "y", "message"),
+    [
+        ({"loss": {"c": "mse"}}, {"a": X, "c": X}, "output 'c'; the model returns a dict of 'a'"),
+        ({"loss": {"a": "mse"}}, {"b": Y}, "output 'a'; the targets are a dict of 'b'"),
+        ({"loss": {"a": "mse"}}, Y, "output 'a'; the targets are one array"),
+        ({"loss": {"b": LOSS}}, {"b": Y + 7}, "y_true"),
+        ({"loss": {"b": LOSS}, "loss_weights": {"bb": 1.0}}, {"b": Y}, "bb.*Did you mean 'b'|bb"),
+        ({"loss": {"b": LOSS}, "loss_weights": {"b": "much"}}, {"b": Y}, "finite numbers"),
+        ({"loss": LOSS, "loss_weights": {"b": 1.0}}, {"b": Y}, "one loss for each output"),
+        ({"loss": {}}, {"b": Y}, "loss is empty"),
+        ({"loss": {"b": "mze"}}, {"b": Y}, "mse"),
+    ],
+)
+def test_a_wrong_loss_for_an_output(options: Any, y: Any, message: str) -> None:
+    with pytest.raises(nx.ArgumentError, match=message):
+        Trainer(TwoHeads(dict), **options).fit(X, y)
+
+
+def test_a_late_bad_label_of_an_output_is_found() -> None:
+    late = [(X, {"b": Y}), (X, {"b": Y + 7})]
+    with pytest.raises(nx.DataError, match="y_true"):
+        Trainer(TwoHeads(dict), loss={"b": LOSS}).fit(late)
+
+
 # Weights
 
 

@@ -72,6 +72,103 @@ def test_no_loss_and_unknown_names() -> None:
         TrainOptions(steps_per_execution=0)
 
 
+@pytest.mark.parametrize("name", ["loss", "val_accuracy"])
+def test_a_metric_takes_no_name_of_the_logs(name: str) -> None:
+    with pytest.raises(nx.ArgumentError, match=f"called '{name}'"):
+        Trainer(MLP(), loss=LOSS, metrics=[nx.metrics.Accuracy(name=name)])
+
+
+def test_metrics_of_one_name_are_numbered() -> None:
+    trainer = Trainer(
+        MLP(),
+        loss=LOSS,
+        metrics=[nx.metrics.Precision(class_id=i) for i in (0, 1)] + [lambda t, p: 0.0 * p[:, 0]],
+    )
+    history = trainer.fit(X, Y)
+    assert {*history.history} >= {"precision", "precision_1", "<lambda>"}
+    labels = trainer.predict(X).argmax(1)
+    found = trainer.evaluate(X, Y)
+    for name, label in (("precision", 0), ("precision_1", 1)):
+        right = ((labels == label) & (Y == label)).sum() / max((labels == label).sum(), 1)
+        np.testing.assert_allclose(found[name], right, rtol=1e-6)
+
+
+class Small(nx.losses.MeanSquaredError):
+    """Takes targets below 5, and is no number beyond."""
+
+    def elementwise(self, y_true: jax.Array, y_pred: jax.Array) -> jax.Array:
+        return jnp.where(y_true[:, None] < 5, y_pred, jnp.nan)
+
+    def validate(self, y_true: np.ndarray, y_pred_shape: Any) -> None:
+        if y_true.max() >= 5:
+            raise nx.DataError(f"The targets must be below 5; found {y_true.max()}.")
+
+
+@pytest.mark.parametrize("on_host", [True, False])
+def test_a_late_bad_label_on_a_device_is_found(
+    on_host: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not on_host:  # as on an accelerator, where the host does not wait for labels
+        monkeypatch.setattr("neurenix.train.batch_check._on_host", lambda y: None)
+    batches = [(jnp.asarray(X), jnp.full(32, float(value))) for value in (1, 2, 7)]
+    with pytest.raises(nx.DataError, match="found 7.*" + ("" if on_host else "step 2 .epoch 1")):
+        Trainer(MLP(), loss=Small()).fit(batches)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda t, g: t.fit(g(3), steps_per_epoch=5), "ended after 3 batches of the 5 asked for. "),
+        (lambda t, g: t.fit(g(8), steps_per_epoch=5, epochs=2), r"3 batches of the 5 .*8 in all"),
+        (lambda t, g: t.evaluate(g(2), steps=3), "2 batches of the 3"),
+        (
+            lambda t, g: t.fit(X, Y, epochs=2, validation_data=g(3), validation_steps=2),
+            r"1 batches of the 2 .*3 in all",
+        ),
+    ],
+)
+def test_a_generator_that_ends_too_soon(call: Any, message: str) -> None:
+    def batches(count: int) -> Any:
+        return iter([(X[:8], Y[:8])] * count)
+
+    with pytest.raises(nx.DataError, match=message):
+        call(Trainer(MLP(), loss=LOSS), batches)
+
+
+class Pooled(nnx.Module):
+    """Forgets the examples: returns the mean over everything."""
+
+    def __init__(self) -> None:
+        self.weight = nnx.Param(jnp.ones(()))
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        return (x * self.weight).mean()
+
+
+class Same(nnx.Module):
+    """Returns its input."""
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        return x
+
+
+def test_outputs_that_make_no_array() -> None:
+    with pytest.raises(nx.ShapeError, match=r"shape \(\) for a batch of 32"):
+        Trainer(Pooled()).predict(X)
+    with pytest.raises(nx.ShapeError, match=r"\(N, 4\), \(N, 6\).*Pad"):
+        Trainer(Same()).predict([X, X[:, :4]])
+
+
+def test_a_model_without_parameters_evaluates_and_predicts() -> None:
+    model = nx.nn.Sequential(nx.nn.Flatten(), nx.nn.Softmax())
+    model.compile(loss="sparse_categorical_crossentropy", metrics=["accuracy"])
+    found = model.predict(X)
+    np.testing.assert_allclose(found, np.exp(X) / np.exp(X).sum(1, keepdims=True), rtol=1e-5)
+    np.testing.assert_allclose(model.evaluate(X, Y)["accuracy"], (X.argmax(1) == Y).mean())
+    with pytest.raises(nx.ArgumentError, match="nothing to train"):
+        model.fit(X, Y)
+
+
 class ScaledUp(nnx.Module):
     """Overflows in its middle layer once an input is large."""
 

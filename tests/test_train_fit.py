@@ -6,6 +6,7 @@ import logging
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
@@ -211,6 +212,75 @@ def test_other_parameters_begin_anew_with_optimizer_and_schedule() -> None:
     assert (trainer.optimizer_state, trainer.steps_made) == (None, 0)
     trainer.fit(x, y, options=IN_ORDER)
     assert trainer.steps_made == 2
+
+
+# Losses that couple the examples of a batch
+
+
+def contrast(y_true: jax.Array, y_pred: jax.Array) -> jax.Array:
+    return -jnp.mean(jnp.diag(jax.nn.log_softmax(y_pred @ y_pred.T)))
+
+
+def test_a_loss_that_couples_examples_is_the_same_function_everywhere() -> None:
+    x, y = classification(48)
+    module = MLP()
+    trainer = Trainer(module, optimizer=optax.sgd(0.0), loss=contrast)
+    history = trainer.fit(x, y, batch_size=16, validation_data=(x, y), options=IN_ORDER)
+    expected = np.mean([contrast(y, module(x[i : i + 16])) for i in (0, 16, 32)])
+    np.testing.assert_allclose(history["loss"], [expected], rtol=1e-5)
+    np.testing.assert_allclose(history["val_loss"], [expected], rtol=1e-5)
+    evaluated = trainer.evaluate([(x[i : i + 16], y[i : i + 16]) for i in (0, 16, 32)])
+    np.testing.assert_allclose(evaluated["loss"], expected, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda t, x, y: t.fit(x, y, batch_size=16),
+        lambda t, x, y: t.evaluate(x, y),
+        lambda t, x, y: t.fit(x[:48], y[:48], batch_size=16, validation_data=(x, y)),
+        lambda t, x, y: t.fit(x[:48], y[:48], batch_size=16, class_weight={0: 2.0}),
+        lambda t, x, y: t.fit([(x[:16], y[:16]), (x[:10], y[:10])]),
+    ],
+)
+def test_such_a_loss_is_never_filled_up_or_weighted(call: Any) -> None:
+    with pytest.raises(nx.ArgumentError, match=r"loss contrast .*batch_size that divides"):
+        call(Trainer(MLP(), loss=contrast), *classification(50))
+
+
+def test_a_mean_over_examples_is_filled_up_as_ever() -> None:
+    def mean_square(y_true: jax.Array, y_pred: jax.Array) -> jax.Array:
+        return jnp.mean((y_true[:, None] - y_pred) ** 2)
+
+    x, y = classification(50)
+    trainer = Trainer(MLP(), optimizer=optax.sgd(0.0), loss=mean_square)
+    history = trainer.fit(x, y.astype(np.float32), batch_size=16)
+    whole = mean_square(y, trainer.predict(x))
+    np.testing.assert_allclose(history["loss"], [whole], rtol=1e-5)
+
+
+class Overstated:
+    """A loader that says that it has four batches, and has three."""
+
+    def __init__(self, x: np.ndarray, y: np.ndarray) -> None:
+        self.batches = [(x[i : i + 16], y[i : i + 16]) for i in (0, 16, 32)]
+
+    def __len__(self) -> int:
+        return 4
+
+    def __iter__(self) -> Any:
+        return iter(self.batches)
+
+
+def test_a_loader_that_overstates_its_length_trains_no_batch_twice() -> None:
+    x, y = classification(48)
+    options = TrainOptions(steps_per_execution=2)
+    module, expected = MLP(), MLP()
+    trainer = Trainer(module, optimizer="sgd", loss=LOSS, options=options)
+    trainer.fit(Overstated(x, y))
+    Trainer(expected, optimizer="sgd", loss=LOSS).fit(Overstated(x, y))
+    assert trainer.steps_made == 3
+    assert_same_weights(module, expected, rtol=1e-5, atol=1e-6)
 
 
 def test_predict_and_evaluate_are_in_evaluation_mode_and_leave_the_mode_alone() -> None:

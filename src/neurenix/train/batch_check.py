@@ -16,6 +16,8 @@ from neurenix._core.errors import ArgumentError, ArgumentTypeError, DataError, S
 from neurenix.losses import Loss
 from neurenix.losses.registry import FunctionLoss
 from neurenix.train.batch import Batch
+from neurenix.train.coupling import couples_examples
+from neurenix.train.outputs import OutputLosses
 from neurenix.train.step import StepDefinition
 
 
@@ -26,6 +28,7 @@ class BatchCheck:
         self._specs: dict[Any, Any] = {}
         self._of: StepDefinition | None = None
         self._output_shape: tuple[int, ...] | None = None
+        self._couples: bool | None = None
 
     def output_spec(self, definition: StepDefinition, x: Any) -> Any:
         """Return shapes and dtypes of the model's output for inputs like ``x``."""
@@ -33,7 +36,7 @@ class BatchCheck:
         key = (treedef, *((leaf.shape, leaf.dtype) for leaf in leaves))
         if self._of is not definition:
             self._specs.clear()
-            self._of = definition
+            self._of, self._couples = definition, None
         if key not in self._specs:
             self._specs[key] = jax.eval_shape(definition.predict, definition.model.read(), x)
         return self._specs[key]
@@ -74,24 +77,68 @@ class BatchCheck:
                 f"The model returns complex numbers{given}, and a loss needs real ones. Give real "
                 "and imaginary parts as features, or take jnp.abs in the model."
             )
-        if isinstance(y, (np.ndarray, jax.Array)) and shape is not None:
-            loss.validate(np.asarray(y), shape)
+        check_targets(loss, y, output)
         return shape
+
+    def couples(self, definition: StepDefinition, loss: Loss, batch: Batch) -> bool:
+        """Tell whether the loss couples examples, which is tried once, with the first batch."""
+        output = self.output_spec(definition, batch.x)
+        if self._couples is None:
+            self._couples = couples_examples(loss, batch.y, output)
+        return self._couples
 
     def labels(self, definition: StepDefinition, loss: Loss, batch: Batch, steps: int) -> None:
         """Check the targets of a host batch, of ``steps`` batches stacked, against the loss."""
-        y = batch.y
-        if self._output_shape is None or not isinstance(y, np.ndarray):
+        if isinstance(loss, OutputLosses):
+            x, y = _one_batch((batch.x, batch.y), steps)
+            loss.validate(y, self.output_spec(definition, x))
             return
-        if steps > 1:
-            y = y.reshape(-1, *y.shape[2:])
+        y = _on_host(batch.y)
+        if self._output_shape is None or y is None:
+            return
+        y = _one_batch(y, steps)
         try:
             loss.validate(y, (len(y), *self._output_shape[1:]))
         except ShapeError:  # inputs of another shape may have outputs of another shape
-            x = batch.x
-            if steps > 1:
-                x = jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), x)
+            x = _one_batch(batch.x, steps)
             loss.validate(y, self.output_spec(definition, x).shape)
+
+
+def check_targets(loss: Loss, y: Any, output: Any) -> None:
+    """Check targets against the loss, as far as it can tell.
+
+    Args:
+        loss: the loss.
+        y: targets of one batch.
+        output: shape and dtype of the model's output for it, or a tree of such.
+
+    Raises:
+        ShapeError, DataError: as ``Loss.validate``.
+    """
+    shape = getattr(output, "shape", None)
+    if isinstance(loss, OutputLosses):
+        loss.validate(y, output)
+    elif isinstance(y, (np.ndarray, jax.Array)) and shape is not None:
+        loss.validate(np.asarray(y), shape)
+
+
+def _one_batch(tree: Any, steps: int) -> Any:
+    """Return ``steps`` stacked batches as one."""
+    if steps == 1:
+        return tree
+    return jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), tree)
+
+
+def _on_host(y: Any) -> np.ndarray | None:
+    """Return targets that can be looked at without waiting for a device, or None.
+
+    What lies on an accelerator is left there; a label out of range then gives a loss that is not
+    finite, and ``diagnosis.py`` finds it.
+    """
+    if isinstance(y, jax.Array) and y.is_fully_addressable:
+        held = y.sharding.device_set
+        return np.asarray(y) if all(device.platform == "cpu" for device in held) else None
+    return y if isinstance(y, np.ndarray) else None
 
 
 def _takes_trees(loss: Loss) -> bool:

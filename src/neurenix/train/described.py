@@ -47,6 +47,7 @@ class Described:
             y: the same of the targets; by default what the loss takes.
         """
         definition = self.defined()
+        definition.model.check_trainable()
         if y is None:
             y = self._loss_needed().target_spec(self._check.output_spec(definition, x))
         values, first = bind_metrics([get_metric(metric) for metric in self._metrics])

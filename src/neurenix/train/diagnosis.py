@@ -15,6 +15,7 @@ import jax.numpy as jnp
 
 from neurenix._nnx import nnx
 from neurenix.train.batch import Batch
+from neurenix.train.batch_check import check_targets
 from neurenix.train.state import TrainState
 from neurenix.train.step import StepDefinition, call
 
@@ -26,7 +27,12 @@ def explain(definition: StepDefinition, state: TrainState, batch: Batch) -> str:
         definition: the step.
         state: the state before the step that failed.
         batch: its batch.
+
+    Raises:
+        DataError: its targets are out of the loss's range.
     """
+    output = jax.eval_shape(definition.predict, (state.parameters, state.model_state), batch.x)
+    check_targets(definition.loss, batch.y, output)
     bad_input = _first_bad(batch)
     if bad_input is not None:
         return f"The batch itself has values that are not finite, in {bad_input}."

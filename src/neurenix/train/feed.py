@@ -17,6 +17,7 @@ from neurenix._core.errors import ArgumentError, DataError, ShapeError
 from neurenix.data import Dataset, StreamDataset
 from neurenix.data.columns import as_array
 from neurenix.train.batch import Batch, as_batch, num_examples, pad
+from neurenix.train.sources import exact_length, read_once, stream_of
 from neurenix.train.weighing import checked_weights, class_table, weighed
 
 DEFAULT_BATCH_SIZE = 32
@@ -67,6 +68,10 @@ class Feed:
         self._class_weight = class_table(class_weight)
         self._iterator: Iterator[Any] | None = None
         self._held: list[Batch] = []
+        self._read_once = read_once(dataset)
+        self._left_whole: str | None = None
+        self._taken = self._taken_before = 0
+        self._asked: int | None = None
         self.passes = passes
         first = self._peek()
         size = num_examples(first)
@@ -83,9 +88,29 @@ class Feed:
         return self._dataset.cardinality
 
     @property
+    def exact_steps(self) -> int | None:
+        """Batches of one pass where that is certain; None for what a foreign loader says."""
+        return exact_length(self._dataset)
+
+    @property
     def endless(self) -> bool:
         """Whether the data is known never to end."""
         return self._dataset.endless
+
+    def keep_whole(self, loss: str) -> None:
+        """Fill no batch up and take no weights, for a loss that couples examples.
+
+        Args:
+            loss: its name.
+
+        Raises:
+            ArgumentError: batches have weights, or one must be filled up. Of data whose sizes are
+                not known beforehand, that is found when the batch is met.
+        """
+        self._left_whole, self.weighted = loss, False
+        if isinstance(self._dataset, Dataset) and not self.uniform:
+            raise self._not_whole("A batch must be filled up here")
+        self.first = self._sized(self._held[0])
 
     def chunks(self, steps: int | None, per_chunk: int) -> Iterator[Chunk]:
         """Yield the batches of one epoch.
@@ -97,7 +122,8 @@ class Feed:
         """
         if self._iterator is None and not self._held:
             self._start()
-        left = steps
+        left = self._asked = steps
+        self._taken_before = self._taken
         while left is None or left > 0:
             wanted = per_chunk if left is None else min(per_chunk, left)
             chunk = self._next(wanted, per_chunk, may_end=left is None)
@@ -107,7 +133,9 @@ class Feed:
             left = None if left is None else left - chunk.count
 
     def rewind(self) -> None:
-        """Begin the next epoch at the data's beginning."""
+        """Begin the next epoch at the data's beginning; what can be read once goes on instead."""
+        if self._read_once:
+            return
         self._iterator = None
         self._held.clear()
 
@@ -148,17 +176,33 @@ class Feed:
         return Chunk(batch, count, count * self.batch_size)
 
     def _take(self, *, may_end: bool) -> Batch | None:
-        if self._held:
-            return self._held.pop(0)
+        batch = self._held.pop(0) if self._held else self._following(may_end=may_end)
+        self._taken += batch is not None
+        return batch
+
+    def _following(self, *, may_end: bool) -> Batch | None:
         if self._iterator is None:
             if may_end:
                 return None
             self._start()
         element = next(self._iterator, None)  # type: ignore[arg-type]  # _start set it
-        if element is None:
-            self._iterator = None
-            return None if may_end else self._take_from_start()
-        return weighed(as_batch(element), self._class_weight)
+        if element is not None:
+            return weighed(as_batch(element), self._class_weight)
+        self._iterator = None
+        if may_end:
+            return None
+        if self._read_once:
+            raise self._ended()
+        return self._take_from_start()
+
+    def _ended(self) -> DataError:
+        now = self._taken - self._taken_before
+        in_all = f" ({self._taken} in all)" if self._taken_before else ""
+        return DataError(
+            f"The data ended after {now} batches of the {self._asked} asked for{in_all}. It is an "
+            "iterator, which can be read once: ask for fewer steps, or give what can be read "
+            "again (a list, a loader, a dataset)."
+        )
 
     def _take_from_start(self) -> Batch:
         self._start()
@@ -186,9 +230,22 @@ class Feed:
                 f"A batch has {count} examples where the first had {self.batch_size} or fewer. "
                 "Batches must not grow: give the largest first, or one size."
             )
+        if self._left_whole is not None and batch.weight is not None:
+            raise self._not_whole("There are weights here")
+        if self._left_whole is not None and count < self.batch_size:
+            raise self._not_whole(f"A batch of {count} would be filled up to {self.batch_size}")
         if not self.weighted:
             return batch
         return pad(batch, self.batch_size)
+
+    def _not_whole(self, what: str) -> ArgumentError:
+        return ArgumentError(
+            f"{what}, and the loss {self._left_whole} is one number for a whole batch that is not "
+            "the mean over its examples: weighted, or with examples added, it would be another "
+            "function. Use whole batches (a batch_size that divides the number of examples and by "
+            "the replicas, or drop_remainder=True of Dataset.batch) without weights, or return "
+            "one loss for each example."
+        )
 
 
 def make_dataset(
@@ -200,8 +257,8 @@ def make_dataset(
         DataError: ``x`` and ``y`` do not match, or are ragged, or empty.
         ArgumentError: a batch size for data that is batched already.
     """
-    if y is None and not _is_array_like(x) and not _is_several(x):
-        dataset = x if isinstance(x, (Dataset, StreamDataset)) else StreamDataset(x)
+    if y is None and not is_arrays(x):
+        dataset = x if isinstance(x, (Dataset, StreamDataset)) else stream_of(x)
         if isinstance(dataset, Dataset) and dataset.batch_size is None:
             dataset = dataset.batch(batch_size or DEFAULT_BATCH_SIZE)
         elif batch_size is not None:
@@ -239,6 +296,11 @@ def make_validation_dataset(data: Any, batch_size: int) -> Dataset | StreamDatas
     unbatched = isinstance(data, Dataset) and data.batch_size is None
     size = batch_size if unbatched or _is_array_like(data) else None
     return make_dataset(data, None, None, size, shuffle=False)
+
+
+def is_arrays(x: Any) -> bool:
+    """Tell whether ``x`` is the inputs of all examples, and not a source of batches."""
+    return _is_array_like(x) or _is_several(x)
 
 
 def _is_pair_in_list(data: Any) -> bool:

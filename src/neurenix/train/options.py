@@ -6,18 +6,19 @@ Owns the two option classes and their validation. It computes nothing.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 import jax.numpy as jnp
 
-from neurenix._core.errors import ArgumentError, unknown_name
+from neurenix._core.errors import unknown_name
 from neurenix.distribute import Strategy
 from neurenix.train.arguments import optional_number, whole_number
+from neurenix.train.holdout import checked_split
+from neurenix.train.progress import check_verbose
 
 _COMPUTE_DTYPES = {"float32": None, "bfloat16": jnp.bfloat16}
 REMATS = (None, "dots")
-_VERBOSE = ("auto", False, True, 2)  # 0, 1, 2 are Keras's numbers
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,6 +72,8 @@ class FitOptions:
         shuffle: reshuffle array data before every epoch.
         verbose: ``"auto"`` shows progress on a terminal and is quiet elsewhere; True, False.
         initial_epoch: number of the first epoch, when training goes on.
+        validation_split: fraction of the rows of arrays, the last ones before any shuffling, that
+            is not trained on and evaluated after every epoch.
         validation_steps: batches of validation; None for all.
         validation_batch_size: for array data; None for the training batch size.
     """
@@ -80,12 +83,13 @@ class FitOptions:
     shuffle: bool = True
     verbose: bool | str = "auto"
     initial_epoch: int = 0
+    validation_split: float = 0.0
     validation_steps: int | None = None
     validation_batch_size: int | None = None
 
     def __post_init__(self) -> None:
-        if self.verbose not in _VERBOSE:
-            raise ArgumentError(f'verbose is "auto", True or False, got {self.verbose!r}.')
+        check_verbose(self.verbose)
+        object.__setattr__(self, "validation_split", checked_split(self.validation_split))
         first = whole_number("initial_epoch", self.initial_epoch, least=0)
         object.__setattr__(self, "initial_epoch", first)
         for name in ("validation_steps", "validation_batch_size"):
@@ -94,3 +98,4 @@ class FitOptions:
 
 DEFAULT_TRAIN_OPTIONS = TrainOptions()
 DEFAULT_FIT_OPTIONS = FitOptions()
+FIT_OPTIONS = tuple(field.name for field in fields(FitOptions))

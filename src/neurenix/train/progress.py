@@ -1,4 +1,4 @@
-"""Progress of ``fit`` on a terminal.
+"""Progress of ``fit``, ``evaluate`` and ``predict`` on a terminal.
 
 Owns what is printed and how often. Numbers are read from the device only when they are ready, so
 that showing them never makes training wait.
@@ -8,46 +8,50 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
+from neurenix._core.errors import ArgumentError
+
+_VERBOSE = ("auto", False, True, 2)  # 0, 1, 2 are Keras's numbers
 _SECONDS_BETWEEN_LOOKS = 0.1
 
 
 class Progress:
     """Shows nothing; the base of the others, and what is used when output is no terminal."""
 
-    def begin_epoch(self, epoch: int, epochs: int, steps: int | None) -> None:
-        """Announce an epoch, counted from 0."""
+    def begin(self, title: str, steps: int | None) -> None:
+        """Announce an epoch, or another pass over data, of so many steps."""
 
     def advance(self, steps: int, logs: Any, names: tuple[str, ...]) -> None:
         """Note steps dispatched; ``logs`` is the vector that the last of them will return."""
 
-    def end_epoch(self, logs: Mapping[str, float], seconds: float) -> None:
-        """Show the numbers of the epoch."""
+    def end(self, logs: Mapping[str, float], seconds: float) -> None:
+        """Show the numbers of the pass."""
 
     def close(self) -> None:
         """Leave the terminal as it was."""
 
 
 class LineProgress(Progress):
-    """One line for each epoch, for output that is not a terminal."""
+    """One line for each pass, for output that is not a terminal."""
 
     def __init__(self) -> None:
         self._head = ""
 
-    def begin_epoch(self, epoch: int, epochs: int, steps: int | None) -> None:
-        """Remember the epoch."""
-        self._head = f"Epoch {epoch + 1}/{epochs}"
+    def begin(self, title: str, steps: int | None) -> None:
+        """Remember the title."""
+        self._head = title
 
-    def end_epoch(self, logs: Mapping[str, float], seconds: float) -> None:
+    def end(self, logs: Mapping[str, float], seconds: float) -> None:
         """Print the line."""
-        sys.stdout.write(f"{self._head}  {seconds:.1f} s  {in_words(logs)}\n")
+        sys.stdout.write(f"{self._head}  {seconds:.1f} s  {in_words(logs)}".rstrip() + "\n")
         sys.stdout.flush()
 
 
 class BarProgress(Progress):
-    """A bar for each epoch, drawn with rich."""
+    """A bar for each pass, drawn with rich."""
 
     def __init__(self) -> None:
         from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
@@ -64,9 +68,8 @@ class BarProgress(Progress):
         self._looked = 0.0
         self._pending: Any = None
 
-    def begin_epoch(self, epoch: int, epochs: int, steps: int | None) -> None:
+    def begin(self, title: str, steps: int | None) -> None:
         """Begin a bar."""
-        title = f"Epoch {epoch + 1}/{epochs}"
         self._task = self._bar.add_task(title, total=steps, numbers="")
         self._pending = None
 
@@ -81,8 +84,8 @@ class BarProgress(Progress):
         if self._pending is None and now - self._looked > _SECONDS_BETWEEN_LOOKS:
             self._looked, self._pending = now, logs
 
-    def end_epoch(self, logs: Mapping[str, float], seconds: float) -> None:
-        """Fill the bar and leave it with the numbers of the epoch."""
+    def end(self, logs: Mapping[str, float], seconds: float) -> None:
+        """Fill the bar and leave it with the numbers of the pass."""
         done = self._bar.tasks[-1].completed
         self._bar.update(
             self._task, total=done, completed=done, numbers=f"{seconds:.1f} s  {in_words(logs)}"
@@ -93,8 +96,34 @@ class BarProgress(Progress):
         self._bar.stop()
 
 
+def check_verbose(verbose: Any) -> None:
+    """Raise ArgumentError unless ``verbose`` is one of its values."""
+    if verbose not in _VERBOSE:
+        raise ArgumentError(f'verbose is "auto", True or False, got {verbose!r}.')
+
+
+@contextmanager
+def shown(verbose: bool | str, title: str, steps: int | None) -> Iterator[Progress]:
+    """Show one pass over data while the block runs; the block calls ``advance`` and ``end``.
+
+    Raises:
+        ArgumentError: ``verbose`` is none of its values.
+    """
+    progress = make_progress(verbose)
+    try:
+        progress.begin(title, steps)
+        yield progress
+    finally:
+        progress.close()
+
+
 def make_progress(verbose: bool | str) -> Progress:
-    """Return the progress for ``verbose``: a bar on a terminal, lines elsewhere if asked."""
+    """Return the progress for ``verbose``: a bar on a terminal, lines elsewhere if asked.
+
+    Raises:
+        ArgumentError: ``verbose`` is none of its values.
+    """
+    check_verbose(verbose)
     if verbose is False or verbose == 0:
         return Progress()
     if sys.stdout.isatty():

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from neurenix._core.errors import TrainingDivergedError
+from neurenix._core.errors import DataError, TrainingDivergedError
 from neurenix.train.callbacks import Callback, TerminateOnNaN
 from neurenix.train.compiled import CompiledStep
 from neurenix.train.diagnosis import explain
@@ -90,7 +90,7 @@ class Run:
         self._call("on_epoch_begin", epoch)
         state = self._state()._replace(**trainer.epoch_start(self._definition))
         self._leaves = self._step.train.flatten(state)
-        self._progress.begin_epoch(epoch, last, steps or feed.steps)
+        self._progress.begin(f"Epoch {epoch + 1}/{last}", steps or feed.steps)
         began = time.perf_counter()
         try:
             chunks = feed.chunks(steps, self._step.steps)
@@ -104,7 +104,7 @@ class Run:
         self._sync()
         if validate is not None and not trainer.stop_training:
             logs |= validate(self._definition, self._state())
-        self._progress.end_epoch(logs, time.perf_counter() - began)
+        self._progress.end(logs, time.perf_counter() - began)
         return logs
 
     def _diverged(self, diverged: Diverged, epoch: int) -> None:
@@ -117,11 +117,15 @@ class Run:
         if self._step.steps > 1:
             inside = (step - began) % self._step.steps
             batch = jax.tree.map(lambda leaf: leaf[inside], batch)
-        where = explain(self._definition, jax.tree.map(np.asarray, state), batch)
+        at = f"step {step} (epoch {epoch + 1})"
+        kept = "The model keeps the weights of before that step."
+        try:
+            where = explain(self._definition, jax.tree.map(np.asarray, state), batch)
+        except DataError as error:
+            raise DataError(f"{error} It is in the batch of {at}. {kept}") from error
         raise TrainingDivergedError(
-            f"The loss or a gradient is not finite at step {step} (epoch {epoch + 1}). {where} "
-            "The model keeps the weights of before that step. Lower the learning rate, clip "
-            "gradients (clip_norm=1.0), or look at the data of that batch."
+            f"The loss or a gradient is not finite at {at}. {where} {kept} Lower the learning "
+            "rate, clip gradients (clip_norm=1.0), or look at the data of that batch."
         )
 
     def _hold(self, leaves: list[Any]) -> None:

@@ -29,6 +29,7 @@ class ModuleSplit:
 
     def __init__(self, module: nnx.Module) -> None:
         structures = Structures()
+        self._name = type(module).__name__
         before = [(node, dict(vars(node))) for _, node in nnx.iter_graph(module)
                   if isinstance(node, nnx.Pytree)]  # fmt: skip
         module.eval()
@@ -43,10 +44,13 @@ class ModuleSplit:
         self._binding.accept()  # what is bound is the training mode, found in whichever mode
         self._paths = [path[1:] for path in self._binding.paths]
         self._is_parameter = [isinstance(v, nnx.Param) for v in self._binding.variables]
+
+    def check_trainable(self) -> None:
+        """Raise ArgumentError when the module has no parameters, which is fine for inference."""
         if not any(self._is_parameter):
             raise ArgumentError(
-                f"{type(module).__name__} has no parameters (nnx.Param), so there is nothing to "
-                "train. Build its layers in __init__ and keep them as attributes."
+                f"{self._name} has no parameters (nnx.Param), so there is nothing to train. Build "
+                "its layers in __init__ and keep them as attributes; unfreeze() what was frozen."
             )
 
     def is_current(self) -> bool:
@@ -57,13 +61,16 @@ class ModuleSplit:
         """Take the module's attributes as ``other``, of the same structure, has found them."""
         self._binding = other._binding
 
-    def first_parameter(self) -> Any:
-        """Return the array of one parameter."""
-        return self._binding.variables[self._is_parameter.index(True)].get_raw_value()
+    def first_array(self) -> Any:
+        """Return the array of one parameter, or another one of the module, or None."""
+        variables = self._binding.variables
+        if any(self._is_parameter):
+            return variables[self._is_parameter.index(True)].get_raw_value()
+        return next(iter([*self._binding.read(), *self._binding.constants]), None)
 
     def check_arrays(self) -> None:
         """Raise ArgumentError when the module holds shapes and no arrays (``nnx.eval_shape``)."""
-        if isinstance(self.first_parameter(), jax.ShapeDtypeStruct):
+        if isinstance(self.first_array(), jax.ShapeDtypeStruct):
             raise ArgumentError(
                 "The module is abstract: it holds shapes and no arrays, so it can be given to "
                 "nx.preflight and not trained or called. Build it with its arrays for that: "

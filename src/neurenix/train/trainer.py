@@ -7,9 +7,9 @@ data (``feed.py``).
 
 from __future__ import annotations
 
+import dataclasses
 import math
-from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import jax
@@ -29,21 +29,32 @@ from neurenix.distribute import Strategy, get_strategy
 from neurenix.distribute.placement import Placement
 from neurenix.distribute.strategy import strategy_for
 from neurenix.metrics import get as get_metric
-from neurenix.train.arguments import as_callbacks, check_watched, optional_number, whole_number
+from neurenix.train.arguments import (
+    as_callbacks,
+    check_options,
+    check_watched,
+    optional_number,
+    whole_number,
+)
 from neurenix.train.batch import Batch
 from neurenix.train.batch_check import BatchCheck
 from neurenix.train.callbacks import Callback
 from neurenix.train.compiled import CompiledEvaluation, CompiledStep
 from neurenix.train.described import Described
-from neurenix.train.feed import Feed, make_dataset, make_validation_dataset
+from neurenix.train.evaluation import Pass
+from neurenix.train.feed import Feed, is_arrays, make_dataset, make_validation_dataset
 from neurenix.train.history import History
-from neurenix.train.loop import MAX_IN_FLIGHT, to_devices
+from neurenix.train.holdout import check_arrays, hold_out
+from neurenix.train.metric_names import named_apart
 from neurenix.train.options import (
     DEFAULT_FIT_OPTIONS,
     DEFAULT_TRAIN_OPTIONS,
+    FIT_OPTIONS,
     FitOptions,
     TrainOptions,
 )
+from neurenix.train.outputs import as_loss, as_metrics
+from neurenix.train.progress import Progress, shown
 from neurenix.train.run import Run
 from neurenix.train.split import ModuleSplit
 from neurenix.train.state import TrainState, counters
@@ -57,12 +68,15 @@ class Trainer(Described):
         module: any NNX module, of ``nx.nn`` or not.
         optimizer: a name, one of ``nx.optim``, or an optax transformation.
         loss: a name, one of ``nx.losses``, or a function ``(y_true, y_pred) -> losses``. Needed by
-            ``fit`` and ``evaluate``.
-        metrics: names or metrics of ``nx.metrics``.
+            ``fit`` and ``evaluate``. For a model of several outputs a dict by output, or a list.
+        loss_weights: factors of such losses in their sum, in the same form; 1 by default.
+        metrics: names, metrics of ``nx.metrics`` or functions ``(y_true, y_pred)``; a dict by
+            output for a model of several. Those of one name are numbered: precision, precision_1.
         options: how a step is built.
 
     Raises:
         UnknownNameError: no optimizer, loss or metric has that name.
+        ArgumentError: a metric is called as the loss, or as a number of validation, is.
         ArgumentTypeError: ``module`` is no NNX module.
 
     Example:
@@ -79,7 +93,8 @@ class Trainer(Described):
         *,
         optimizer: Any = "adam",
         loss: Any = None,
-        metrics: Sequence[Any] | None = (),
+        loss_weights: Any = None,
+        metrics: Any = (),
         options: TrainOptions = DEFAULT_TRAIN_OPTIONS,
     ) -> None:
         if not isinstance(module, nnx.Module):
@@ -91,8 +106,8 @@ class Trainer(Described):
         self.stop_training = False
         self._base_learning_rate = optim.learning_rate_of(optimizer)
         self._optimizer = optim.get(optimizer)
-        self._loss = None if loss is None else losses.get(loss)
-        self._metrics = [get_metric(metric) for metric in _listed(metrics)]
+        self._loss = as_loss(loss, loss_weights)
+        self._metrics = named_apart(as_metrics(metrics))
         self._strategy = options.strategy or get_strategy()
         self._definition: StepDefinition | None = None
         self._evaluation: CompiledEvaluation | None = None
@@ -147,6 +162,7 @@ class Trainer(Described):
         validation_data: Any = None,
         callbacks: Callback | Iterable[Callback] | None = (),
         options: FitOptions = DEFAULT_FIT_OPTIONS,
+        **more: Any,
     ) -> History:
         """Train the module.
 
@@ -163,6 +179,8 @@ class Trainer(Described):
                 ``(x, y, sample_weight)``.
             callbacks: called in order; one alone will do.
             options: sample and class weights, shuffling, progress.
+            more: fields of ``FitOptions`` by themselves, such as ``verbose=0``; they come before
+                those of ``options``.
 
         Returns:
             the numbers of every epoch.
@@ -174,11 +192,14 @@ class Trainer(Described):
                 weights of before that step.
             UnknownNameError: a callback watches a number that the logs will not have.
             NotCompiledError: the trainer has no loss.
+            ArgumentError: an option cannot be used; the loss couples the examples of a batch (it
+                is one number and no mean over them) and a batch would be filled up or weighted.
+            ArgumentTypeError: an option does not exist.
         """
-        epochs, batch_size = (
-            whole_number("epochs", epochs),
-            optional_number("batch_size", batch_size),
-        )
+        check_options("fit", more, FIT_OPTIONS)
+        options = dataclasses.replace(options, **more)
+        epochs = whole_number("epochs", epochs)
+        batch_size = optional_number("batch_size", batch_size)
         steps_per_epoch = optional_number("steps_per_epoch", steps_per_epoch)
         if options.initial_epoch >= epochs:
             raise ArgumentError(
@@ -187,7 +208,13 @@ class Trainer(Described):
             )
         called = as_callbacks(callbacks)
         definition, strategy = self.defined(), self._resolve()
-        dataset = make_dataset(x, y, options.sample_weight, batch_size, shuffle=options.shuffle)
+        definition.model.check_trainable()
+        weights = options.sample_weight
+        if options.validation_split:
+            check_arrays(y is not None or is_arrays(x), validation_data)
+            kept, validation_data = hold_out(x, y, weights, options.validation_split)
+            x, y, weights = kept
+        dataset = make_dataset(x, y, weights, batch_size, shuffle=options.shuffle)
         feed = Feed(
             dataset,
             replicas=strategy.num_replicas_in_sync,
@@ -196,11 +223,12 @@ class Trainer(Described):
         )
         _check_end(feed, steps_per_epoch, "steps_per_epoch")
         self._check.first(definition, self._loss_needed(), feed.first)
+        self._leave_whole(feed, definition)
         validate = self._validator(validation_data, batch_size or feed.batch_size, options)
         check_watched(called, definition.log_names, validated=validate is not None)
         for callback in called:
             callback.trainer = self
-        step = self._compiled_step(definition, steps_per_epoch or feed.steps, strategy)
+        step = self._compiled_step(definition, steps_per_epoch or feed.exact_steps, strategy)
         run = Run(self, definition, step, feed, called)
         spec = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), feed.first)
         intercept.first_step(self, spec.x, spec.y)
@@ -218,6 +246,7 @@ class Trainer(Described):
         batch_size: int | None = None,
         steps: int | None = None,
         sample_weight: Any = None,
+        verbose: bool | str = False,
     ) -> dict[str, float]:
         """Return the mean loss and the metrics over data, in evaluation mode.
 
@@ -227,10 +256,12 @@ class Trainer(Described):
             batch_size: for arrays; 32 by default.
             steps: batches; None for all.
             sample_weight: weight of each example, shape (N,), for arrays.
+            verbose: show progress: True, ``"auto"`` on a terminal only, or False.
 
         Raises:
             DataError: as ``fit``.
             NotCompiledError: the trainer has no loss.
+            ArgumentError: the loss couples examples, as for ``fit``.
         """
         steps, batch_size = _evaluation_counts(steps, batch_size)
         dataset = make_dataset(x, y, sample_weight, batch_size, shuffle=False)
@@ -239,20 +270,31 @@ class Trainer(Described):
         _check_end(feed, steps, "steps")
         definition = self.defined()
         self._check.first(definition, self._loss_needed(), feed.first)
+        self._leave_whole(feed, definition)
         model = self.on_devices(definition.model.read())
-        return self._evaluate(definition, model, feed, strategy, steps)
+        with shown(verbose, "Evaluating", steps or feed.steps) as progress:
+            return self._evaluate(definition, model, feed, steps, progress)
 
-    def predict(self, x: Any, *, batch_size: int | None = None, steps: int | None = None) -> Any:
+    def predict(
+        self,
+        x: Any,
+        *,
+        batch_size: int | None = None,
+        steps: int | None = None,
+        verbose: bool | str = False,
+    ) -> Any:
         """Return the module's outputs for data, in evaluation mode, as NumPy arrays (N, …).
 
         Args:
             x: inputs, in a tuple for a model of several; or a dataset, whose targets are ignored.
             batch_size: for arrays; 32 by default.
             steps: batches; None for all.
+            verbose: as for ``evaluate``.
 
         Raises:
             DataError: the data is empty or ragged.
-            ShapeError: the model does not take inputs of this shape.
+            ShapeError: the model does not take inputs of this shape, does not return one output
+                for each example, or returns other shapes for other batches.
         """
         steps, batch_size = _evaluation_counts(steps, batch_size)
         dataset = make_dataset(x, None, None, batch_size, shuffle=False)
@@ -262,12 +304,8 @@ class Trainer(Described):
         definition = self.defined()
         model = self.on_devices(definition.model.read())
         compiled = self._compiled_evaluation(definition)
-        outputs = []
-        for chunk in feed.chunks(steps, 1):
-            placed = to_devices(chunk.batch.x, strategy, stacked=False)
-            output = compiled.predict(model, placed)
-            outputs.append(jax.tree.map(lambda leaf, n=chunk.examples: leaf[:n], output))
-        return jax.tree.map(lambda *leaves: np.concatenate(leaves), *outputs)
+        with shown(verbose, "Predicting", steps or feed.steps) as progress:
+            return Pass(compiled, model, feed, strategy, steps, progress).outputs()
 
     @property
     def strategy(self) -> Strategy:
@@ -277,7 +315,8 @@ class Trainer(Described):
         scoped = get_strategy()
         if scoped is not None:
             return scoped
-        return strategy_for(self.defined().model.first_parameter())
+        array = self.defined().model.first_array()
+        return strategy_for(array if isinstance(array, jax.Array) else jnp.zeros(()))
 
     def _resolve(self) -> Strategy:
         """Return the strategy of the call that begins, and remember where it keeps state."""
@@ -333,6 +372,11 @@ class Trainer(Described):
             return self._definition
         known.model.renew(split)
         return known
+
+    def _leave_whole(self, feed: Feed, definition: StepDefinition) -> None:
+        loss = self._loss_needed()
+        if self._check.couples(definition, loss, feed.first):
+            feed.keep_whole(loss.name)
 
     def check_labels(self, batch: Batch, steps: int) -> None:
         """Check the targets of a host batch, of ``steps`` batches stacked, against the loss."""
@@ -407,13 +451,15 @@ class Trainer(Described):
             dataset = make_validation_dataset(data, size)
             feed = Feed(dataset, replicas=strategy.num_replicas_in_sync, weighted=True)
             self._check.check(self.defined(), self._loss_needed(), feed.first)
+            self._leave_whole(feed, self.defined())
         except (ArgumentError, ArgumentTypeError) as error:
             raise type(error)(f"validation_data: {error}") from error
         _check_end(feed, options.validation_steps, "validation_steps")
 
         def validate(definition: StepDefinition, state: TrainState) -> dict[str, float]:
             model = (state.parameters, state.model_state)
-            logs = self._evaluate(definition, model, feed, strategy, options.validation_steps)
+            steps = options.validation_steps
+            logs = self._evaluate(definition, model, feed, steps, Progress())
             return {f"val_{name}": value for name, value in logs.items()}
 
         return validate
@@ -423,34 +469,19 @@ class Trainer(Described):
         definition: StepDefinition,
         model: Any,
         feed: Feed,
-        strategy: Strategy,
         steps: int | None,
+        progress: Progress,
     ) -> dict[str, float]:
-        compiled = self._compiled_evaluation(definition).evaluate
-        start = self.epoch_start(definition)
-        leaves, logs = compiled.flatten((start["totals"], start["metrics"])), None
-        in_flight: deque[Any] = deque()
-        for chunk in feed.chunks(steps, 1):
-            self.check_labels(chunk.batch, 1)
-            batch = to_devices(chunk.batch, strategy, stacked=False)
-            leaves, logs = compiled(leaves, model, batch)
-            in_flight.append(logs)
-            if len(in_flight) > MAX_IN_FLIGHT:
-                in_flight.popleft().block_until_ready()
-        feed.rewind()
-        return dict(zip(definition.log_names, map(float, np.asarray(logs)[1:]), strict=True))
+        compiled, start = self._compiled_evaluation(definition), self.epoch_start(definition)
+        sums = (start["totals"], start["metrics"])
+        over = Pass(compiled, model, feed, self.strategy, steps, progress)
+        return over.logs(sums, definition.log_names, self.check_labels)
 
 
 @jax.jit
 def _copied(tree: Any) -> Any:
     """Copy every array in one compiled call; one by one, each shape is compiled by itself."""
     return jax.tree.map(jnp.copy, tree)
-
-
-def _listed(value: Any) -> list[Any]:
-    if value is None:
-        return []
-    return [value] if isinstance(value, str) or not isinstance(value, Sequence) else list(value)
 
 
 def _check_end(feed: Feed, steps: int | None, name: str) -> None:

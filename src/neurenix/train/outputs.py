@@ -1,0 +1,197 @@
+"""Losses and metrics of a model with several outputs, one for each, by name or position.
+
+Owns picking the parts of outputs and targets that belong together. It does not own any formula
+(``neurenix.losses``, ``neurenix.metrics``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import numpy as np
+
+from neurenix import losses
+from neurenix._core.errors import ArgumentError, ArgumentTypeError, unknown_name
+from neurenix.losses import Loss
+from neurenix.metrics import Metric
+from neurenix.metrics import get as get_metric
+
+
+@dataclass(frozen=True)
+class OutputLosses(Loss):
+    """The weighted sum of one loss for each output; outputs without a loss are left out.
+
+    Args:
+        parts: (key of the output, loss, weight of it in the sum).
+    """
+
+    parts: tuple[tuple[Any, Loss, float], ...]
+
+    @property
+    def name(self) -> str:
+        """The names of the losses with their outputs."""
+        return " + ".join(f"{loss.name} of {key!r}" for key, loss, _ in self.parts)
+
+    def elementwise(self, y_true: Any, y_pred: Any) -> jax.Array:
+        """Return the sum for each example, shape (N,)."""
+        picked = self.picked(y_true, y_pred)
+        return sum(weight * loss.per_example(t, p) for loss, weight, t, p in picked)  # type: ignore[return-value]  # of arrays
+
+    def __call__(
+        self, y_true: Any, y_pred: Any, sample_weight: jax.Array | None = None
+    ) -> jax.Array:
+        """Return the sum of the mean losses; see :meth:`Loss.__call__`."""
+        picked = self.picked(y_true, y_pred)
+        return sum(weight * loss(t, p, sample_weight) for loss, weight, t, p in picked)  # type: ignore[return-value]  # of arrays
+
+    def target_spec(self, y_pred: Any) -> Any:
+        """Return shape and dtype of the targets, in the structure of the outputs."""
+        pairs = [(key, loss.target_spec(pick(y_pred, key, "model returns"))) for key, loss, _ in
+                 self.parts]  # fmt: skip
+        if isinstance(y_pred, Mapping):
+            return dict(pairs)
+        return tuple(dict(pairs).get(index, spec) for index, spec in enumerate(y_pred))
+
+    def validate(self, y_true: Any, y_pred_shape: Any) -> None:
+        """Check the targets of every loss on the host.
+
+        Args:
+            y_true: the targets, in the structure of the outputs.
+            y_pred_shape: the outputs for them, or their shapes and dtypes.
+
+        Raises:
+            ArgumentError: the outputs or the targets lack one that has a loss.
+            ShapeError, DataError: as the losses say.
+        """
+        for loss, _, target, output in self.picked(y_true, y_pred_shape):
+            loss.validate(np.asarray(target), output.shape)
+
+    def picked(self, y_true: Any, y_pred: Any) -> list[tuple[Loss, float, Any, Any]]:
+        """Return (loss, weight, targets, output) of each part.
+
+        Raises:
+            ArgumentError: the outputs or the targets lack one that has a loss.
+        """
+        return [
+            (loss, weight, pick(y_true, key, "targets are"), pick(y_pred, key, "model returns"))
+            for key, loss, weight in self.parts
+        ]
+
+
+class OutputMetric(Metric):
+    """A metric of one output.
+
+    Args:
+        key: name or position of the output.
+        inner: the metric.
+    """
+
+    def __init__(self, key: Any, inner: Metric) -> None:
+        super().__init__(f"{key}_{inner.name}")
+        self.key, self.inner = key, inner
+        self.direction = getattr(inner, "direction", None)
+
+    def reset(self) -> None:
+        """Set every sum to zero, in place."""
+        self.inner.reset()
+
+    def update(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> None:
+        """Add the part of a batch that is of this output."""
+        target = pick(y_true, self.key, "targets are")
+        output = pick(y_pred, self.key, "model returns")
+        update: Any = self.inner.update
+        update(target, output, sample_weight=sample_weight)
+
+    def result(self) -> jax.Array:
+        """Return the metric's value so far."""
+        return self.inner.result()
+
+
+def as_loss(loss: Any, weights: Any = None) -> Loss | None:
+    """Return the loss that ``compile`` was given: one, or one for each output.
+
+    Args:
+        loss: anything that ``neurenix.losses.get`` takes, a dict of such by output, or a list of
+            such by position.
+        weights: numbers in the same form; 1 where one is missing.
+
+    Raises:
+        UnknownNameError: no loss has that name, or no loss was given for an output of ``weights``.
+        ArgumentError: there are weights and one loss only, or a weight is no number.
+
+    Example:
+        >>> as_loss({"a": "mse", "b": "mae"}, {"b": 0.5}).name
+        "mean_squared_error of 'a' + mean_absolute_error of 'b'"
+    """
+    if not isinstance(loss, (Mapping, list, tuple)):
+        if weights is not None:
+            raise ArgumentError("loss_weights goes with one loss for each output: a dict or list.")
+        return None if loss is None else losses.get(loss)
+    given, weighed = _by_key(loss), {} if weights is None else _by_key(weights)
+    for key in weighed:
+        if key not in given:
+            raise unknown_name("output of loss_weights", str(key), list(map(str, given)))
+    parts = [(key, losses.get(one), _number(weighed.get(key, 1.0))) for key, one in given.items()]
+    if not parts:
+        raise ArgumentError("loss is empty: give one for each output that is to be trained.")
+    return OutputLosses(tuple(parts))
+
+
+def as_metrics(metrics: Any) -> list[Metric]:
+    """Return fresh metrics from what ``compile`` was given: None, one, a list, a dict by output.
+
+    Raises:
+        UnknownNameError: no metric has that name.
+    """
+    if isinstance(metrics, Mapping):
+        return [OutputMetric(key, get_metric(metric)) for key, value in metrics.items()
+                for metric in _listed(value)]  # fmt: skip
+    return [get_metric(metric) for metric in _listed(metrics)]
+
+
+def pick(tree: Any, key: Any, what: str) -> Any:
+    """Return the entry of outputs or targets that belongs to ``key``.
+
+    Raises:
+        ArgumentError: there is none; the message begins with "The" and ``what``.
+    """
+    if isinstance(tree, Mapping):
+        if key in tree:
+            return tree[key]
+        found = f"a dict of {', '.join(map(repr, tree))}"
+    elif isinstance(tree, (tuple, list)):
+        if isinstance(key, int) and key < len(tree):
+            return tree[key]
+        found = f"a tuple of {len(tree)}"
+    else:
+        found = "one array"
+    raise ArgumentError(f"A loss or a metric is for the output {key!r}; the {what} {found}.")
+
+
+def _by_key(given: Any) -> dict[Any, Any]:
+    if isinstance(given, Mapping):
+        return dict(given)
+    if isinstance(given, (list, tuple)):
+        return dict(enumerate(given))
+    raise ArgumentTypeError(
+        f"loss_weights is {type(given).__name__}, expected a dict or a list like that of the loss."
+    )
+
+
+def _number(value: Any) -> float:
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        number = float("nan")
+    if not np.isfinite(number):
+        raise ArgumentError(f"loss_weights holds {value!r}; weights are finite numbers.")
+    return number
+
+
+def _listed(value: Any) -> list[Any]:
+    if value is None:
+        return []
+    return [value] if isinstance(value, str) or not isinstance(value, Sequence) else list(value)

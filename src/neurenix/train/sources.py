@@ -1,0 +1,69 @@
+"""What is known of a source of batches before it is read: its length, and how often it can be.
+
+Owns the reading of objects that are indexed and not iterated, as Keras's ``PyDataset`` is. It does
+not own reading and resuming (``neurenix.data.stream``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from neurenix.data import Dataset, StreamDataset
+
+
+class Indexed:
+    """The batches of an object that has ``len`` and ``[index]``, as an iterable.
+
+    Its ``on_epoch_end`` is called after the last batch, where it has one: Keras's reshuffle there.
+
+    Example:
+        >>> list(Indexed("ab"))
+        ['a', 'b']
+    """
+
+    def __init__(self, batches: Any) -> None:
+        self._batches = batches
+
+    def __len__(self) -> int:
+        """Return how many batches there are."""
+        return len(self._batches)
+
+    def __iter__(self) -> Iterator[Any]:
+        """Yield them in order."""
+        for index in range(len(self._batches)):
+            yield self._batches[index]
+        on_epoch_end = getattr(self._batches, "on_epoch_end", None)
+        if callable(on_epoch_end):
+            on_epoch_end()
+
+
+def stream_of(source: Any) -> StreamDataset:
+    """Return the batches of any iterable, or of an object that is indexed.
+
+    Raises:
+        ArgumentTypeError: it is neither.
+        DataError: its length is 0.
+    """
+    return StreamDataset(Indexed(source) if _is_indexed(source) else source)
+
+
+def _is_indexed(source: Any) -> bool:
+    if isinstance(source, type) or hasattr(source, "__iter__"):
+        return False
+    return hasattr(source, "__getitem__") and hasattr(source, "__len__")
+
+
+def exact_length(dataset: Dataset | StreamDataset) -> int | None:
+    """Return how many batches one pass has, or None when it is unknown, endless or hearsay.
+
+    A loader of another library may yield more or fewer batches than its ``len`` says.
+    """
+    if isinstance(dataset, Dataset) or isinstance(dataset._source, (list, tuple, Indexed)):
+        return dataset.cardinality
+    return None
+
+
+def read_once(dataset: Dataset | StreamDataset) -> bool:
+    """Tell whether the dataset is an iterator, which can be read once only."""
+    return isinstance(dataset, StreamDataset) and dataset._one_shot
