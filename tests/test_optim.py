@@ -11,8 +11,9 @@ import numpy as np
 import optax
 import pytest
 
-from neurenix import optim
-from neurenix._core.errors import ArgumentError, ArgumentTypeError, UnknownNameError
+import neurenix as nx
+from neurenix import nn, optim
+from neurenix._core.errors import ArgumentError, ArgumentTypeError, ShapeError, UnknownNameError
 from neurenix.optim import schedules
 
 RNG = np.random.default_rng(0)
@@ -253,3 +254,32 @@ def test_a_schedule_agrees_with_its_formula_traced_or_not(name):
     traced = jax.jit(jax.vmap(schedule))(jnp.arange(13))
     np.testing.assert_allclose(traced, wanted, rtol=1e-5, atol=1e-6)
     assert hash(schedule) == hash(dataclasses.replace(schedule))
+
+
+# --- nx.Optimizer -------------------------------------------------------------------------------
+
+
+def gradients_of(model):
+    return nx.grad(lambda m: jnp.mean(m(jnp.ones((2, 4))) ** 2))(model)
+
+
+def test_gradients_of_another_model_are_told():
+    model, wider = nn.Sequential(nn.Linear(4, 1)), nn.Sequential(nn.Linear(4, 3))
+    optimizer = nx.Optimizer(model, "adam")
+    with pytest.raises(ShapeError, match=r"2 of 2 differ.*layers.0.bias: \(3,\).*\(1,\) in the"):
+        optimizer.update(model, gradients_of(wider))
+    deeper = nn.Sequential(nn.Linear(4, 1), nn.Linear(1, 1))
+    with pytest.raises(ShapeError, match=r"layers.1.bias: \(1,\).*nothing in the model"):
+        optimizer.update(model, gradients_of(deeper))
+    assert optimizer.step == 0
+    optimizer.update(model, gradients_of(model))
+    assert optimizer.step == 1
+
+
+def test_gradients_before_the_model_are_told():
+    model = nn.Sequential(nn.Linear(4, 1))
+    optimizer = nx.Optimizer(model, "adam")
+    with pytest.raises(ArgumentTypeError, match=r"update\(model, gradients\).*other way round"):
+        optimizer.update(gradients_of(model), model)
+    with pytest.raises(ArgumentTypeError, match="model is int"):
+        optimizer.update(3, gradients_of(model))

@@ -13,7 +13,7 @@ import optax
 from jax.core import Tracer
 
 from neurenix import optim
-from neurenix._core.errors import ArgumentTypeError
+from neurenix._core.errors import ArgumentTypeError, ShapeError
 from neurenix._nnx import nnx
 from neurenix.distribute import get_replica_context
 
@@ -61,9 +61,20 @@ class Optimizer(nnx.Pytree):
         Args:
             model: the module that the optimizer was made for.
             gradients: as ``nx.grad`` or ``nx.value_and_grad`` return them for it.
+
+        Raises:
+            ArgumentTypeError: ``model`` is no module; says so when the two are swapped.
+            ShapeError: the gradients are those of another model.
         """
-        gradients = get_replica_context().all_reduce("sum", nnx.as_pure(gradients))
-        parameters = _parameters(model)
+        if not isinstance(model, nnx.Module):
+            swapped = " They are the other way round." if isinstance(gradients, nnx.Module) else ""
+            raise ArgumentTypeError(
+                f"Optimizer.update: model is {type(model).__name__}, expected a module. The order "
+                f"is update(model, gradients).{swapped}"
+            )
+        gradients, parameters = nnx.as_pure(gradients), _parameters(model)
+        _check_gradients(gradients, parameters)
+        gradients = get_replica_context().all_reduce("sum", gradients)
 
         def is_variable(leaf: Any) -> bool:
             return isinstance(leaf, nnx.Variable)
@@ -79,3 +90,25 @@ class Optimizer(nnx.Pytree):
 
 def _parameters(model: nnx.Module) -> Any:
     return nnx.as_pure(nnx.state(model, nnx.Param))
+
+
+def _check_gradients(gradients: Any, parameters: Any) -> None:
+    given, needed = _shapes(gradients), _shapes(parameters)
+    if given == needed:
+        return
+    wrong = [name for name in {**needed, **given} if given.get(name) != needed.get(name)]
+    first, missing = wrong[0], "nothing"
+    raise ShapeError(
+        f"Optimizer.update: the gradients are not those of this model: {len(wrong)} of "
+        f"{len({**needed, **given})} differ, such as {first}: {given.get(first, missing)} in the "
+        f"gradients, {needed.get(first, missing)} in the model. Take them by nx.grad with respect "
+        "to this model."
+    )
+
+
+def _shapes(tree: Any) -> dict[str, tuple[int, ...]]:
+    leaves = jax.tree_util.tree_leaves_with_path(tree)
+    return {
+        jax.tree_util.keystr(path, simple=True, separator="."): jnp.shape(leaf)
+        for path, leaf in leaves
+    }
