@@ -317,3 +317,34 @@ def test_streams_refuse_what_they_cannot_read(
 ) -> None:
     with pytest.raises(error, match=message):
         make()
+
+
+X, Y = np.ones((2, 3)), np.zeros(2)
+
+
+@pytest.mark.parametrize("batch", [(X, Y, None), [X, Y, None], (X, [0.0, 0.0]), [X, [0, 0], None]])
+def test_a_batch_without_weights_may_say_so(batch: Any) -> None:
+    found = next(iter(StreamDataset([batch])))
+    assert isinstance(found, tuple)
+    assert [part.shape for part in found] == [(2, 3), (2,)]
+
+
+@pytest.mark.parametrize(
+    ("batch", "message"),
+    [
+        ((X, ["cat", "dog"]), "at place 1, holds text.*encode"),
+        ((X, ["cat", "dog"], None), "at place 1, holds text"),
+        ((X, None, Y), "at place 1, is None"),
+        ((None, Y), "at place 0, is None"),
+        ((X, [[1], [2, 3]]), "at place 1, is ragged"),
+    ],
+    ids=["labels of text", "and no weights", "no targets", "no inputs", "ragged targets"],
+)
+def test_the_part_of_a_batch_that_cannot_be_read_is_named(batch: Any, message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        next(iter(StreamDataset([batch])))
+
+
+def test_rows_of_lists_are_one_array() -> None:
+    assert next(iter(StreamDataset([([1, 2], [3, 4])]))).shape == (2, 2)
+    assert next(iter(StreamDataset([[[1, 2], [3, 4], [5, 6]]]))).shape == (3, 2)

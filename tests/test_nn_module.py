@@ -409,3 +409,9 @@ def test_an_embedding_is_trained_on_numbers_in_its_table():
             layer(wrong)
     compiled = jax.jit(lambda x: layer(x))(jnp.array([5]))
     assert bool(jnp.isnan(compiled).all())
+
+
+def test_a_model_trains_on_batches_that_say_they_have_no_weights():
+    x = np.ones((2, 3), np.float32)
+    model = nn.Sequential(nn.Linear(3, 1)).compile("sgd", "mse")
+    assert len(model.fit([(x, x[:, :1], None), [x, x[:, :1], None]])["loss"]) == 1

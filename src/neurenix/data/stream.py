@@ -20,9 +20,9 @@ from neurenix.data.iterator import stack
 class StreamDataset:
     """Any iterable of batches, with the reading interface of ``Dataset``.
 
-    A batch is an array, a dict, or a pair ``(x, y)`` or triple ``(x, y, w)``; lists of arrays, as
-    loaders yield them, count as tuples. 64-bit numbers become 32-bit. A source that knows its
-    ``len`` has a cardinality.
+    A batch is an array, a dict, or a pair ``(x, y)`` or triple ``(x, y, w)``, whose last entries
+    may be None; lists of arrays, as loaders yield them, count as tuples. 64-bit numbers become
+    32-bit. A source that knows its ``len`` has a cardinality.
 
     Args:
         source: a grain ``MapDataset`` or ``IterDataset`` that is batched, or any iterable of
@@ -220,9 +220,40 @@ _END = object()
 def _as_batch(batch: Any) -> Any:
     if isinstance(batch, dict):
         return {key: _as_batch(value) for key, value in batch.items()}
-    if isinstance(batch, tuple | list) and batch and all(_is_array_like(part) for part in batch):
-        return tuple(_as_batch(part) for part in batch)
-    return batch if isinstance(batch, jax.Array) else as_array(batch, "a batch of the dataset")
+    if isinstance(batch, tuple | list):
+        parts = _without_last_nones(batch)
+        if _are_parts(parts):
+            return tuple(_as_part(part, place) for place, part in enumerate(parts))
+    return batch if isinstance(batch, jax.Array) else as_array(batch, _NAME)
+
+
+_NAME = "a batch of the dataset"
+
+
+def _without_last_nones(parts: tuple[Any, ...] | list[Any]) -> tuple[Any, ...]:
+    """Return ``(x, y)`` for ``(x, y, None)``: no weights are as good as none given."""
+    count = len(parts)
+    while count > 1 and parts[count - 1] is None:
+        count -= 1
+    return tuple(parts[:count])
+
+
+def _are_parts(parts: tuple[Any, ...]) -> bool:
+    """Tell (x, y) and (x, y, w), of which some may be lists, from the rows of one array."""
+    known = [_is_array_like(part) for part in parts]
+    if not known or all(known):
+        return bool(known)
+    others = all(
+        fine or part is None or isinstance(part, list)
+        for fine, part in zip(known, parts, strict=True)
+    )
+    return any(known) and others and len(parts) <= 3
+
+
+def _as_part(part: Any, place: int) -> Any:
+    if _is_array_like(part):
+        return _as_batch(part)
+    return as_array(part, f"{_NAME}, at place {place},")
 
 
 def _is_array_like(part: Any) -> bool:
