@@ -259,6 +259,23 @@ def test_a_mean_over_examples_is_filled_up_as_ever() -> None:
     np.testing.assert_allclose(history["loss"], [whole], rtol=1e-5)
 
 
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("parts", [1, 2])
+def test_the_mean_is_over_what_the_loss_counts(weighted: bool, parts: int) -> None:
+    x, y = classification(48)
+    y[:20] = -100
+    module, loss = MLP(), nx.losses.SparseCategoricalCrossentropy(
+        from_logits=True, ignore_index=-100
+    )  # fmt: skip
+    options = TrainOptions(accumulate_steps=parts)
+    trainer = Trainer(module, optimizer=optax.sgd(0.0), loss=loss, options=options)
+    weights = np.ones(48, np.float32) if weighted else None
+    found = trainer.fit(x, y, batch_size=16, options=IN_ORDER, sample_weight=weights)["loss"]
+    expected = Trainer(module, loss=LOSS).evaluate(x[20:], y[20:])["loss"]
+    np.testing.assert_allclose(found, [expected], rtol=1e-5)
+    np.testing.assert_allclose(trainer.evaluate(x, y)["loss"], expected, rtol=1e-5)
+
+
 class Overstated:
     """A loader that says that it has four batches, and has three."""
 

@@ -199,12 +199,14 @@ class StepDefinition:
     ) -> tuple[jax.Array, jax.Array, Any, list[Any]]:
         """Return the weighted mean loss, the sum of weights, the output, the model's state."""
         prediction, after = self._apply(parameters, model_state, batch.x, training=training)
-        if batch.weight is None:
+        if batch.weight is not None:
+            prediction = _counting(prediction, batch.weight)
+        counted = self.loss.counted(batch.y, prediction, batch.weight)
+        if counted is None:
             total = jnp.float32(jax.tree.leaves(batch.x)[0].shape[0])
-            loss = self.loss(batch.y, prediction)
         else:
-            total = jnp.sum(batch.weight)
-            loss = self.loss(batch.y, _counting(prediction, batch.weight), batch.weight)
+            total = jnp.sum(counted, dtype=jnp.float32)
+        loss = self.loss(batch.y, prediction, batch.weight)
         return loss.astype(jnp.float32), total, prediction, after
 
     def _apply(
