@@ -245,3 +245,125 @@ def test_a_change_inside_of_an_attribute_is_seen() -> None:
     model.sizes[1]["factors"][0] = 1
     check(1)  # as at first: that program is still there
     assert call.compilations == compilations
+
+
+# Transfer learning
+
+
+class Backbone(nn.Module):
+    """A trained part with batch statistics, one matrix that is used twice, and a new head."""
+
+    def __init__(self) -> None:
+        self.body = nn.Sequential(nn.Linear(6, 6), nn.BatchNorm(6), nn.ReLU(), nn.Dropout(0.1))
+        self.tied = nn.Linear(6, 6, bias=False)
+        self.tied.kernel = self.body[0].kernel
+        self.head = nn.Linear(6, 3)
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        return self.head(self.tied(self.body(x)))
+
+
+def arrays_of(module: Any) -> dict[str, np.ndarray]:
+    flat = nnx.to_flat_state(nnx.state(module, nnx.Not(nnx.RngState)))
+    return {".".join(map(str, path)): np.array(leaf.get_value()) for path, leaf in flat}
+
+
+def changed(before: dict[str, np.ndarray], module: Any) -> set[str]:
+    after = arrays_of(module)
+    assert after.keys() == before.keys()
+    return {name for name, value in before.items() if (after[name] != value).any()}
+
+
+HEAD = {"head.bias", "head.kernel"}
+
+
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+@pytest.mark.parametrize("replicas", [1, 8])
+def test_what_is_frozen_stays_as_it_is_in_fit(replicas: int, precision: str) -> None:
+    strategy = nx.distribute.TPUStrategy() if replicas == 8 else None
+    model = Backbone()
+    model.body.freeze()
+    before = arrays_of(model)
+    options = nx.train.TrainOptions(strategy=strategy, precision=precision)
+    trainer = nx.Trainer(model, optimizer="adam", loss=LOSS, options=options)
+    trainer.fit(X, Y, epochs=2, batch_size=16)
+    assert changed(before, model) == HEAD
+    outputs = trainer.predict(X)
+    assert changed(before, model.train()) == HEAD
+    model.body[3].eval()
+    np.testing.assert_allclose(np.asarray(model(X)), outputs, rtol=0.1, atol=0.1)
+    assert changed(before, model) == HEAD  # a frozen BatchNorm leaves its statistics alone
+
+
+def test_freezing_and_thawing_between_calls_of_fit() -> None:
+    model = Backbone().compile("adam", LOSS)
+    model.fit(X, Y, batch_size=16)
+    model.body.freeze()
+    before = arrays_of(model)
+    model.fit(X, Y, batch_size=16)
+    assert changed(before, model) == HEAD and model.trainer.steps_made == 4
+    model.unfreeze()
+    assert vars(model).keys() == vars(Backbone()).keys()
+    model.fit(X, Y, batch_size=16)
+    assert changed(before, model) == set(before)
+    model.freeze()
+    with pytest.raises(nx.ArgumentError, match="nothing to train.*unfreeze"):
+        model.fit(X, Y)
+    assert np.isfinite(model.evaluate(X, Y)["loss"])
+
+
+def test_what_is_frozen_stays_as_it_is_in_loops_of_ones_own() -> None:
+    model = Backbone()
+    model.body.freeze()
+    before, optimizer = arrays_of(model), nx.Optimizer(model, "adam")
+
+    @nx.jit
+    def step(model: Any, optimizer: Any, x: Any) -> jax.Array:
+        loss, gradients = nx.value_and_grad(lambda m: (m(x) ** 2).mean())(model)
+        optimizer.update(model, gradients)
+        return loss
+
+    step(model, optimizer, X)
+    assert changed(before, model) == HEAD
+    model.unfreeze().train()
+    step(model, nx.Optimizer(model, "adam"), X)
+    assert changed(before, model) == set(before)
+
+
+def test_a_frozen_model_is_saved_counted_shown_and_moved_as_ever(tmp_path: Path) -> None:
+    model, other = Backbone(), Backbone()
+    shown, count = str(model.summary((1, 6))), model.num_parameters
+    model.body.freeze()
+    assert model.num_parameters == count and {*model.parameters()} == HEAD
+    summary = str(model.summary((1, 6)))
+    assert summary.startswith(shown) and summary.endswith("21 trainable, 54 frozen")
+    assert {*model.parameters()} == HEAD  # looking has thawed nothing
+    model.save(tmp_path / "frozen")
+    assert not changed(arrays_of(model), other.load(tmp_path / "frozen"))
+    other.save(tmp_path / "thawed")
+    model.load(tmp_path / "thawed").to("cpu:0" if jax.default_backend() == "cpu" else "tpu:0")
+    assert model.tied.kernel is model.body[0].kernel
+    for again in (copy.deepcopy(model), pickle.loads(pickle.dumps(model)), nnx.clone(model)):
+        assert {*again.parameters()} == HEAD
+        assert {*again.unfreeze().parameters()} > HEAD
+    assert {*model.parameters()} == HEAD
+
+
+def test_a_frozen_parameter_of_another_kind_comes_back_as_it_was() -> None:
+    model = nn.Sequential(nn.Linear(6, 3))
+    model[0].lora = nnx.LoRAParam(np.zeros((6, 2), np.float32))
+    model.freeze().unfreeze()
+    assert type(model[0].lora) is nnx.LoRAParam and type(model[0].kernel) is nnx.Param
+    assert not model[0].lora.has_metadata("thawed_kind")
+
+
+def test_preflight_takes_a_frozen_model() -> None:
+    model = Backbone()
+    model.body.freeze()
+    trainer = nx.Trainer(model, optimizer="adam", loss=LOSS)
+    spec = jax.ShapeDtypeStruct((8, 6), np.float32)
+    program = trainer.step_program(nx.distribute.TPUStrategy().mesh, spec)
+    state, _ = jax.eval_shape(program.function, program.state, program.batch)
+    assert [leaf.shape for leaf in jax.tree.leaves(state)] == [
+        leaf.shape for leaf in jax.tree.leaves(program.state)
+    ]

@@ -6,7 +6,6 @@ Owns the methods and how they pass on: training to ``neurenix.train``, moving to
 
 from __future__ import annotations
 
-import dataclasses
 import os
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Self
@@ -18,9 +17,9 @@ from neurenix._core.errors import ArgumentTypeError, NotCompiledError
 from neurenix._nnx import nnx
 from neurenix.device import Device
 from neurenix.device import to as move
+from neurenix.nn import freezing
 from neurenix.nn.summary import Summary, summarize
 from neurenix.train import (
-    FitOptions,
     History,
     Trainer,
     TrainOptions,
@@ -45,9 +44,6 @@ def _no_container(module: Module, name: str, value: Any) -> ArgumentTypeError:
         f"{type(module).__name__}.{name} is a {type(value).__name__} that holds layers or arrays, "
         f"which would not be trained or saved. Write self.{name} = nn.{kind}({takes})."
     )
-
-
-_FIT_OPTIONS = tuple(field.name for field in dataclasses.fields(FitOptions))
 
 
 class _TrainerSlot:
@@ -103,7 +99,8 @@ class Module(_TrainerSlot, nnx.Module):
         optimizer: Any = "adam",
         loss: Any = None,
         *,
-        metrics: Sequence[Any] | None = (),
+        loss_weights: Any = None,
+        metrics: Any = (),
         steps_per_execution: int = 1,
         precision: str = "float32",
         accumulate_steps: int = 1,
@@ -113,8 +110,11 @@ class Module(_TrainerSlot, nnx.Module):
 
         Args:
             optimizer: a name, an optimiser of ``neurenix.optim`` or an optax transformation.
-            loss: a name, a loss of ``neurenix.losses`` or a function ``(y_true, y_pred)``.
-            metrics: names, metrics of ``neurenix.metrics`` or functions ``(y_true, y_pred)``.
+            loss: a name, a loss of ``neurenix.losses`` or a function ``(y_true, y_pred)``; a dict
+                or a list of such for a model that returns a dict or a tuple.
+            loss_weights: factors of the losses of such a model in their sum, in the same form.
+            metrics: names, metrics of ``neurenix.metrics`` or functions ``(y_true, y_pred)``; a
+                dict of such by output. Those of one name are numbered.
             steps_per_execution: optimiser steps in one compiled call.
             precision: ``"float32"``, or ``"bfloat16"``: parameters float32, compute bfloat16.
             accumulate_steps: parts that every batch is computed in, one after the other.
@@ -126,6 +126,7 @@ class Module(_TrainerSlot, nnx.Module):
 
         Raises:
             UnknownNameError: no optimiser, loss, metric or precision has this name.
+            ArgumentError: a metric is called as the loss, or as a number of validation, is.
         """
         options = TrainOptions(
             steps_per_execution=steps_per_execution,
@@ -133,7 +134,14 @@ class Module(_TrainerSlot, nnx.Module):
             accumulate_steps=accumulate_steps,
             check_gradients=check_gradients,
         )
-        trainer = Trainer(self, optimizer=optimizer, loss=loss, metrics=metrics, options=options)
+        trainer = Trainer(
+            self,
+            optimizer=optimizer,
+            loss=loss,
+            loss_weights=loss_weights,
+            metrics=metrics,
+            options=options,
+        )
         object.__setattr__(self, "_trainer", trainer)
         return self
 
@@ -161,7 +169,7 @@ class Module(_TrainerSlot, nnx.Module):
                 each epoch.
             callbacks: one callback of ``neurenix.callbacks``, or several.
             options: the fields of ``neurenix.train.FitOptions``: ``sample_weight``,
-                ``class_weight``, ``shuffle``, ``verbose``, …
+                ``class_weight``, ``shuffle``, ``validation_split``, ``verbose``, …
 
         Returns:
             The history: ``history["val_accuracy"][-1]``.
@@ -170,7 +178,6 @@ class Module(_TrainerSlot, nnx.Module):
             NotCompiledError: ``compile`` was not called.
             ArgumentTypeError: an option does not exist.
         """
-        check_options("fit", options, _FIT_OPTIONS)
         return self._compiled("fit").fit(
             x,
             y,
@@ -179,7 +186,7 @@ class Module(_TrainerSlot, nnx.Module):
             steps_per_epoch=steps_per_epoch,
             validation_data=validation_data,
             callbacks=callbacks,
-            options=FitOptions(**options),
+            **options,
         )
 
     def evaluate(self, x: Any, y: Any = None, **options: Any) -> Mapping[str, float]:
@@ -205,9 +212,14 @@ class Module(_TrainerSlot, nnx.Module):
         return trainer.predict(x, **options)
 
     def train(self, mode: bool = True, **attributes: Any) -> Self:
-        """Switch to training: dropout on, batch statistics. Returns the module."""
+        """Switch to training: dropout on, batch statistics, but for what is frozen.
+
+        Returns:
+            The module itself.
+        """
         if mode:
             super().train(**attributes)
+            freezing.keep_statistics(self)
         else:
             super().eval(**attributes)
         return self
@@ -242,6 +254,45 @@ class Module(_TrainerSlot, nnx.Module):
         nnx.update(self, jax.tree.unflatten(structure, move(leaves, device)))
         return self
 
+    def freeze(self) -> Self:
+        """Leave the parameters of this layer, or model, as they are, until ``unfreeze``.
+
+        They become ``Frozen`` variables in place and are no ``nnx.Param`` any more, so that
+        ``fit``, ``nx.grad`` and optimizers leave them alone; gradients go through to layers
+        before. They are saved, loaded and counted as ever, in files that know no difference. A
+        parameter that is shared is frozen wherever it is used.
+
+        A frozen ``BatchNorm`` stays in evaluation, also when the model trains: it uses its
+        running statistics and leaves them as they are. (So does Keras; in PyTorch they move, and
+        a frozen network computes something else after every step.) Dropout stays on.
+
+        Make an ``nx.Optimizer`` after freezing: one made before has a state for what is frozen
+        now. ``fit`` makes a new state by itself.
+
+        Returns:
+            The module itself.
+
+        Example:
+            >>> from neurenix import nn
+            >>> model = nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 2))
+            >>> _ = model[0].freeze()
+            >>> list(model.parameters()), model.num_parameters
+            (['layers.1.bias', 'layers.1.kernel'], 58)
+        """
+        freezing.freeze(self)
+        return self
+
+    def unfreeze(self) -> Self:
+        """Train the parameters of this layer, or model, again; the opposite of ``freeze``.
+
+        Call ``train()`` before a loop of your own, for the running statistics of ``BatchNorm``.
+
+        Returns:
+            The module itself.
+        """
+        freezing.unfreeze(self)
+        return self
+
     def parameters(self) -> dict[str, jax.Array]:
         """Return the trainable arrays by name, such as ``"layers.0.kernel"``.
 
@@ -255,8 +306,8 @@ class Module(_TrainerSlot, nnx.Module):
 
     @property
     def num_parameters(self) -> int:
-        """How many numbers are trained; a parameter that is shared counts once."""
-        return sum(leaf.size for leaf in jax.tree.leaves(nnx.state(self, nnx.Param)))
+        """How many numbers the parameters have, frozen or not; a shared one counts once."""
+        return freezing.num_parameters(self)
 
     def summary(
         self, input_shape: Sequence[int], *, dtype: jax.typing.DTypeLike = "float32"
@@ -270,7 +321,7 @@ class Module(_TrainerSlot, nnx.Module):
         Raises:
             ShapeError: the model does not take this shape.
         """
-        return summarize(self, input_shape, dtype=dtype)
+        return freezing.with_frozen(self, lambda m: summarize(m, input_shape, dtype=dtype))
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write parameters and state to a safetensors file, all or nothing.

@@ -1,0 +1,110 @@
+"""Parameters that are not trained: what ``Module.freeze`` and ``unfreeze`` do.
+
+Owns the type of variable that a frozen parameter is, its change in place, and what training mode
+means to a frozen layer. It does not own training, which takes every ``nnx.Param`` and no more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+
+from neurenix._nnx import nnx
+from neurenix.nn.summary import Summary
+
+_MARK = "_frozen"  # on every module that was frozen: a change that bound functions notice
+_KIND = "thawed_kind"  # metadata of a variable that was of a subclass of nnx.Param
+
+
+class Frozen(nnx.Variable):
+    """A parameter that is not trained.
+
+    It is no ``nnx.Param``, so ``fit``, ``nx.grad`` and optimizers leave it alone; it is saved,
+    loaded, moved and counted like one.
+    """
+
+
+@dataclass(frozen=True)
+class FrozenSummary(Summary):
+    """A summary of a module with frozen parameters, which its numbers count too.
+
+    Attributes:
+        frozen_parameters: numbers of them that are frozen.
+    """
+
+    frozen_parameters: int
+
+    def __str__(self) -> str:
+        """Return the table and how much of the model is trained."""
+        trainable = self.num_parameters - self.frozen_parameters
+        return f"{super().__str__()}\n{trainable:,} trainable, {self.frozen_parameters:,} frozen"
+
+
+def freeze(module: nnx.Module) -> None:
+    """Turn every ``nnx.Param`` of ``module`` into a ``Frozen``; see ``Module.freeze``.
+
+    The variable itself changes its type, so that one that is shared stays shared.
+    """
+    thawed = [variable for variable in _variables(module) if isinstance(variable, nnx.Param)]
+    for variable in thawed:
+        if type(variable) is not nnx.Param:
+            variable.set_metadata(_KIND, type(variable))
+        object.__setattr__(variable, "__class__", Frozen)
+    for node in _modules(module):
+        if thawed or not hasattr(node, _MARK):
+            setattr(node, _MARK, getattr(node, _MARK, 0) + 1)
+    keep_statistics(module)
+
+
+def unfreeze(module: nnx.Module) -> None:
+    """Turn every ``Frozen`` of ``module`` into the ``nnx.Param`` that it was."""
+    for variable in _variables(module):
+        if isinstance(variable, Frozen):
+            kind = variable.get_metadata().get(_KIND, nnx.Param)
+            object.__setattr__(variable, "__class__", kind)
+            if variable.has_metadata(_KIND):
+                variable.del_metadata(_KIND)
+    for node in _modules(module):
+        if hasattr(node, _MARK):
+            delattr(node, _MARK)
+
+
+def keep_statistics(module: nnx.Module) -> None:
+    """Let the frozen layers with running statistics use them and leave them as they are."""
+    for node in _modules(module):
+        if hasattr(node, _MARK) and hasattr(node, "use_running_average"):
+            node.use_running_average = True
+
+
+def num_parameters(module: nnx.Module) -> int:
+    """Return how many numbers the parameters have, frozen ones included."""
+    return _size(module, nnx.Any(nnx.Param, Frozen))
+
+
+def with_frozen(module: nnx.Module, summarize: Callable[[Any], Summary]) -> Summary:
+    """Return the summary of a module in which frozen parameters count as parameters."""
+    frozen = _size(module, Frozen)
+    if not frozen:
+        return summarize(module)
+    graph, state = nnx.split(module)
+    thawed = nnx.merge(graph, jax.tree.map(lambda leaf: leaf, state))  # variables of its own
+    unfreeze(thawed)
+    found = summarize(thawed)
+    return FrozenSummary(
+        found.rows, found.num_parameters, found.parameter_bytes, found.state_bytes, frozen
+    )
+
+
+def _size(module: nnx.Module, kinds: Any) -> int:
+    return sum(leaf.size for leaf in jax.tree.leaves(nnx.state(module, kinds)))
+
+
+def _variables(module: nnx.Module) -> list[Any]:
+    return [leaf for _, leaf in nnx.graph.flatten(module)[1] if isinstance(leaf, nnx.Variable)]
+
+
+def _modules(module: nnx.Module) -> list[Any]:
+    return [node for _, node in nnx.iter_graph(module) if isinstance(node, nnx.Module)]
