@@ -211,6 +211,8 @@ def with_default(outside: Any) -> Any:
         (lambda: lambda x: STATE["model"](x), r"STATE\['model'\]"),
         (lambda: lambda x: [layer(x) for layer in STATE.values()], r"STATE\['model'\]"),
         (lambda: lambda x: SPACE.model(x), "SPACE.model"),
+        (lambda: closes_over(nx.jit(MODEL)), "model"),
+        (lambda: closes_over(functools.partial(scaled, MODEL, k=2.0)), "model"),
         (lambda: lambda x: x @ MODEL.inner.layers[0].kernel, "MODEL.inner.layers"),
         (lambda: lambda x: MODEL.encode(x), "MODEL"),
         (lambda: nx.value_and_grad(lambda x: MODEL(x).sum()), "MODEL"),

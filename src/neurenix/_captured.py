@@ -124,12 +124,20 @@ def _lifted_partial(
     return call, modules
 
 
-def _of_callable(function: Any, seen: set[Any]) -> Found:
-    """Yield the modules that a call of ``function`` would use without being given them."""
+def _of_callable(
+    function: Any, seen: set[Any], path: str = "an argument of functools.partial"
+) -> Found:
+    """Yield the modules that a call of ``function`` would use without being given them.
+
+    Args:
+        function: anything that can be called.
+        seen: functions that were read.
+        path: what to call the modules that ``function`` gives as a partial does.
+    """
     if isinstance(function, functools.partial):
         for value in (*function.args, *function.keywords.values()):
-            yield from _in_value("an argument of functools.partial", value, seen)
-        yield from _of_callable(function.func, seen)
+            yield from _in_value(path, value, seen)
+        yield from _of_callable(function.func, seen, path)
     elif isinstance(function, MethodType):
         yield from _of_method(function.__func__, function.__self__, seen)
     elif isinstance(function, FunctionType):
@@ -269,4 +277,4 @@ def _in_value(path: str, value: Any, seen: set[Any]) -> Found:
     elif isinstance(value, (FunctionType, MethodType, functools.partial)) or (
         callable(value) and not isinstance(value, type) and hasattr(value, "__wrapped__")
     ):
-        yield from _of_callable(value, seen)
+        yield from _of_callable(value, seen, path)
