@@ -31,6 +31,7 @@ from neurenix.compiler.flops import model_flops, without_dead_code
 from neurenix.compiler.placement import abstract_mesh as abstract_mesh
 from neurenix.compiler.placement import axis_names, mesh_in, place
 from neurenix.compiler.placement import spec as spec
+from neurenix.compiler.roles import roles_of
 from neurenix.compiler.source import is_library
 from neurenix.compiler.traits import Traits
 
@@ -119,10 +120,10 @@ class TraceOptions:
     """How a function is traced.
 
     ``donate_argnums`` are positions of whole arguments; ``leaf_roles`` names a role for each leaf
-    of all arguments in flattening order, and may be empty. ``platform`` and ``device_kind`` are
-    JAX's names, the second for what differs between generations, such as attention kernels.
-    ``numbers`` are parameters that were given Python numbers, for the error that their values are
-    needed.
+    of all arguments in flattening order; left empty, they are told from optax's state, if there is
+    one. ``platform`` and ``device_kind`` are JAX's names, the second for what differs between
+    generations, such as attention kernels. ``numbers`` are parameters that were given Python
+    numbers, for the error that their values are needed.
     """
 
     donate_argnums: tuple[int, ...] = ()
@@ -215,7 +216,7 @@ def _trace(
     out = jax.tree.unflatten(out_tree[0], jaxpr.out_avals)
     carried = traits_module.recompiles(args, out, donate_argnums=_whole(args, donated))
     kept = exported.module_kept_var_idx
-    roles = options.leaf_roles or ("argument",) * len(placed)
+    roles = options.leaf_roles or roles_of(args, out, donated)
     leaves = tuple(_leaf(_path(paths[i][0]), roles[i], placed[i], mesh) for i in kept)
     return Program(
         name=name,

@@ -1,0 +1,116 @@
+"""What the arguments of a training step in plain JAX are for: parameters, optimizer state, batch.
+
+Owns the recognition of optax's state among arguments and of what has its structure. Where the
+structure does not say it exactly, nothing is said: then every leaf is an ``"argument"``. Models and
+trainers name their roles themselves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import jax
+
+ARGUMENT = "argument"
+
+
+def roles_of(args: Sequence[Any], out: Any, donated: Sequence[int]) -> tuple[str, ...]:
+    """Return a role for each leaf of the arguments, in flattening order.
+
+    ``"optimizer"`` is optax's state, ``"parameters"`` what has the structure and the shapes of its
+    moments, ``"batch"`` the arrays of other arguments that are neither donated nor returned, if all
+    of them have as many rows.
+
+    Args:
+        args: trees of arrays or specs.
+        out: the tree of abstract results.
+        donated: indices of the donated leaves.
+
+    Example:
+        >>> import optax
+        >>> params, x = {"w": jax.ShapeDtypeStruct((4, 2), "float32")}, jax.numpy.ones((8, 4))
+        >>> state = jax.eval_shape(optax.adam(1e-3).init, params)
+        >>> roles_of((params, state, x), (params, state), ())
+        ('parameters', 'optimizer', 'optimizer', 'optimizer', 'batch')
+    """
+    moments = set(_moments(args))
+    unknown = (ARGUMENT,) * jax.tree.structure(tuple(args)).num_leaves
+    if not moments:
+        return unknown
+    roles = [_of_argument(argument, moments) for argument in args]
+    found = sum(own.count("parameters") for own in roles)
+    if not found or (found > 1 and any(_is_one_array(signature) for signature in moments)):
+        return unknown
+    for number in _batch(args, roles, out, donated):
+        roles[number] = ["batch"] * len(roles[number])
+    return tuple(role for own in roles for role in own)
+
+
+def _of_argument(argument: Any, moments: set[Any]) -> list[str]:
+    roles: list[str] = []
+    for node in jax.tree.leaves(
+        argument, is_leaf=lambda node: _is_optax(node) or _signature(node) in moments
+    ):
+        role = ARGUMENT
+        if _is_optax(node):
+            role = "optimizer"
+        elif _signature(node) in moments:
+            role = "parameters"
+        roles += [role] * jax.tree.structure(node).num_leaves
+    return roles
+
+
+def _batch(
+    args: Sequence[Any], roles: Sequence[Sequence[str]], out: Any, donated: Sequence[int]
+) -> list[int]:
+    """Return the positions of the arguments that are the batch."""
+    results = {_signature(result) for result in (out, *_parts(out))}
+    found: list[int] = []
+    first = 0
+    for number, (argument, own) in enumerate(zip(args, roles, strict=True)):
+        last = first + len(own)
+        state = set(own) != {ARGUMENT} or any(first <= index < last for index in donated)
+        if not state and all(map(_has_rows, jax.tree.leaves(argument))):
+            if _signature(argument) not in results:
+                found.append(number)
+        first = last
+    rows = {leaf.shape[0] for number in found for leaf in jax.tree.leaves(args[number])}
+    return found if len(rows) == 1 else []
+
+
+def _parts(out: Any) -> Sequence[Any]:
+    if isinstance(out, dict):
+        return list(out.values())
+    return out if isinstance(out, (tuple, list)) else ()
+
+
+def _has_rows(leaf: Any) -> bool:
+    return len(getattr(leaf, "shape", ())) > 0 and not jax.numpy.issubdtype(
+        leaf.dtype, jax.dtypes.prng_key
+    )
+
+
+def _is_optax(node: Any) -> bool:
+    return isinstance(node, tuple) and type(node).__module__.partition(".")[0] == "optax"
+
+
+def _moments(args: Any) -> Iterator[Any]:
+    """Yield structure and shapes of all that optax's states hold, numbers left out."""
+    for node in jax.tree.leaves(args, is_leaf=_is_optax):
+        for value in node if _is_optax(node) else ():
+            inner = list(_moments(value))
+            signature = _signature(value)
+            if inner:
+                yield from inner
+            elif any(shape for shape in signature[1]):
+                yield signature
+
+
+def _signature(tree: Any) -> Any:
+    leaves, structure = jax.tree.flatten(tree)
+    return structure, tuple(tuple(getattr(leaf, "shape", ())) for leaf in leaves)
+
+
+def _is_one_array(signature: Any) -> bool:
+    return jax.tree_util.treedef_is_leaf(signature[0])
