@@ -80,6 +80,7 @@ def _compile(folder: Path, request: dict[str, Any], result: dict[str, Any]) -> N
     result["seconds"]["topology"] = time.perf_counter() - started
     started = time.perf_counter()
     exported = export.deserialize(bytearray((folder / "program.bin").read_bytes()))
+    mesh = _with_axis_types(mesh, exported)
     arguments = [
         jax.ShapeDtypeStruct(aval.shape, aval.dtype, sharding=sharding)
         for aval, sharding in zip(exported.in_avals, exported.in_shardings_jax(mesh), strict=True)
@@ -150,6 +151,17 @@ def _placement(exported: Any, compiled: Any, mesh: Any) -> dict[str, Any]:
 def _division(sharding: Any) -> dict[str, Any]:
     partition = [list(p) if isinstance(p, tuple) else p for p in sharding.spec]
     return {"partition": partition, "memory_kind": sharding.memory_kind}
+
+
+def _with_axis_types(mesh: Any, exported: Any) -> Any:
+    """Return the mesh with the types of axes (automatic, explicit) that the program has."""
+    import jax
+
+    for aval in (*exported.in_avals, *exported.out_avals):
+        own = aval.sharding.mesh
+        if own.axis_names == mesh.axis_names:
+            return jax.sharding.Mesh(mesh.devices, mesh.axis_names, axis_types=own.axis_types)
+    return mesh
 
 
 def _mesh(request: dict[str, Any]) -> Any:
