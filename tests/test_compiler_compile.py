@@ -82,6 +82,13 @@ REFUSALS = [
         40 * 2**30,
     ),
     ("E1001: CompileTimeScopedVmemOom: kernel k uses 130M", "vmem", None),
+    (
+        "RESOURCE_EXHAUSTED: XLA:TPU compile permanent error. Ran out of memory in memory space "
+        "vmem. Used 160.80M of 128.00M vmem. Exceeded vmem capacity by 32.80M.\n\n [type."
+        "googleapis.com/tensorflow.tpu.CompilationResultProto='\\x08Ran out']",
+        "vmem",
+        None,
+    ),
     ("INVALID_ARGUMENT: something else", "error", None),
 ]
 

@@ -21,7 +21,7 @@ from neurenix.compiler.program import Leaf, Program
 from neurenix.compiler.target import Target
 from neurenix.compiler.time import Operation, StepTime
 from neurenix.compiler.training import TRAINERS_STEP
-from neurenix.compiler.traits import Recompile, Traits, WrittenProduct
+from neurenix.compiler.traits import Kernel, Recompile, Traits, WrittenProduct
 
 pytestmark = pytest.mark.pure
 
@@ -446,6 +446,70 @@ def test_permutations_of_a_product_are_a_collective_matmul() -> None:
     turn = operation("ici", opcode="collective-permute-start", name="x", op_name="a/dot_general")
     assert rules(evidence(work, turn)) == ["collective-matmul"]
     assert rules(evidence(work, replace(turn, seconds=0.0))) == []
+
+
+_VMEM = """RESOURCE_EXHAUSTED: XLA:TPU compile permanent error. Ran out of memory in memory space \
+vmem. Used 160.80M of 128.00M vmem. Exceeded vmem capacity by 32.80M.
+
+  1. Size: 64.00M
+     Operator: op_name="jit(call)/call_exported/jit(program)/pallas_call"
+     Tag: input window allocation for operator input 0. The window shape is f32[2048,4096], while \
+the full shape is f32[4096,4096].
+     XLA label: program.1 = custom-call(args_0_.1), custom_call_target="tpu_custom_call"
+"""
+
+
+def test_a_kernel_that_takes_more_than_all_of_vmem_is_named() -> None:
+    where, line = chips.resolve("v5e-1"), SourceLine("/home/me/train.py", 3)
+    answer = Refusal(Target.of(where), "vmem", _VMEM)
+    for kernels, source in (
+        ((Kernel("kernel", line),), line),
+        ((Kernel("kernel", line), Kernel("other", LINE)), None),
+    ):
+        program = replace(evidence().program, traits=Traits(kernels=kernels))
+        found = of_refusal(program, where, answer)
+        assert "The kernel pallas_call needs 160.8 MiB of VMEM on v5e-1, and" in found.message
+        assert "may have 128.0 MiB (input window of f32[2048,4096])" in found.message
+        assert found.effect_bytes == int(160.8 * 2**20) - 128 * 2**20
+        assert found.source == source
+
+
+def test_what_helps_a_function_without_an_optimizer() -> None:
+    where = chips.resolve("v5e-8")
+    answer = Refusal(Target.of(where), "hbm", "no room", 32 * GIB)
+    function = evidence().program
+    trains = replace(function, leaves=(Leaf("m", "optimizer", (8,), "float32", (), (8,)),))
+    assert "optimizer's state" in of_refusal(trains, where, answer).fix
+    assert "optimizer" not in of_refusal(function, where, answer).fix
+    assert "donate" not in of_refusal(function, where, answer).fix  # it does already
+    plain = replace(function, donated=())
+    assert "donate_argnums" in of_refusal(plain, where, answer).fix
+
+
+def test_gradients_that_are_summed_between_slices() -> None:
+    work = operation(products=(product(),))
+    sent = operation("dcn", opcode="send", name="x", shape="f32[2,8,128], u32[], token[]")
+    whole = evidence(work, sent, slice_name="2x v5e-8")
+    state = Leaf("m", "optimizer", (8,), "float32", (), (8,))
+    for leaf, expected in (
+        (Leaf("w", "parameters", (8,), "float32", (), (8,)), "gradients are summed between slices"),
+        (Leaf("w", "parameters", (32,), "float32", ("data",), (2,)), "slices exchange arrays"),
+    ):
+        program = replace(whole.program, leaves=(*whole.program.leaves, state, leaf))
+        (finding,) = find(replace(whole, program=program))
+        assert expected in finding.message
+        assert "send of f32[2,8,128]: " in finding.message
+    (finding,) = find(whole)  # which does not train
+    assert "slices exchange arrays" in finding.message
+
+
+def test_products_of_a_program_without_any_are_not_judged() -> None:
+    found = evidence(operation(products=(product(columns=8),)))
+    assert rules(found) == ["padded-matmul"]
+    assert rules(replace(found, program=replace(found.program, model_flops=0.0))) == []
+    for name, expected in (("jit(f)/jit(fft)", []), ("jit(fft_loss)/dot_general", rules(found))):
+        work = operation(products=(product(columns=8),), op_name=name)
+        assert rules(evidence(work)) == expected
 
 
 def test_refusals_the_catalogue_does_not_know_keep_the_words() -> None:

@@ -34,6 +34,8 @@ _TOTAL_NEEDED = re.compile(r"\(([\d.]+)([KMGT])\) exceeds available HBM \(([\d.]
 _USED_OF = re.compile(r"Used ([\d.]+)([KMGT]) of ([\d.]+)([KMGT]) hbm")
 _NO_OPTION = re.compile(r"No such compile option: '([^']*)'")
 _NO_VALUE = re.compile(r"Failed to parse '([^']*)' into flag (\w+)")
+_DATA = re.compile(r"\s*\[type\.googleapis\.com/[\w.]*CompilationResultProto='.*?'\]", re.DOTALL)
+"""The answer once more as bytes, which the compiler puts behind its words."""
 _UNITS = {"K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 
 
@@ -294,7 +296,7 @@ def _read(
     if entry["outcome"] == "timeout":
         text = f"Compiling for {target.name} took longer than {entry['error']} and was stopped."
         return Refusal(target, "timeout", text, notes=notes)
-    text = entry["error"]
+    text = _DATA.sub("", entry["error"])
     _check_options(text)
     needed = _TOTAL_NEEDED.search(text) or _USED_OF.search(text)
     if "lockfile" in text or "Unable to initialize backend" in text:
@@ -304,7 +306,7 @@ def _read(
     if needed or "Ran out of memory on HBM" in text or "memory space hbm" in text:
         size = int(float(needed[1]) * _UNITS[needed[2]]) if needed else None
         return Refusal(target, "hbm", text, size, cached, notes)
-    too_large = ("ScopedVmemOom", "E1001", "space=vmem")
+    too_large = ("ScopedVmemOom", "E1001", "space=vmem", "memory space vmem")
     kind = "vmem" if any(words in text for words in too_large) else "error"
     return Refusal(target, kind, text, None, cached, notes)
 

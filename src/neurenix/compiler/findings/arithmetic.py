@@ -5,6 +5,8 @@ Owns what keeps the matrix unit from its peak. Data movement has its own module 
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
@@ -27,6 +29,9 @@ from neurenix.compiler.time import Operation
 from neurenix.compiler.traits import WrittenProduct
 
 _LANES = 128
+_FOURIER = re.compile(r"(?:^|[/(])[ir]?r?fftn?\)*$")
+_BESIDE = 1.5
+"""How much larger a kernel may be than its part that meets the image on average."""
 _WELL_FILLED = 0.8
 """Of the matrix unit: above, padding is not worth a change of the model."""
 
@@ -34,17 +39,22 @@ _WELL_FILLED = 0.8
 def padded_products(evidence: Evidence) -> Iterator[Finding]:
     """Matrix products whose sizes do not fill the matrix unit; one finding for each source line.
 
+    Silent about products that nobody wrote: those of which a Fourier transform is made, and all of
+    a program that was written without any.
+
     Depth and columns are the two sides that the unit is wide. Products of attention heads are left
     to ``head_dimension``. The padding is charged with what an operation takes beyond the need of
     its FLOPs and bytes, at most its unused part; the line's padding must cost 2 % of the step.
     """
+    if not evidence.program.model_flops:
+        return
     unit = evidence.where.generation.mxu[1]
     heads = {head for _, head in _head_products(evidence)}
     lines: dict[object, list[tuple[Operation, MatrixProduct, float]]] = {}
     for operation in in_order_of_time(evidence.operations):
-        if not operation.products:
+        if not operation.products or _FOURIER.search(operation.op_name):
             continue
-        product = max(operation.products, key=lambda p: p.flops)
+        product = _nominal(evidence, max(operation.products, key=lambda p: p.flops))
         if product.batch > 1 and heads & {product.depth, product.columns}:
             continue
         used = fill(product.depth, unit) * fill(product.columns, unit)
@@ -73,6 +83,23 @@ def padded_products(evidence: Evidence) -> Iterator[Finding]:
             wasted,
             operation,
         )
+
+
+def _nominal(evidence: Evidence, product: MatrixProduct) -> MatrixProduct:
+    """Return a convolution with the depth of its whole kernel, as it was written.
+
+    Its own depth is an average over positions some of which lie beside the image. What is far from
+    it, such as a kernel that slides over zeros between numbers, is left as it is.
+    """
+    kernel = evidence.kernel_of(product)
+    if product.instruction.opcode != "convolution" or kernel is None:
+        return product
+    letters, shape = kernel
+    depth = math.prod(
+        size for letter, size in zip(letters, shape.sizes, strict=False) if letter != "o"
+    )
+    near = product.depth < depth <= _BESIDE * product.depth
+    return replace(product, depth=depth) if near else product
 
 
 def _of_the_line(count: int) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator
+from typing import Any
 
 from neurenix.compiler.findings.evidence import (
     NOTABLE_SHARE,
@@ -16,11 +17,13 @@ from neurenix.compiler.findings.evidence import (
     longest,
 )
 from neurenix.compiler.time import Operation
-from neurenix.compiler.training import is_trainers_step
+from neurenix.compiler.training import is_trainers_step, is_training_step
 
 _LINKS = {"ici": "the slice's own links", "dcn": "the network between slices"}
 _VECTOR = re.compile(r"f32\[(\d+)\]|bf16\[(\d+)\]")
 _SHAPE = re.compile(r"\w+\[[\d,]*\]")
+_MARKS = ("u32[]", "token[]")
+_BETWEEN_SLICES = ("send", "recv", "all-reduce", "reduce-scatter", "all-gather")
 _STATISTICS = 4
 """All-reduces of channel statistics from which on a program is taken to normalise over the
 batch of all devices: a mean and a variance, forwards and backwards."""
@@ -42,21 +45,56 @@ def exposed_collectives(evidence: Evidence) -> Iterator[Finding]:
         if not exposed or evidence.share(seconds) < NOTABLE_SHARE:
             continue
         largest = longest(exposed)
-        cause, fix = _cause(largest)
+        cause, fix = _cause(evidence, largest)
         together = "" if largest.opcode.endswith("-start") else " Nothing is computed beside it."
         yield evidence.finding(
             "exposed-collective",
             f"{evidence.share(seconds):.0%} of the step waits for {links}; most for "
-            f"{_opcode(largest)} of {largest.shape}: {cause}.{together}",
+            f"{_opcode(largest)} of {_shapes(largest)}: {cause}.{together}",
             fix,
             seconds,
             largest,
         )
 
 
-def _cause(operation: Operation) -> tuple[str, str]:
+def _shapes(operation: Operation) -> str:
+    """Return the arrays of an exchange; the compiler's own marks are none."""
+    shapes = [shape for shape in _SHAPE.findall(operation.shape) if shape not in _MARKS]
+    return ", ".join(shapes) or operation.shape
+
+
+def _sums_between_slices(evidence: Evidence, operation: Operation) -> bool:
+    """Whether an exchange is a part of the sum of gradients over slices, as the compiler writes it.
+
+    It adds within each slice, sends the sums from slice to slice, and gathers them: exchanges that
+    no operation of the program has given its name. Nothing else goes between slices in a training
+    step whose parameters are whole in each of them.
+    """
+    program = evidence.program
+    if evidence.where.num_slices < 2 or operation.op_name or not is_training_step(program):
+        return False
+    across = next(iter(program.axes))
+    parameters = (leaf for leaf in program.leaves if leaf.role == "parameters")
+    divided = {name for leaf in parameters for entry in leaf.partition for name in _named(entry)}
+    return _opcode(operation) in _BETWEEN_SLICES and across not in divided
+
+
+def _named(entry: Any) -> tuple[str, ...]:
+    return (entry,) if isinstance(entry, str) else tuple(entry or ())
+
+
+def _cause(evidence: Evidence, operation: Operation) -> tuple[str, str]:
     """Return why an exchange happens, by what it is and whether it belongs to the backward pass."""
     opcode = _opcode(operation)
+    if _sums_between_slices(evidence, operation):
+        return (
+            "the gradients are summed between slices, which the compiler does in parts: it adds "
+            "them within each slice, sends the sums to the other slices, and gathers the result",
+            "Exchange less often, with gradient accumulation or a larger batch per device; or "
+            "less: bfloat16 gradients, or parameters divided within a slice (FSDP: mesh="
+            f'{{"data": {evidence.where.num_slices}, "fsdp": '
+            f"{evidence.where.num_devices // evidence.where.num_slices}}}).",
+        )
     backward = "transpose(" in operation.op_name
     merged = len(_SHAPE.findall(operation.shape)) > 1
     if opcode in ("all-reduce", "reduce-scatter") and (backward or merged):
@@ -89,6 +127,12 @@ def _cause(operation: Operation) -> tuple[str, str]:
         return (
             "neighbours pass arrays on",
             "Let each device compute on one part while the next one is on its way.",
+        )
+    if opcode in ("send", "recv"):
+        return (
+            "slices exchange arrays",
+            "Divide over the slices by the batch only, which needs one exchange a step, or give it "
+            "more computing to hide behind.",
         )
     return ("devices exchange data", "Give it more computing to hide behind.")
 

@@ -5,15 +5,17 @@ Owns the two records and the thresholds that all rules share. It owns no rule.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 
 from neurenix.chips import Slice
-from neurenix.compiler.hlo import Computation, Instruction, Module, SourceLine
+from neurenix.compiler.hlo import Computation, Instruction, Module, SourceLine, called_as
 from neurenix.compiler.memory import Memory
 from neurenix.compiler.operations import MatrixProduct
 from neurenix.compiler.program import Program
+from neurenix.compiler.shapes import Shape
 from neurenix.compiler.time import Operation, StepTime
 
 NOTABLE_SHARE = 0.02
@@ -117,6 +119,25 @@ class Evidence:
     def _places(self) -> dict[str, tuple[Computation, Instruction]]:
         computations = self.module.computations.values() if self.module else ()
         return {i.name: (c, i) for c in computations for i in c.instructions}
+
+    @cached_property
+    def loop_bodies(self) -> frozenset[str]:
+        """Names of the computations that loops repeat."""
+        return frozenset(
+            called_as(instruction, "body")
+            for _, instruction in self._places.values()
+            if instruction.opcode == "while"
+        )
+
+    def kernel_of(self, product: MatrixProduct) -> tuple[str, Shape] | None:
+        """Return the axes of a convolution's kernel as letters, and its shape, if known."""
+        place = self._places.get(product.instruction.name)
+        labels = product.instruction.attribute("dim_labels") or ""
+        found = re.fullmatch(r"\w+_(\w+)->\w+", labels)
+        if place is None or found is None or len(product.instruction.operands) < 2:
+            return None
+        kernel = place[0].by_name.get(product.instruction.operands[1])
+        return (found[1], kernel.shapes[0]) if kernel else None
 
     def place(self, operation: Operation) -> tuple[Computation, Instruction] | None:
         """Return the instruction of an operation and the computation it stands in, if known."""

@@ -99,7 +99,8 @@ def moves(evidence: Evidence) -> Iterator[Finding]:
         )
         if is_move:
             near = evidence.nearest(operation)
-            lines.setdefault(near.source or operation.name, []).append((operation, near))
+            line = (near.source.file, near.source.line) if near.source else operation.name
+            lines.setdefault(line, []).append((operation, near))
     for found in lines.values():
         seconds = sum(o.seconds for o, _ in found)
         if evidence.share(seconds) < NOTABLE_SHARE:
@@ -107,16 +108,69 @@ def moves(evidence: Evidence) -> Iterator[Finding]:
         largest, near = max(found, key=lambda pair: pair[0].seconds)
         others = f" and {len(found) - 1} more of this line" if len(found) > 1 else ""
         put = f"; the compiler put it {near.where} this line" if near.where else ""
+        carried, fix = _of_the_move(evidence, largest)
         said = evidence.finding(
             "copy",
             f"A {largest.opcode} of {largest.shape}{others} moves data without computing "
-            f"({sum(o.count for o, _ in found)}× a step){put}.",
-            "Keep one axis order from layer to layer, so that no transpose is left between "
-            "them; for state that is carried along, donate it.",
+            f"({sum(o.count for o, _ in found)}× a step){put}{carried}.",
+            fix,
             seconds,
             largest,
         )
         yield replace(said, source=near.source)
+
+
+_ONE_ORDER = (
+    "Keep one axis order from layer to layer, so that no transpose is left between them{donate}."
+)
+
+
+def _of_the_move(evidence: Evidence, operation: Operation) -> tuple[str, str]:
+    """Return what more is known of a move, and what to do about it."""
+    if _is_carried(evidence, operation):
+        return "; it is what a loop carries from turn to turn", (
+            "A turn reads it while it writes the next one, so there are two, and one is copied. "
+            "Let a turn do two steps, with unroll=2 of jax.lax.fori_loop or jax.lax.scan, or carry "
+            "less. Donation does not change it."
+        )
+    if _is_overwritten(evidence, operation):
+        return "; it is an argument that a loop writes over", (
+            "If the argument is not needed afterwards, donate it: jax.jit(f, donate_argnums=…). "
+            "The loop then works in its memory."
+        )
+    in_loop = "/while/" in operation.op_name
+    moved = operation.opcode != "copy" or in_loop or evidence.memory.aliased_bytes > 0
+    return "", _ONE_ORDER.format(
+        donate="" if moved else "; for state that is carried from call to call, donate it"
+    )
+
+
+def _is_carried(evidence: Evidence, operation: Operation) -> bool:
+    """Whether a copy in the body of a loop is of what the body begins with or ends with."""
+    place = evidence.place(operation)
+    if place is None or evidence.module is None or operation.opcode != "copy":
+        return False
+    computation, instruction = place
+    if computation.name not in evidence.loop_bodies:
+        return False
+    begins = computation.by_name.get(instruction.operands[0])
+    return begins is not None and (
+        begins.opcode == "get-tuple-element" or instruction.name in computation.root.operands
+    )
+
+
+def _is_overwritten(evidence: Evidence, operation: Operation) -> bool:
+    """Whether a copy is of an argument, for a loop to begin with."""
+    place = evidence.place(operation)
+    if place is None or evidence.module is None or operation.opcode != "copy":
+        return False
+    computation, instruction = place
+    copied = computation.by_name.get(instruction.operands[0])
+    if computation is not evidence.module.entry or copied is None or copied.opcode != "parameter":
+        return False
+    tuples = [user.name for user, _ in computation.users.get(instruction.name, ())]
+    readers = (user for name in tuples for user, _ in computation.users.get(name, ()))
+    return any(reader.opcode == "while" for reader in readers)
 
 
 def missing_donation(evidence: Evidence) -> Iterator[Finding]:

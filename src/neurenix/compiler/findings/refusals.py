@@ -14,6 +14,7 @@ from neurenix.compiler.compile import Refusal
 from neurenix.compiler.findings.evidence import Finding
 from neurenix.compiler.hlo import SourceLine
 from neurenix.compiler.program import Program
+from neurenix.compiler.training import is_training_step
 
 REFUSALS = {
     "hbm": "Take a smaller batch, recompute activations (jax.checkpoint), compute in bfloat16, "
@@ -36,6 +37,10 @@ _WINDOW = re.compile(
     r"(?:\.\d+)?\s*$",
     re.DOTALL,
 )
+_PROGRAM = re.compile(r"memory space vmem\. Used ([\d.]+[KMG]?) of ([\d.]+[KMG]?) vmem")
+_OPERATOR = re.compile(r'Operator: op_name="(?:[^"]*/)?([^"/]+)"')
+_LABEL = re.compile(r"XLA label: %?([\w\-]+)(?:\.\d+)? = custom-call")
+_TAG = re.compile(r"Tag: ((?:\w+ )+window) allocation.*? shape is (\w+\[[\d,]*\])")
 _BLOCK = re.compile(r"tag = '([^']*)'")
 _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30}
 
@@ -51,7 +56,7 @@ class KernelMemory:
 
 
 def kernel_memory(message: str) -> KernelMemory | None:
-    """Read the compiler's two ways to say that a kernel is too large for VMEM; else ``None``.
+    """Read the compiler's three ways to say that a kernel is too large for VMEM; else ``None``.
 
     Example:
         >>> kernel_memory("allocating on stack for %add_one.1 = f32[8]{0} custom-call(%a). Scoped "
@@ -64,10 +69,40 @@ def kernel_memory(message: str) -> KernelMemory | None:
         return KernelMemory(
             window[3], int(window[1]), int(window[2]), block[1].strip() if block else ""
         )
+    whole = _PROGRAM.search(message)
+    if whole:
+        operator = _OPERATOR.search(message) or _LABEL.search(message)
+        block = _TAG.search(message)
+        return KernelMemory(
+            operator[1] if operator else "a kernel",
+            _bytes(whole[1]),
+            _bytes(whole[2]),
+            f"{block[1]} of {block[2]}" if block else "",
+        )
     scoped, name = _SCOPED.search(message), _STACK_NAME.search(message)
     if scoped is None:
         return None
     return KernelMemory(name[1] if name else "a kernel", _bytes(scoped[1]), _bytes(scoped[2]))
+
+
+def _line_of(name: str, program: Program) -> SourceLine | None:
+    """Return the line that calls a kernel: that of its name, or of the only one there is."""
+    kernels = program.traits.kernels
+    named = [kernel.source for kernel in kernels if kernel.name == name]
+    places = named or list(dict.fromkeys(kernel.source for kernel in kernels))
+    return places[0] if named or len(places) == 1 else None
+
+
+def _without_optimizer(program: Program) -> str:
+    """Say what helps a function that does not train."""
+    donate = "" if program.donated else "donate arguments that the results replace " + _DONATE
+    return (
+        'Divide arrays over more devices (nx.spec(shape, dtype, partition=("data",))), '
+        f"{donate}compute in bfloat16, or take chips with more memory."
+    )
+
+
+_DONATE = "(jax.jit(f, donate_argnums=…)), "
 
 
 def _bytes(text: str) -> int:
@@ -97,7 +132,8 @@ def of_refusal(program: Program, where: Slice, answer: Refusal) -> Finding:
                 f"{where.name}, and may have {kernel.limit_bytes / 2**20:.1f} MiB{block}. The "
                 f"compiler said: {message}"
             )
-            names = {known.name: known.source for known in program.traits.kernels}
-            source = names.get(kernel.name)
+            source = _line_of(kernel.name, program)
     fix = REFUSALS.get(answer.kind, REFUSALS["error"])
+    if answer.kind == "hbm" and not is_training_step(program):
+        fix = _without_optimizer(program)
     return Finding(f"refused-{answer.kind}", "error", message, fix, source, effect_bytes=missing)
