@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import math
 import os
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from neurenix import chips
@@ -42,6 +43,7 @@ class Report:
         self._analysis = analysis
         self.suggestions = suggestions
         self._batch = batch_of(analysis.program)
+        self._memory = _with_results(analysis)
 
     @property
     def name(self) -> str:
@@ -76,11 +78,15 @@ class Report:
     @property
     def hbm(self) -> Memory:
         """Bytes of HBM on one device."""
-        return self._analysis.memory
+        return self._memory
 
     @property
     def mfu(self) -> float | None:
-        """Model FLOPs ÷ (estimated step time × bfloat16 peak); ``None`` without products."""
+        """Model FLOPs ÷ (estimated step time × peak); ``None`` without products.
+
+        The peak is that of the types which the program multiplies, weighed by their FLOPs: that of
+        bfloat16, and of int8 or fp8 where the chip multiplies these faster and the program does.
+        """
         return self._analysis.mfu
 
     @property
@@ -285,3 +291,19 @@ class Report:
 
     def __rich__(self) -> Any:
         return terminal.styled(self.text())
+
+
+def _with_results(analysis: Analysis) -> Memory:
+    """Return the memory, of a program that does not fit into one device with its results named.
+
+    There the compiler says one number; the results are as large as the program has them. Over
+    several devices it is not known how they would be divided.
+    """
+    memory, program = analysis.memory, analysis.program
+    if analysis.fits or program.num_devices > 1:
+        return memory
+    donated = sum(program.leaves[index].device_bytes for index in program.donated)
+    results = min(max(0, program.output_bytes - donated), memory.temporaries_bytes)
+    return replace(
+        memory, outputs_bytes=results, temporaries_bytes=memory.temporaries_bytes - results
+    )
