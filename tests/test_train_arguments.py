@@ -49,6 +49,19 @@ def test_endless_data_needs_a_length_whatever_its_batch(batch: int) -> None:
     assert steps_made(model) == 3
 
 
+def test_validation_without_end_goes_on_where_it_stopped() -> None:
+    given: list[int] = []
+
+    def batches() -> Any:
+        while True:
+            given.append(len(given))
+            yield X[:8], Y[:8]
+
+    model = compiled()
+    history = model.fit(X, Y, epochs=3, validation_data=batches(), validation_steps=2)
+    assert len(history["val_loss"]) == 3 and len(given) <= 8
+
+
 # What Keras has too
 
 

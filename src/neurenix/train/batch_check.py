@@ -90,8 +90,9 @@ class BatchCheck:
     def labels(self, definition: StepDefinition, loss: Loss, batch: Batch, steps: int) -> None:
         """Check the targets of a host batch, of ``steps`` batches stacked, against the loss."""
         if isinstance(loss, OutputLosses):
-            x, y = _one_batch((batch.x, batch.y), steps)
-            loss.validate(y, self.output_spec(definition, x))
+            if all(_on_host(leaf) is not None for leaf in jax.tree.leaves(batch.y)):
+                x, y = _one_batch((batch.x, batch.y), steps)
+                loss.validate(y, self.output_spec(definition, x))
             return
         y = _on_host(batch.y)
         if self._output_shape is None or y is None:

@@ -59,9 +59,9 @@ def couples_examples(loss: Loss, y: Any, output: Any) -> bool:
 
 def _some_of(y: Any, output: Any) -> tuple[Any, Any]:
     """Return the targets and predictions of as many examples as are cheap to try, 2 at least."""
-    leaves = jax.tree.leaves(output)
-    of_one = sum(math.prod(leaf.shape[1:]) for leaf in leaves)
-    count = min(leaves[0].shape[0], max(2, _MOST_NUMBERS // max(of_one, 1)))
+    of_one = sum(math.prod(leaf.shape[1:]) for leaf in jax.tree.leaves(output))
+    examples = jax.tree.leaves(y)[0].shape[0]
+    count = min(examples, max(2, _MOST_NUMBERS // max(of_one, 1)))
     random = np.random.default_rng(0)
 
     def drawn(leaf: Any) -> jax.Array:

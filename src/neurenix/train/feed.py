@@ -242,9 +242,9 @@ class Feed:
         return ArgumentError(
             f"{what}, and the loss {self._left_whole} is one number for a whole batch that is not "
             "the mean over its examples: weighted, or with examples added, it would be another "
-            "function. Use whole batches (a batch_size that divides the number of examples and by "
-            "the replicas, or drop_remainder=True of Dataset.batch) without weights, or return "
-            "one loss for each example."
+            "function. Use whole batches (a batch_size that divides the number of examples and is "
+            "a multiple of the replicas, or drop_remainder=True of Dataset.batch) without "
+            "weights, or return one loss for each example."
         )
 
 
