@@ -272,3 +272,13 @@ def test_batches_that_some_replicas_lack_are_an_error_and_not_dropped(
     endless = iter(strategy.distribute_from_function(lambda context: data.repeat()))
     for _ in range(4):
         next(endless)
+
+
+def test_batch_norm_in_a_custom_loop_sees_the_batch_of_all_replicas(strategy: TPUStrategy) -> None:
+    x = np.random.default_rng(3).normal(2.0, 3.0, (8, 2, 4)).astype(np.float32)
+    alone, together = nx.nn.BatchNorm(4), nx.nn.BatchNorm(4)
+    wanted = alone(jnp.asarray(x.reshape(16, 4)))
+    shares = strategy.run(lambda layer, x: layer(x), args=(together, PerReplica(x)))
+    np.testing.assert_allclose(np.concatenate(list(shares)), wanted, rtol=1e-4, atol=1e-5)
+    for name in ("mean", "var"):
+        np.testing.assert_allclose(getattr(together, name), getattr(alone, name), rtol=1e-5)

@@ -11,6 +11,7 @@ from jax import lax
 
 from neurenix._core.errors import ArgumentError, ShapeError
 from neurenix._nnx import nnx
+from neurenix.distribute import get_replica_context
 from neurenix.nn._checks import expect_features, positive
 from neurenix.nn.module import Module
 from neurenix.nn.norm import affine, widen
@@ -21,7 +22,7 @@ class BatchNorm(Module):
 
     In training (``model.train()``, the default) mean and biased variance are those of the batch,
     over all axes but the last, in float32; over *all* replicas when the batch is split over
-    several devices. The running statistics then move, as in PyTorch:
+    several devices, by ``fit`` or in ``strategy.run``. The running statistics then move, as in PyTorch:
     ``running = (1 - momentum) · running + momentum · batch``, with the **unbiased** variance.
     (Flax and Keras call ``1 - momentum`` momentum, and take the biased variance.) In evaluation
     (``model.eval()``) the running statistics are used.
@@ -78,15 +79,16 @@ class BatchNorm(Module):
         return affine(normal, self.scale, self.bias, x)
 
     def _batch_statistics(self, x: jax.Array) -> tuple[jax.Array, jax.Array]:
-        count = x.size // self.num_features
+        replica = get_replica_context()
+        count = x.size // self.num_features * replica.num_replicas_in_sync
         if count < 2:
             raise ShapeError(
                 f"BatchNorm in training needs more than one value per channel; its input has "
                 f"shape {x.shape}. Call model.eval(), or give a larger batch."
             )
         axes = tuple(range(x.ndim - 1))
-        mean = jnp.mean(x, axis=axes)
-        variance = jnp.mean(jnp.square(x - mean), axis=axes)
+        mean = replica.all_reduce("mean", jnp.mean(x, axis=axes))
+        variance = replica.all_reduce("mean", jnp.mean(jnp.square(x - mean), axis=axes))
         self._move(self.mean, mean)
         self._move(self.var, variance * (count / (count - 1)))
         return mean, variance
