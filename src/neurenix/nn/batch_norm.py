@@ -22,8 +22,9 @@ class BatchNorm(Module):
 
     In training (``model.train()``, the default) mean and biased variance are those of the batch,
     over all axes but the last, in float32; over *all* replicas when the batch is split over
-    several devices, by ``fit`` or in ``strategy.run``. The running statistics then move, as in PyTorch:
-    ``running = (1 - momentum) · running + momentum · batch``, with the **unbiased** variance.
+    several devices, by ``fit`` or in ``strategy.run``. The running statistics then move, as in
+    PyTorch: ``running = (1 - momentum) · running + momentum · batch``, with the **unbiased**
+    variance.
     (Flax and Keras call ``1 - momentum`` momentum, and take the biased variance.) In evaluation
     (``model.eval()``) the running statistics are used.
 

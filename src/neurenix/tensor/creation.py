@@ -190,18 +190,18 @@ def eye(
     return _placed(jnp.eye(rows, columns, dtype=dtypes.dtype(dtype or "float32")), device)
 
 
-def randn(*shape: int, dtype: Any = None, device: DeviceLike = None) -> jax.Array:
+def randn(*shape: int | Sequence[int], dtype: Any = None, device: DeviceLike = None) -> jax.Array:
     """Return numbers of the standard normal distribution, from the process's stream.
 
     Example:
-        >>> randn(2, 3).shape
-        (2, 3)
+        >>> randn(2, 3).shape, randn((2, 3)).shape
+        ((2, 3), (2, 3))
     """
     kind = dtypes.dtype(dtype or "float32")
-    return _placed(jax.random.normal(random.next_key(), shape, kind), device)
+    return _placed(jax.random.normal(random.next_key(), _sizes(shape), kind), device)
 
 
-def rand(*shape: int, dtype: Any = None, device: DeviceLike = None) -> jax.Array:
+def rand(*shape: int | Sequence[int], dtype: Any = None, device: DeviceLike = None) -> jax.Array:
     """Return numbers evenly distributed over [0, 1), from the process's stream.
 
     Example:
@@ -209,7 +209,7 @@ def rand(*shape: int, dtype: Any = None, device: DeviceLike = None) -> jax.Array
         True
     """
     kind = dtypes.dtype(dtype or "float32")
-    return _placed(jax.random.uniform(random.next_key(), shape, kind), device)
+    return _placed(jax.random.uniform(random.next_key(), _sizes(shape), kind), device)
 
 
 def randint(
@@ -229,6 +229,12 @@ def randint(
     sizes = (shape,) if isinstance(shape, int) else tuple(shape)
     kind = dtypes.dtype(dtype or "int32")
     return _placed(jax.random.randint(random.next_key(), sizes, low, high, kind), device)
+
+
+def _sizes(shape: tuple[Any, ...]) -> tuple[int, ...]:
+    """Return sizes that were given one by one, or all in one tuple or list."""
+    one = len(shape) == 1 and isinstance(shape[0], Sequence)
+    return tuple(shape[0]) if one else shape
 
 
 def _placed(array: jax.Array, device: DeviceLike) -> jax.Array:
