@@ -168,9 +168,9 @@ def _is_overwritten(evidence: Evidence, operation: Operation) -> bool:
     copied = computation.by_name.get(instruction.operands[0])
     if computation is not evidence.module.entry or copied is None or copied.opcode != "parameter":
         return False
-    tuples = [user.name for user, _ in computation.users.get(instruction.name, ())]
-    readers = (user for name in tuples for user, _ in computation.users.get(name, ()))
-    return any(reader.opcode == "while" for reader in readers)
+    others = computation.instructions
+    tuples = {other.name for other in others if instruction.name in other.operands}
+    return any(other.opcode == "while" and tuples & set(other.operands) for other in others)
 
 
 def missing_donation(evidence: Evidence) -> Iterator[Finding]:
