@@ -191,3 +191,11 @@ def test_run_mistakes(run_python, arguments: tuple[str, ...], status: int, says:
     assert done.returncode == status
     assert says in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_compile_takes_one_slice(run_python, tmp_path: Path) -> None:
+    script = write(tmp_path, "train.py", "raise SystemExit('it was run')")
+    done = run_python(*CLI, "compile", script, "--on", "v5e-1,v6e-1", "-o", str(tmp_path / "a.nxc"))
+    assert done.returncode == 2
+    assert "compile takes one slice" in done.stderr
+    assert "it was run" not in done.stdout + done.stderr
