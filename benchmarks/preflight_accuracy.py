@@ -15,7 +15,8 @@ The calibration: seconds = factor(generation) × (products by their floor and cy
 compiler's cycles or the model of transfers) × a factor if there are several slices. All is fitted
 to the logarithms, each parameter pulled towards a prior (weights: 0.5 for element-wise work, 2 for
 kernels, 0.7 for the others, ± 50 %; the exponent of products: 0.5 ± 0.25; several slices: 1 ± 10 %;
-a common factor of 1 ± 30 %; each generation's within 8 % of it), each configuration counted once.
+a common factor of 1 ± 30 %, each generation's within 5 % of it; a product over its floor at least
+1.1 ± 10 %, each generation's within 15 % of it), each configuration counted once.
 """
 
 from __future__ import annotations
@@ -41,11 +42,15 @@ from neurenix import chips
 from neurenix.compiler.calibration import WEIGHTS, WELL_USED
 from neurenix.preflight import CompileOptions
 
-KINDS = ("kernel", "vector", "hbm", "ici", "host")
-NAMES = (*KINDS, "exponent", "slices", "common")  # of the parameters; then one for each generation
-PRIOR = np.array([*np.log([2.0, 0.5, 0.7, 0.7, 0.7]), 0.5, 0.0, 0.0])
-DEVIATION = np.array([*[0.5] * len(KINDS), 0.25, 0.1, 0.3])
-GENERATION_DEVIATION = 0.08
+LINEAR = ("kernel", "ici", "host")  # whose seconds are weighed
+COUNTED = ("vector", "hbm")  # whose cycles are weighed, down to their floor
+KINDS = (*LINEAR, *COUNTED)
+# Of the parameters; then come two for each generation, its factor and its least, as deviations.
+NAMES = (*KINDS, "exponent", "slices", "common", "least")
+PRIOR = np.array([*np.log([2.0, 0.7, 0.7, 0.5, 0.7]), 0.5, 0.0, 0.0, 0.1])
+DEVIATION = np.array([*[0.5] * len(KINDS), 0.25, 0.1, 0.3, 0.1])
+GENERATION_DEVIATION = 0.05
+LEAST_DEVIATION = 0.15
 ROW_DEVIATION = 0.07
 Z80 = 1.2816  # of a normal distribution, 80 % lie within so many standard deviations
 
@@ -58,7 +63,9 @@ class Measured:
     """One row: what was published and what the compiler's program says."""
 
     run: chips.PublishedRun
-    seconds: np.ndarray  # by kind: all that has no weight, then KINDS
+    rest: float  # seconds of all that has no weight
+    seconds: np.ndarray  # before their weight, by kind: LINEAR
+    counted: dict[str, np.ndarray]  # by kind of COUNTED, of each: seconds by its cycles, its floor
     products: np.ndarray  # of each: the logarithms of its floor, of cycles ÷ floor up to and beyond
     estimate: float  # seconds, as the package says, and its interval relative to them
     low: float
@@ -84,36 +91,58 @@ def measure(run: chips.PublishedRun, compiler: CompileOptions) -> Measured | str
     time = report.step_time
     if time is None:
         return report.findings[0].message.split("\n", 1)[0][:200]
-    by_kind: dict[str, float] = {}
+    seconds: dict[str, float] = {}
+    counted: dict[str, list[list[float]]] = {kind: [[0.0, 0.0]] for kind in COUNTED}
     products = []
     for operation in report.operations:
+        cycles, floor = operation.cycles_seconds, operation.floor_seconds
         if operation.products:
-            over = max(operation.cycles_seconds / operation.floor_seconds, 1.0)
+            over = max(cycles / floor, 1.0)
             near = min(over, WELL_USED)
-            products.append(np.log([operation.floor_seconds, near, over / near]))
+            products.append(np.log([floor, near, over / near]))
             continue
         kind = "kernel" if operation.kind == "compute" else operation.kind
-        seconds = operation.seconds / WEIGHTS.get(kind, 1.0)
-        by_kind[kind] = by_kind.get(kind, 0.0) + seconds
-    rest = sum(seconds for kind, seconds in by_kind.items() if kind not in KINDS)
-    features = np.array([rest, *(by_kind.get(kind, 0.0) for kind in KINDS)])
+        if kind in COUNTED and cycles:
+            counted[kind].append([cycles, floor])
+            continue
+        if kind not in LINEAR:
+            kind = "rest"
+        weighed = operation.seconds / WEIGHTS.get(kind, 1.0)
+        seconds[kind] = seconds.get(kind, 0.0) + weighed
+    features = np.array([seconds.get(kind, 0.0) for kind in LINEAR])
     low, high = time.low / time.seconds, time.high / time.seconds
-    return Measured(run, features, np.array(products).T, time.seconds, low, high)
+    return Measured(
+        run,
+        seconds.get("rest", 0.0),
+        features,
+        {kind: np.array(pairs).T for kind, pairs in counted.items()},
+        np.array(products).T,
+        time.seconds,
+        low,
+        high,
+    )
 
 
 def log_seconds(row: Measured, p: Any, generations: list[str]) -> Any:
     """Return the logarithm of a row's step under a calibration."""
     kinds = len(KINDS)
-    exponent, slices, common = p[kinds], p[kinds + 1], p[kinds + 2]
+    exponent, slices, common, least = p[kinds : len(NAMES)]
+    factors, leasts = p[len(NAMES) :].reshape(2, len(generations))
+    place = generations.index(row.run.generation)
     floor, near, beyond = row.products
-    work = jnp.sum(jnp.exp(floor + exponent * near + beyond))
-    work += row.seconds[0] + row.seconds[1:] @ jnp.exp(p[:kinds])
-    own = p[len(NAMES) + generations.index(row.run.generation)]
-    return jnp.log(work) + common + own + slices * (row.run.num_slices > 1)
+    over = jnp.maximum(exponent * near, least + leasts[place])
+    work = jnp.sum(jnp.exp(floor + over + beyond))
+    weights = jnp.exp(p[:kinds])
+    work += row.rest + row.seconds @ weights[: len(LINEAR)]
+    for weight, kind in zip(weights[len(LINEAR) :], COUNTED, strict=True):
+        cycles, least = row.counted[kind]
+        work += jnp.sum(jnp.maximum(weight * cycles, least))
+    return jnp.log(work) + common + factors[place] + slices * (row.run.num_slices > 1)
 
 
 def fit(rows: list[Measured], generations: list[str]) -> np.ndarray:
     """Return the parameters: logarithms, but for the exponent."""
+    width = len(generations)
     counts: dict[Any, int] = {}
     for row in rows:
         counts[row.configuration] = counts.get(row.configuration, 0) + 1
@@ -121,13 +150,14 @@ def fit(rows: list[Measured], generations: list[str]) -> np.ndarray:
     def loss(p: jax.Array) -> jax.Array:
         shared, own = p[: len(NAMES)], p[len(NAMES) :]
         total = jnp.sum(((shared - PRIOR) / DEVIATION) ** 2)
-        total += jnp.sum((own / GENERATION_DEVIATION) ** 2)
+        total += jnp.sum((own[:width] / GENERATION_DEVIATION) ** 2)
+        total += jnp.sum((own[width:] / LEAST_DEVIATION) ** 2)
         for row in rows:
             off = log_seconds(row, p, generations) - math.log(row.run.step_seconds)
             total += (off / ROW_DEVIATION) ** 2 / counts[row.configuration]
         return total
 
-    start = jnp.concatenate([jnp.array(PRIOR), jnp.zeros(len(generations))])
+    start = jnp.concatenate([jnp.array(PRIOR), jnp.zeros(2 * width)])
     return np.array(minimize(jax.jit(loss), start, method="BFGS", options={"maxiter": 1000}).x)
 
 
@@ -216,7 +246,7 @@ def main() -> None:
     sys.stderr.write("\n".join(lines) + "\n")
     deviation = math.sqrt(statistics.fmean(value**2 for value in logs))
     values = dict(zip(NAMES, everything[: len(NAMES)].tolist(), strict=True))
-    own = everything[len(NAMES) :] + values["common"]
+    factors, leasts = everything[len(NAMES) :].reshape(2, len(generations))
     print_json(
         "preflight_accuracy",
         rows=len(rows),
@@ -235,13 +265,18 @@ def main() -> None:
         exponent=round(values["exponent"], 3),
         several_slices=round(math.exp(values["slices"]), 3),
         common_factor=round(math.exp(values["common"]), 3),
-        factors={
-            name: round(float(np.exp(value)), 3)
-            for name, value in zip(generations, own, strict=True)
-        },
+        factors=_named(generations, factors + values["common"]),
+        leasts=_named(generations, leasts + values["least"]),
+        least_of_others=round(math.exp(values["least"]), 3),
         refused=refused,
         not_covered=NOT_COVERED,
     )
+
+
+def _named(generations: list[str], logarithms: np.ndarray) -> dict[str, float]:
+    """Return the number of every generation."""
+    pairs = zip(generations, np.exp(logarithms), strict=True)
+    return {name: round(float(value), 3) for name, value in pairs}
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ from neurenix.compiler.collectives import dcn_seconds, group_size, ici_seconds
 from neurenix.compiler.hlo import Instruction, parse
 from neurenix.compiler.shapes import parse_shapes
 from neurenix.compiler.time import Operation, Schedule, step_time
+from neurenix.compiler.traffic import moved_bytes
 
 pytestmark = pytest.mark.pure
 
@@ -81,6 +82,95 @@ def test_a_copy_into_vmem_runs_beside_an_exchange() -> None:
     copy = f"%c = ({MIB[:-1]}S(1)}}, {MIB}, u32[]) copy-start(%p)"
     _, total = schedule(START, copy, f"%f = {MIB} copy-done(%c)", DONE)
     assert total == pytest.approx(exchange_seconds())
+
+
+def fetch(name: str) -> tuple[str, str]:
+    """Return both halves of a copy of 1 MiB from HBM into VMEM."""
+    start = f"%{name} = ({MIB[:-1]}S(1)}}, {MIB}, u32[]) copy-start(%p)"
+    return start, f"%{name}d = {MIB[:-1]}S(1)}} copy-done(%{name})"
+
+
+FETCH_SECONDS = 2**20 / V5E.generation.hbm_bandwidth_bytes_per_second_per_device
+
+
+def test_copies_from_hbm_share_its_bandwidth() -> None:
+    starts, ends = zip(*map(fetch, "abcd"), strict=True)
+    assert schedule(*starts, *ends)[1] == pytest.approx(4 * FETCH_SECONDS)
+
+
+def test_a_copy_from_hbm_waits_for_what_compute_reads_there() -> None:
+    start, end = fetch("a")
+    work = busy("work", 1.5 * FETCH_SECONDS * CLOCK)  # it reads 1 MiB and writes one
+    after = schedule(work, start, end)[1]
+    assert after == pytest.approx(3 * FETCH_SECONDS)
+
+
+def test_no_step_is_faster_than_its_bytes_in_hbm() -> None:
+    starts, ends = zip(*map(fetch, "abcd"), strict=True)
+    walked, raw = schedule(*starts, busy("work", 1e6), *ends, where=chips.resolve("v5p-2"))
+    for operation in walked.operations.values():  # as if all of it had been believed hidden
+        operation.seconds = 0.0
+    rate = chips.generation("v5p").hbm_bandwidth_bytes_per_second_per_device
+    assert step_time(walked, 0.0, 0).low == pytest.approx(6 * 2**20 / rate)
+    assert raw > 0
+
+
+SLICED = f"""HloModule m, is_scheduled=true
+
+%part (a: x, i: s32[]) -> y {{
+  %a = f32[32,512,512]{{2,1,0:T(8,128)}} parameter(0)
+  %i = s32[] parameter(1)
+  %b = f32[32,512,512]{{2,1,0:T(8,128)}} bitcast(%a)
+  %s = f32[1,512,512]{{2,1,0:T(8,128)}} dynamic-slice(%b, %i), dynamic_slice_sizes={{1,512,512}}
+  ROOT %n = {MIB} bitcast(%s)
+}}
+
+%put (a: x, v: y, i: s32[]) -> x {{
+  %a = f32[32,512,512]{{2,1,0:T(8,128)}} parameter(0)
+  %v = f32[1,512,512]{{2,1,0:T(8,128)}} parameter(1)
+  %i = s32[] parameter(2)
+  ROOT %u = f32[32,512,512]{{2,1,0:T(8,128)}} dynamic-update-slice(%a, %v, %i)
+}}
+
+%whole (a: x, i: s32[]) -> y {{
+  %a = f32[32,512,512]{{2,1,0:T(8,128)}} parameter(0)
+  %i = s32[] parameter(1)
+  %s = f32[1,512,512]{{2,1,0:T(8,128)}} dynamic-slice(%a, %i), dynamic_slice_sizes={{1,512,512}}
+  ROOT %r = f32[32,512,512]{{2,1,0:T(8,128)}} add(%a, %s)
+}}
+
+ENTRY %main (p: x, v: y, i: s32[]) -> z {{
+  %p = f32[32,512,512]{{2,1,0:T(8,128)}} parameter(0)
+  %v = f32[1,512,512]{{2,1,0:T(8,128)}} parameter(1)
+  %i = s32[]{{:T(128)S(6)}} parameter(2)
+  %taken = {MIB} fusion(%p, %i), kind=kLoop, calls=%part
+  %put.1 = f32[32,512,512]{{2,1,0:T(8,128)}} fusion(%p, %v, %i), kind=kLoop, calls=%put
+  %read = f32[32,512,512]{{2,1,0:T(8,128)}} fusion(%p, %i), kind=kLoop, calls=%whole
+  ROOT %t = (f32[1]) tuple(%taken, %put.1, %read)
+}}
+"""
+
+
+def test_of_an_array_that_is_sliced_or_updated_in_place_the_slice_is_moved() -> None:
+    read = parse(SLICED)
+    moved = {
+        name: moved_bytes(read, read.entry, read.entry.by_name[name])[0]
+        for name in ("taken", "put.1", "read")
+    }
+    assert moved == {"taken": 2 * 2**20, "put.1": 2 * 2**20, "read": 64 * 2**20}
+
+
+@pytest.mark.parametrize("name", ["v5e-256", "v5p-128"])
+def test_an_exchange_of_all_with_all_is_bound_by_the_slices_bisection(name: str) -> None:
+    where = chips.resolve(name)
+    shapes = parse_shapes("bf16[256,32768]{1,0:T(8,128)(2,1)}")
+    seconds = ici_seconds(Instruction("a", "all-to-all", shapes, (), "", "", False), where)
+    # Half of each device's array crosses the middle, over the links of the longest axis there.
+    longest = max(where.topology)
+    links = 2 * where.devices_per_slice / longest / where.devices_per_chip
+    crossing = where.devices_per_slice / 2 * shapes[0].padded_bytes / 2
+    bound = crossing / (links * where.generation.ici_link_bytes_per_second)
+    assert seconds == pytest.approx(bound, rel=0.06)
 
 
 def test_a_plain_exchange_is_wholly_exposed() -> None:

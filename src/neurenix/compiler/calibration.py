@@ -1,12 +1,12 @@
 """From the compiler's cycles to seconds on hardware: weights, a factor a generation, and doubt.
 
-Owns these numbers and where they come from: ``benchmarks/preflight_accuracy.py`` fitted them to 18
+Owns these numbers and where they come from: ``benchmarks/preflight_accuracy.py`` fitted them to 21
 published training runs of 13 configurations (large language models of 8 to 512 billion parameters,
 v4 to tpu7x), whose steps it rebuilds and compiles. With all runs of a configuration left out of the
-fit, estimates of it were off by 4.4 % on average and by 15 % at most.
+fit, estimates of it were off by 4.7 % on average and by 10 % at most.
 
 Interval: 10 % either way, somewhat wider than 80 % of a normal distribution as wide as those errors
-(7.5 %), since the runs are few and their models alike, for the share of a step that is well used
+(7.2 %), since the runs are few and their models alike, for the share of a step that is well used
 matrix products and attention; for the rest of it, and for generations without a run, three times
 that, a judgement. Beyond it what nobody has measured: the low end takes element-wise work at the
 speed of HBM, the high end takes all but those products as long as the compiler's cycles say.
@@ -21,10 +21,13 @@ from dataclasses import dataclass
 class Calibration:
     """Seconds = weighted seconds of the schedule × ``factor``.
 
-    ``deviation`` is half of the interval's width in natural logarithms, for matrix products.
+    ``least`` is how long a matrix product takes at least, over its floor: no program reaches the
+    documented peak. ``deviation`` is half of the interval's width in natural logarithms, for matrix
+    products.
     """
 
     factor: float
+    least: float
     deviation: float
     basis: str
 
@@ -39,29 +42,30 @@ class Calibration:
         return round(self.deviation * (1 + (_OTHER_WORK - 1) * other), 6)
 
 
-WEIGHTS = {"kernel": 2.915, "vector": 0.51, "hbm": 0.717, "ici": 0.831, "host": 0.659}
+WEIGHTS = {"kernel": 2.468, "vector": 0.522, "hbm": 0.718, "ici": 0.688, "host": 0.703}
 """What seconds of each kind of operation are multiplied with: of Pallas kernels those at the peak
-of the device, of others those by the compiler's cycles or the model of transfers."""
+of the device, of element-wise work and of copies those by the compiler's cycles, down to what their
+bytes take at the rate of HBM, of others those by the model of transfers."""
 
-PRODUCT_EXPONENT = 0.421
+PRODUCT_EXPONENT = 0.365
 """How much of what the compiler's cycles say of a matrix product beyond its floor is believed."""
 
 WELL_USED = 2.0
 """Cycles over floor up to which a product is like those of the published runs."""
 
-MULTI_SLICE = 1.068
+MULTI_SLICE = 1.055
 """Of a step on several slices, for what waiting for each other costs them beside the transfers."""
 
 _DEVIATION = 0.10
 _OTHER_WORK = 3.0
 _RUNS = {
-    "v4": (1.052, "2 published runs of one model"),
-    "v5e": (0.975, "5 published runs of 3 models"),
-    "v5p": (0.939, "4 published runs of 4 models"),
-    "v6e": (1.114, "4 published runs of 3 models"),
-    "tpu7x": (1.0, "3 published runs of 2 models"),
+    "v4": (1.001, 1.212, "2 published runs of one model"),
+    "v5e": (0.981, 1.11, "5 published runs of 3 models"),
+    "v5p": (0.983, 1.077, "4 published runs of 4 models"),
+    "v6e": (1.018, 1.357, "7 published runs of 3 models"),
+    "tpu7x": (0.987, 1.126, "3 published runs of 2 models"),
 }
-_NONE = Calibration(1.014, 0.30, "no published run of this generation; the middle of others")
+_NONE = Calibration(0.994, 1.151, 0.30, "no published run of this generation; the middle of others")
 
 DISPATCH_SECONDS = 50e-6
 """Host time for one dispatched step: what ``fit`` is held to; not measured on a TPU host."""
@@ -73,25 +77,31 @@ def product_well_used(cycles_seconds: float, floor_seconds: float) -> bool:
 
 
 def product_seconds(
-    cycles_seconds: float, floor_seconds: float, exponent: float = PRODUCT_EXPONENT
+    cycles_seconds: float,
+    floor_seconds: float,
+    least: float = 1.0,
+    exponent: float = PRODUCT_EXPONENT,
 ) -> float:
     """Return how long a matrix product is expected to take, before the factor of its generation.
 
     In tuned models products are nearer to the peak than their cycles say, and the more so the
-    further the cycles are from it: ``floor × (cycles / floor) ** exponent``. Beyond ``WELL_USED``,
-    where no run shows it, the cycles keep the discount that they have there.
+    further the cycles are from it: ``floor × (cycles / floor) ** exponent``, and at least ``floor
+    × least``. Beyond ``WELL_USED``, where no run shows it, the cycles keep the discount that they
+    have there.
 
     Example:
         >>> product_seconds(1.5, 1.0, exponent=0.5)
         1.224744871391589
-        >>> product_seconds(20.0, 1.0, exponent=0.5) / 20.0 == product_seconds(2.0, 1.0, 0.5) / 2.0
+        >>> product_seconds(1.5, 1.0, least=1.3, exponent=0.5)
+        1.3
+        >>> product_seconds(20.0, 1.0) / 20.0 == product_seconds(2.0, 1.0) / 2.0
         True
     """
     if floor_seconds <= 0:
         return cycles_seconds
     over = max(cycles_seconds / floor_seconds, 1.0)
     near = min(over, WELL_USED)
-    return float(floor_seconds * near**exponent * (over / near))
+    return float(floor_seconds * max(near**exponent, least) * (over / near))
 
 
 def calibration(generation: str) -> Calibration:
@@ -99,9 +109,9 @@ def calibration(generation: str) -> Calibration:
 
     Example:
         >>> calibration("v6e").factor
-        1.114
+        1.018
     """
     if generation not in _RUNS:
         return _NONE
-    factor, basis = _RUNS[generation]
-    return Calibration(factor, _DEVIATION, basis)
+    factor, least, basis = _RUNS[generation]
+    return Calibration(factor, least, _DEVIATION, basis)

@@ -96,7 +96,7 @@ def ici_seconds(instruction: Instruction, where: Slice) -> float:
     if opcode == "reduce-scatter":
         return payload * (devices - 1) / (rate * links) + hops * ICI_HOP_SECONDS
     if opcode in ("all-to-all", "ragged-all-to-all"):
-        return payload * share / (rate * links) * max(1.0, hops / 4) + hops * ICI_HOP_SECONDS
+        return payload * share / (rate * links) * max(1.0, hops / 2) + hops * ICI_HOP_SECONDS
     return payload * share / (rate * links) + hops * ICI_HOP_SECONDS
 
 

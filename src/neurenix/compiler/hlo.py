@@ -111,6 +111,20 @@ class Computation:
         """Instructions by name."""
         return {instruction.name: instruction for instruction in self.instructions}
 
+    @cached_property
+    def parameters(self) -> dict[int, Instruction]:
+        """Its parameters by number."""
+        return {int(i.argument): i for i in self.instructions if i.opcode == "parameter"}
+
+    @cached_property
+    def users(self) -> dict[str, list[tuple[Instruction, int]]]:
+        """By an instruction's name: those that take its value, and at which position."""
+        found: dict[str, list[tuple[Instruction, int]]] = {}
+        for user in self.instructions:
+            for position, name in enumerate(user.operands):
+                found.setdefault(name, []).append((user, position))
+        return found
+
     @property
     def root(self) -> Instruction:
         """The instruction whose value the computation returns."""

@@ -1,7 +1,8 @@
-"""What one instruction of the optimised program works: FLOPs, bytes in HBM, matrix products.
+"""What one instruction of the optimised program is: matrix products, collectives, kernels, copies.
 
 Owns reading these from the instruction and the computations that it calls. It does not own how
-long they take (``time``) or what should be said of them (``findings``).
+many bytes it moves (``traffic``), how long it takes (``time``) or what should be said of it
+(``findings``).
 """
 
 from __future__ import annotations
@@ -186,21 +187,6 @@ def _numbers(window: str, name: str) -> list[int]:
     """Return one number for each axis; of a pair such as the padding's, the first."""
     found = re.search(rf"\b{name}=([-\dx_]+)", window)
     return [int(part.split("_")[0]) for part in found[1].split("x")] if found else []
-
-
-def moved_bytes(computation: Computation, instruction: Instruction) -> tuple[int, int]:
-    """Bytes of operands and results that lie in HBM and in VMEM, padding included.
-
-    Upper limits: an operand that is only sliced is counted whole.
-    """
-    shapes = list(instruction.shapes)
-    for name in instruction.operands:
-        operand = computation.by_name.get(name)
-        if operand is not None:
-            shapes.extend(operand.shapes)
-    hbm = sum(shape.padded_bytes for shape in shapes if shape.memory_space == 0)
-    vmem = sum(shape.padded_bytes for shape in shapes if shape.memory_space == 1)
-    return hbm, vmem
 
 
 HOST_MEMORY = 5

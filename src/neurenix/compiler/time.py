@@ -36,10 +36,10 @@ from neurenix.compiler.operations import (
     is_kernel,
     kernel_cost,
     leaves_device,
-    moved_bytes,
     top_level_products,
     touches_host,
 )
+from neurenix.compiler.traffic import moved_bytes
 
 _TRANSFORM = re.compile(r"jit\([^)]*\)|(?:jvp|transpose|vmap|remat)\(")
 _STRUCTURE = frozenset(
@@ -103,6 +103,11 @@ class Operation:
         return product_well_used(self.cycles_seconds, self.floor_seconds)
 
     @property
+    def transfer(self) -> bool:
+        """Whether it runs beside others, and ``busy_seconds`` are those of its bytes."""
+        return self.opcode.endswith("-start") or self.opcode in ("send", "recv")
+
+    @property
     def scope(self) -> str:
         """The ``jax.named_scope`` around the operation, or an empty string."""
         path = _TRANSFORM.sub("", self.op_name).replace(")", "").split("/")[:-1]
@@ -157,7 +162,7 @@ class Schedule:
 
     def _computation(self, computation: Computation, count: int) -> float:
         now = 0.0
-        free: dict[str, float] = {lane: 0.0 for lane in (*HOST_LANES, "dcn", *DIRECTIONS)}
+        free: dict[str, float] = {lane: 0.0 for lane in (*HOST_LANES, "hbm", "dcn", *DIRECTIONS)}
         pending: dict[str, _Pending] = {}
         for instruction in computation.instructions:
             now = self._step(computation, instruction, count, now, free, pending)
@@ -184,7 +189,8 @@ class Schedule:
         half = self._half(instruction)
         if half == "start":
             kind, duration = self._transfer(instruction)
-            duration *= self._weight(kind)
+            if kind != "hbm":  # whose rate is that of the memory itself
+                duration *= self._weight(kind)
             lanes = self._lanes(instruction, kind)
             finish = max([now, *(free[lane] for lane in lanes)]) + duration
             free.update((lane, finish) for lane in lanes)
@@ -194,6 +200,8 @@ class Schedule:
         if half == "done":
             return self._wait(instruction, count, now, pending)
         seconds, operation = self._compute(computation, instruction)
+        rate = self.where.generation.hbm_bandwidth_bytes_per_second_per_device
+        free["hbm"] = max(free["hbm"], now) + operation.bytes / rate
         self._record(instruction, operation, seconds, count)
         return now + seconds
 
@@ -248,12 +256,12 @@ class Schedule:
         return "hbm", moved / generation.hbm_bandwidth_bytes_per_second_per_device
 
     def _lanes(self, instruction: Instruction, kind: str) -> tuple[str, ...]:
-        """Return what transfers queue for. Copies between HBM and VMEM wait for no other."""
+        """Return what transfers queue for."""
         if kind == "ici":
             return directions(instruction)
         if kind == "host":
             return (HOST_LANES[leaves_device(instruction)],)
-        return (kind,) if kind == "dcn" else ()
+        return (kind,)
 
     def _wait(
         self, instruction: Instruction, count: int, now: float, pending: dict[str, _Pending]
@@ -280,7 +288,7 @@ class Schedule:
             operation.floor_seconds = operation.busy_seconds = seconds
             return seconds, operation
         peaks = generation.peak_flops_per_second
-        moved, inside = moved_bytes(computation, instruction)
+        moved, inside = moved_bytes(self.module, computation, instruction)
         products = tuple(top_level_products(self.module, computation, instruction))
         flops = sum(product.flops for product in products)
         stated, uncounted = None, False
@@ -317,9 +325,9 @@ class Schedule:
         if cycles is not None:
             operation.cycles_seconds = seconds
         if products and self.calibrated:
-            seconds = product_seconds(seconds, floor)
-        elif not products:
-            seconds *= self._weight(kind)
+            seconds = product_seconds(seconds, floor, calibration(generation.name).least)
+        elif not products and cycles is not None:
+            seconds = max(seconds * self._weight(kind), floor)
         operation.floor_seconds = min(floor, seconds)
         operation.busy_seconds = seconds
         operation.flops, operation.bytes, operation.products = flops, moved, products
@@ -427,10 +435,12 @@ def step_time(
     factors: Calibration = calibration(where.generation.name)
     factor = factors.factor * (MULTI_SLICE if where.num_slices > 1 else 1.0)
     operations = schedule.operations.values()
-    faster = slower = sure = floor = 0.0
+    rate = where.generation.hbm_bandwidth_bytes_per_second_per_device
+    faster = slower = sure = work = traffic = 0.0
     for op in operations:
         if op.kind not in ("ici", "dcn", "host"):
-            floor += op.floor_seconds
+            work += op.floor_seconds
+            traffic += op.busy_seconds if op.transfer else min(op.bytes / rate, op.busy_seconds)
         if op.well_used_product:
             sure += op.seconds
             continue
@@ -439,6 +449,7 @@ def step_time(
             slower += (_PASSES - 1) * op.seconds
         if op.kind in ("hbm", "vector") and not op.products:
             faster += max(0.0, op.seconds - op.floor_seconds)
+    floor = max(work, traffic)
     device = max(raw_seconds * factor, floor)
     width = math.exp(factors.half_width(sure / raw_seconds if raw_seconds else 0.0))
     pcie = where.generation.pcie_bytes_per_second_per_chip / where.devices_per_chip
