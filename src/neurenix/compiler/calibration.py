@@ -3,10 +3,10 @@
 Owns these numbers and where they come from: ``benchmarks/preflight_accuracy.py`` fitted them to 21
 published training runs of 13 configurations (large language models of 8 to 512 billion parameters,
 v4 to tpu7x), whose steps it rebuilds and compiles. With all runs of a configuration left out of the
-fit, estimates of it were off by 4.7 % on average and by 10 % at most.
+fit, estimates of it were off by 4.6 % on average and by 10 % at most.
 
 Interval: 10 % either way, somewhat wider than 80 % of a normal distribution as wide as those errors
-(7.2 %), since the runs are few and their models alike, for the share of a step that is well used
+(7.3 %), since the runs are few and their models alike, for the share of a step that is well used
 matrix products and attention; for the rest of it, and for generations without a run, three times
 that, a judgement. Beyond it what nobody has measured: the low end takes element-wise work at the
 speed of HBM, the high end takes all but those products as long as the compiler's cycles say.
