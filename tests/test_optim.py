@@ -283,3 +283,12 @@ def test_gradients_before_the_model_are_told():
         optimizer.update(gradients_of(model), model)
     with pytest.raises(ArgumentTypeError, match="model is int"):
         optimizer.update(3, gradients_of(model))
+
+
+def test_an_optimizer_that_was_made_before_freezing_says_so() -> None:
+    model = nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 1))
+    optimizer = nx.Optimizer(model, "adam")
+    model.layers[0].freeze()
+    gradients = nx.grad(lambda model: jnp.sum(model(jnp.ones((2, 4)))))(model)
+    with pytest.raises(nx.ShapeError, match=r"layers.0.*is not trained.*after freezing"):
+        optimizer.update(model, gradients)

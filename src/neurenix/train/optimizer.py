@@ -43,7 +43,9 @@ class Optimizer(nnx.Pytree):
             )
         self.transformation = optim.get(optimizer)
         self._count = nnx.OptState(jnp.zeros((), jnp.int32))
-        state = self.transformation.init(_parameters(model))
+        parameters = _parameters(model)
+        self._trained = tuple(_shapes(parameters).items())
+        state = self.transformation.init(parameters)
         self.state = nnx.data(jax.tree.map(nnx.OptState, state))
 
     @property
@@ -64,7 +66,8 @@ class Optimizer(nnx.Pytree):
 
         Raises:
             ArgumentTypeError: ``model`` is no module; says so when the two are swapped.
-            ShapeError: the gradients are those of another model.
+            ShapeError: the gradients are those of another model, or the model's parameters are no
+                longer those that the optimizer was made for.
         """
         if not isinstance(model, nnx.Module):
             swapped = " They are the other way round." if isinstance(gradients, nnx.Module) else ""
@@ -73,7 +76,9 @@ class Optimizer(nnx.Pytree):
                 f"is update(model, gradients).{swapped}"
             )
         gradients, parameters = nnx.as_pure(gradients), _parameters(model)
-        _check_gradients(gradients, parameters)
+        needed = _shapes(parameters)
+        _check_gradients(_shapes(gradients), needed)
+        _check_same(dict(self._trained), needed)
         gradients = get_replica_context().all_reduce("sum", gradients)
 
         def is_variable(leaf: Any) -> bool:
@@ -92,8 +97,18 @@ def _parameters(model: nnx.Module) -> Any:
     return nnx.as_pure(nnx.state(model, nnx.Param))
 
 
-def _check_gradients(gradients: Any, parameters: Any) -> None:
-    given, needed = _shapes(gradients), _shapes(parameters)
+def _check_same(before: dict[str, Any], now: dict[str, Any]) -> None:
+    if before == now:
+        return
+    first = next(name for name in {**before, **now} if before.get(name) != now.get(name))
+    raise ShapeError(
+        f"Optimizer.update: the optimizer was made for other parameters: {first} was "
+        f"{before.get(first, 'not there')}, and is {now.get(first, 'not trained')}. Make the "
+        "optimizer after freezing, unfreezing or replacing layers."
+    )
+
+
+def _check_gradients(given: dict[str, Any], needed: dict[str, Any]) -> None:
     if given == needed:
         return
     wrong = [name for name in {**needed, **given} if given.get(name) != needed.get(name)]
