@@ -139,6 +139,17 @@ SLICED = f"""HloModule m, is_scheduled=true
   ROOT %r = f32[32,512,512]{{2,1,0:T(8,128)}} add(%a, %s)
 }}
 
+%turn (a: x) -> x {{
+  %a = f32[32,512,512]{{2,1,0:T(8,128)}} parameter(0)
+  ROOT %b = f32[32,512,512]{{2,1,0:T(8,128)}} bitcast(%a)
+}}
+
+%nested (a: x) -> x {{
+  %a = f32[32,512,512]{{2,1,0:T(8,128)}} parameter(0)
+  %f = f32[32,512,512]{{2,1,0:T(8,128)}} fusion(%a), kind=kLoop, calls=%turn
+  ROOT %n = f32[32,512,512]{{2,1,0:T(8,128)}} negate(%f)
+}}
+
 ENTRY %main (p: x, v: y, i: s32[]) -> z {{
   %p = f32[32,512,512]{{2,1,0:T(8,128)}} parameter(0)
   %v = f32[1,512,512]{{2,1,0:T(8,128)}} parameter(1)
@@ -146,7 +157,8 @@ ENTRY %main (p: x, v: y, i: s32[]) -> z {{
   %taken = {MIB} fusion(%p, %i), kind=kLoop, calls=%part
   %put.1 = f32[32,512,512]{{2,1,0:T(8,128)}} fusion(%p, %v, %i), kind=kLoop, calls=%put
   %read = f32[32,512,512]{{2,1,0:T(8,128)}} fusion(%p, %i), kind=kLoop, calls=%whole
-  ROOT %t = (f32[1]) tuple(%taken, %put.1, %read)
+  %in = f32[32,512,512]{{2,1,0:T(8,128)}} fusion(%p), kind=kOutput, calls=%nested
+  ROOT %t = (f32[1]) tuple(%taken, %put.1, %read, %in)
 }}
 """
 
@@ -155,9 +167,10 @@ def test_of_an_array_that_is_sliced_or_updated_in_place_the_slice_is_moved() -> 
     read = parse(SLICED)
     moved = {
         name: moved_bytes(read, read.entry, read.entry.by_name[name])[0]
-        for name in ("taken", "put.1", "read")
+        for name in ("taken", "put.1", "read", "in")
     }
-    assert moved == {"taken": 2 * 2**20, "put.1": 2 * 2**20, "read": 64 * 2**20}
+    mib = 2**20
+    assert moved == {"taken": 2 * mib, "put.1": 2 * mib, "read": 64 * mib, "in": 64 * mib}
 
 
 @pytest.mark.parametrize("name", ["v5e-256", "v5p-128"])

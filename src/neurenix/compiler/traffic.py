@@ -71,6 +71,8 @@ def _read(module: Module, user: Instruction, position: int) -> int | None:
 
 
 def _read_by_all(module: Module, computation: Computation, value: Instruction) -> int | None:
+    if value is computation.root:  # handed on whole to whoever called
+        return None
     total = 0
     for user, position in computation.users.get(value.name, ()):
         if user.opcode == "bitcast":
