@@ -104,7 +104,10 @@ def test_a_module_that_the_function_holds_is_an_argument(form: str, how: str) ->
         forward = functools.partial(compiled, *args, **names)
     else:
         strategy = nx.distribute.TPUStrategy()
-        forward = lambda: strategy.run(held, args=args, kwargs=names)[0]  # noqa: E731
+
+        def forward() -> Any:
+            return strategy.run(held, args=args, kwargs=names)[0]
+
     before = forward()
     shift(model)
     after = forward()

@@ -6,11 +6,13 @@ Owns picking the parts of outputs and targets that belong together. It does not 
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from neurenix import losses
@@ -38,14 +40,16 @@ class OutputLosses(Loss):
     def elementwise(self, y_true: Any, y_pred: Any) -> jax.Array:
         """Return the sum for each example, shape (N,)."""
         picked = self.picked(y_true, y_pred)
-        return sum(weight * loss.per_example(t, p) for loss, weight, t, p in picked)  # type: ignore[return-value]  # of arrays
+        parts = (weight * loss.per_example(t, p) for loss, weight, t, p in picked)
+        return functools.reduce(jnp.add, parts)
 
     def __call__(
         self, y_true: Any, y_pred: Any, sample_weight: jax.Array | None = None
     ) -> jax.Array:
         """Return the sum of the mean losses; see :meth:`Loss.__call__`."""
         picked = self.picked(y_true, y_pred)
-        return sum(weight * loss(t, p, sample_weight) for loss, weight, t, p in picked)  # type: ignore[return-value]  # of arrays
+        parts = (weight * loss(t, p, sample_weight) for loss, weight, t, p in picked)
+        return functools.reduce(jnp.add, parts)
 
     def target_spec(self, y_pred: Any) -> Any:
         """Return shape and dtype of the targets, in the structure of the outputs."""
