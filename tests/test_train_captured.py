@@ -248,8 +248,8 @@ def test_what_is_no_module_may_come_from_outside(function: Any, call: Callable[.
 def test_a_module_that_is_given_may_have_the_name_of_one_outside(
     call: Callable[..., Any],
 ) -> None:
-    def step(MODEL: Any, x: Any) -> Any:  # noqa: N803
-        def loss(MODEL: Any) -> Any:  # noqa: N803
+    def step(MODEL: Any, x: Any) -> Any:  # noqa: N803  a global's name is the test
+        def loss(MODEL: Any) -> Any:  # noqa: N803  and here
             return (lambda: MODEL(x).sum())()
 
         return nx.value_and_grad(loss)(MODEL)[0]
