@@ -39,7 +39,7 @@ def lifted(function: Callable[..., Any]) -> tuple[Callable[..., Any], tuple[Any,
         ('Linear', True)
     """
     if is_module(function):
-        return _called(type(function)), (function,)
+        return call_of_class(type(function)), (function,)
     if inspect.ismethod(function) and is_module(function.__self__):
         return function.__func__, (function.__self__,)
     if isinstance(function, functools.partial):
@@ -86,7 +86,7 @@ def refuse_captured_modules(
 Found = Iterator[tuple[str, Any]]
 
 
-def _called(kind: type[Any]) -> Callable[..., Any]:
+def call_of_class(kind: type[Any]) -> Callable[..., Any]:
     """Return what a call of a module does, under the name of its class."""
 
     @functools.wraps(kind.__call__)

@@ -15,6 +15,7 @@ from typing import Any
 import jax
 
 from neurenix._binding import is_module
+from neurenix._captured import call_of_class
 from neurenix._core.errors import ArgumentError, ArgumentTypeError, did_you_mean
 from neurenix.train.transforms import CompiledFunction
 
@@ -112,7 +113,7 @@ def call_of(function: Callable[..., Any], args: Sequence[Any]) -> Call:
     if inspect.ismethod(function) and is_module(function.__self__):
         bound, function = [function.__self__, *bound], function.__func__
     elif is_module(function):
-        bound, function = [function, *bound], _called(type(function))
+        bound, function = [function, *bound], call_of_class(type(function))
     _refuse_linen(function)
     given: dict[int | str, Any] = dict(enumerate([*bound, *args]))
     given.update(sorted(named.items()))
@@ -142,17 +143,6 @@ def _refuse_linen(function: Any) -> None:
             f"argument: nx.preflight(lambda v, x: m.apply(v, x), jax.eval_shape(m.init, "
             "jax.random.key(0), x), x, on=…), where m is the module and x an array or nx.spec(…)."
         )
-
-
-def _called(kind: type[Any]) -> Callable[..., Any]:
-    """Return what a call of a module does, under the name of its class."""
-
-    @functools.wraps(kind.__call__)
-    def call(module: Any, /, *args: Any, **named: Any) -> Any:
-        return module(*args, **named)
-
-    call.__name__ = kind.__name__
-    return call
 
 
 def is_compiled(function: Any) -> bool:
