@@ -105,7 +105,7 @@ def test_sizes_that_cannot_be_are_refused() -> None:
         TINY.replace(num_layers=0)
     with pytest.raises(ArgumentError, match="experts_per_token=5"):
         TINY.replace(num_experts=4, experts_per_token=5)
-    with pytest.raises(ArgumentError, match="balance must not be negative"):
+    with pytest.raises(ArgumentError, match="balance is a number from 0"):
         TINY.replace(balance=-0.1)
     with pytest.raises(ArgumentError, match="saved or offloaded"):
         models.Remat(save=("context",), offload=("context",))

@@ -118,8 +118,8 @@ class StackConfig(Replaceable):
                 f"{self.name}: experts_per_token={self.experts_per_token} must lie in 1 … "
                 f"num_experts={self.num_experts}."
             )
-        if not self.balance >= 0:
-            raise ArgumentError(f"{self.name}: balance must not be negative; got {self.balance!r}.")
+        if not isinstance(self.balance, (int, float)) or not self.balance >= 0:
+            raise ArgumentError(f"{self.name}: balance is a number from 0; got {self.balance!r}.")
 
     @property
     def compute_dtype(self) -> Any:
