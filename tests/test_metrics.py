@@ -364,3 +364,31 @@ def test_every_metric_says_which_way_is_better():
     assert [metrics.get(name).direction for name in names] == ["max"] * len(names)
     assert metrics.get(losses.Huber()).direction == "min"
     assert metrics.Mean().direction is None
+
+
+@pytest.mark.parametrize("metric", [
+    metrics.Accuracy, metrics.SparseCategoricalAccuracy, metrics.TopKCategoricalAccuracy,
+    metrics.F1Score,
+])  # fmt: skip
+@pytest.mark.parametrize("weighted", [False, True])
+def test_positions_of_an_ignored_label_are_left_out(metric, weighted):
+    own = {metrics.F1Score: {"class_id": 2}, metrics.TopKCategoricalAccuracy: {"k": 2}}
+    options = own.get(metric, {})
+    weight = WEIGHT.reshape(8, 5) if weighted else None
+    labels, scores = LABELS.reshape(8, 5), SCORES.reshape(8, 5, C)
+    hidden = np.arange(8)[:, None] % 3 == np.arange(5) % 3
+    without, expected = metric(ignore_index=-100, **options), metric(**options)
+    without.update(np.where(hidden, -100, labels), scores, sample_weight=weight)
+    kept = None if weight is None else weight[~hidden]
+    expected.update(labels[~hidden], scores[~hidden], sample_weight=kept)
+    np.testing.assert_allclose(without.result(), expected.result(), rtol=1e-6)
+    every = metric(**options)
+    every.update(labels, scores, sample_weight=weight)
+    assert every.result() != expected.result()
+
+
+def test_one_hot_rows_have_no_ignored_label():
+    one, other = metrics.Accuracy(ignore_index=0), metrics.Accuracy()
+    for metric in (one, other):
+        metric.update(ONE_HOT, SCORES)
+    assert one.result() == other.result()

@@ -276,6 +276,19 @@ def test_the_mean_is_over_what_the_loss_counts(weighted: bool, parts: int) -> No
     np.testing.assert_allclose(trainer.evaluate(x, y)["loss"], expected, rtol=1e-5)
 
 
+def test_a_metric_leaves_out_what_its_loss_ignores() -> None:
+    x, y = classification(48)
+    ignored = y.copy()
+    ignored[:20] = -100
+    loss = nx.losses.SparseCategoricalCrossentropy(from_logits=True, ignore_index=-100)
+    mine = nx.metrics.Accuracy(name="mine", ignore_index=7)  # its own choice stands
+    trainer = Trainer(MLP(), loss=loss, metrics=["accuracy", mine])
+    found = trainer.evaluate(x, ignored, batch_size=16)
+    right = trainer.predict(x).argmax(-1) == y
+    assert found["accuracy"] == pytest.approx(right[20:].mean())
+    assert found["mine"] == pytest.approx(right[20:].sum() / 48)
+
+
 class Overstated:
     """A loader that says that it has four batches, and has three."""
 

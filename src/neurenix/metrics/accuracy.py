@@ -11,16 +11,37 @@ import jax
 import jax.numpy as jnp
 
 from neurenix._core.errors import ArgumentError, ShapeError
-from neurenix.metrics.base import MeanMetric
+from neurenix.metrics.base import MeanMetric, without_ignored
 
 
-class SparseCategoricalAccuracy(MeanMetric):
+class _OfClasses(MeanMetric):
+    """A mean over positions with one right class each, but for those of class ``ignore_index``."""
+
+    direction = "max"
+
+    def __init__(self, name: str | None = None, *, ignore_index: int | None = None) -> None:
+        super().__init__(name)
+        self.ignore_index = ignore_index
+
+    def update(
+        self, y_true: jax.Array, y_pred: jax.Array, sample_weight: jax.Array | None = None
+    ) -> None:
+        """Add a batch; see :meth:`MeanMetric.update`."""
+        y_true, y_pred = self._input("y_true", y_true), self._input("y_pred", y_pred)
+        values = self.values(y_true, y_pred)
+        self._add(values, without_ignored(y_true, values.shape, sample_weight, self.ignore_index))
+
+
+class SparseCategoricalAccuracy(_OfClasses):
     """How often the largest score is that of the right class.
 
     ``y_true``: (N, ...) integers, or (N, ..., 1); ``y_pred``: (N, ..., C).
-    """
 
-    direction = "max"
+    Args:
+        name: what logs call it.
+        ignore_index: the label of positions to leave out, such as padding; None for none.
+            ``compile`` and ``Trainer`` take that of the loss where a metric has none.
+    """
 
     def values(self, y_true: jax.Array, y_pred: jax.Array) -> jax.Array:
         """Return 1 where right, 0 where wrong, shape (N, ...)."""
@@ -61,7 +82,7 @@ class BinaryAccuracy(MeanMetric):
         return binary_targets(self.name, y_true, y_pred) == (y_pred > self.threshold)
 
 
-class Accuracy(MeanMetric):
+class Accuracy(_OfClasses):
     """Accuracy of whichever kind the shapes say, by Keras' rule.
 
     ``y_pred`` (N, ..., C) with ``y_true`` (N, ...) or (N, ..., 1): integer classes. Both of one
@@ -71,6 +92,7 @@ class Accuracy(MeanMetric):
     Args:
         threshold: for yes/no answers: 0.5 for probabilities, 0.0 for logits.
         name: what logs call it.
+        ignore_index: of integer classes; see ``SparseCategoricalAccuracy``.
 
     Example:
         >>> accuracy = Accuracy()
@@ -79,10 +101,10 @@ class Accuracy(MeanMetric):
         50.0%
     """
 
-    direction = "max"
-
-    def __init__(self, threshold: float = 0.5, name: str | None = None) -> None:
-        super().__init__(name)
+    def __init__(
+        self, threshold: float = 0.5, name: str | None = None, *, ignore_index: int | None = None
+    ) -> None:
+        super().__init__(name, ignore_index=ignore_index)
         self.threshold = threshold
 
     def values(self, y_true: jax.Array, y_pred: jax.Array) -> jax.Array:
@@ -94,7 +116,7 @@ class Accuracy(MeanMetric):
         return sparse_labels(self.name, y_true, y_pred) == jnp.argmax(y_pred, axis=-1)
 
 
-class TopKCategoricalAccuracy(MeanMetric):
+class TopKCategoricalAccuracy(_OfClasses):
     """How often the right class is among the ``k`` largest scores.
 
     ``y_true`` is integer classes (N, ...) or one-hot rows (N, ..., C). A class as large as the
@@ -103,12 +125,13 @@ class TopKCategoricalAccuracy(MeanMetric):
     Args:
         k: how many scores count; at least 1.
         name: what logs call it.
+        ignore_index: of integer classes; see ``SparseCategoricalAccuracy``.
     """
 
-    direction = "max"
-
-    def __init__(self, k: int = 5, name: str | None = None) -> None:
-        super().__init__(name)
+    def __init__(
+        self, k: int = 5, name: str | None = None, *, ignore_index: int | None = None
+    ) -> None:
+        super().__init__(name, ignore_index=ignore_index)
         if k < 1:
             raise ArgumentError(f"The argument `k` must be at least 1; got {k}.")
         self.k = k

@@ -9,6 +9,7 @@ steps, may be added. A count is exact up to 2**24 per addition.
 
 from __future__ import annotations
 
+import math
 import re
 from typing import Any
 
@@ -141,6 +142,26 @@ def match_weight(sample_weight: jax.Array, shape: tuple[int, ...]) -> jax.Array:
         )
     weight = weight.reshape(weight.shape + (1,) * (len(shape) - weight.ndim))
     return jnp.broadcast_to(weight, shape)
+
+
+def without_ignored(
+    y_true: jax.Array,
+    shape: tuple[int, ...],
+    sample_weight: jax.Array | None,
+    ignore_index: int | None,
+) -> jax.Array | None:
+    """Return the weights, 0 where the label is ``ignore_index``; one-hot rows have no such label.
+
+    Args:
+        y_true: integer classes of ``shape``, or with a last axis of size 1; or one-hot rows.
+        shape: of the values that are weighted, (N, …).
+        sample_weight: as for ``update``.
+        ignore_index: the label to leave out; None for none.
+    """
+    if ignore_index is None or y_true.size != math.prod(shape):
+        return sample_weight
+    weight = jnp.ones(shape) if sample_weight is None else match_weight(sample_weight, shape)
+    return jnp.where(y_true.reshape(shape) == ignore_index, 0, weight)
 
 
 def safe_ratio(numerator: jax.Array, denominator: jax.Array) -> jax.Array:

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 from neurenix._core.errors import ArgumentError
 from neurenix.metrics.accuracy import binary_targets, sparse_labels
-from neurenix.metrics.base import Metric, match_weight, safe_ratio
+from neurenix.metrics.base import Metric, match_weight, safe_ratio, without_ignored
 
 
 class _Counts(Metric):
@@ -22,14 +22,21 @@ class _Counts(Metric):
             its largest score is this class, and ``y_true`` are integer classes or one-hot rows.
             None for yes/no answers.
         name: what logs call it.
+        ignore_index: the label of positions to leave out; see ``SparseCategoricalAccuracy``.
     """
 
     direction = "max"
 
     def __init__(
-        self, threshold: float = 0.5, *, class_id: int | None = None, name: str | None = None
+        self,
+        threshold: float = 0.5,
+        *,
+        class_id: int | None = None,
+        name: str | None = None,
+        ignore_index: int | None = None,
     ) -> None:
         super().__init__(name)
+        self.ignore_index = ignore_index
         self.threshold = threshold
         self.class_id = class_id
         self.true_positives = self._sum()
@@ -49,8 +56,8 @@ class _Counts(Metric):
         """
         y_true, y_pred = self._input("y_true", y_true), self._input("y_pred", y_pred)
         actual, said = self._answers(y_true, y_pred)
-        ones = jnp.ones(actual.shape)
-        weight = ones if sample_weight is None else match_weight(sample_weight, actual.shape)
+        given = without_ignored(y_true, actual.shape, sample_weight, self.ignore_index)
+        weight = jnp.ones(actual.shape) if given is None else match_weight(given, actual.shape)
         self.true_positives[...] += jnp.sum(weight * (actual & said))
         self.false_positives[...] += jnp.sum(weight * (~actual & said))
         self.false_negatives[...] += jnp.sum(weight * (actual & ~said))

@@ -156,6 +156,20 @@ def as_metrics(metrics: Any) -> list[Metric]:
     return [get_metric(metric) for metric in _listed(metrics)]
 
 
+def leave_out_as(metrics: Sequence[Metric], loss: Loss | None) -> None:
+    """Let metrics that can leave out a label, and name none, leave out the one of their loss."""
+    of_output = {}
+    if isinstance(loss, OutputLosses):
+        of_output = {key: part for key, part, _ in loss.parts}
+    for metric in metrics:
+        own: Any = metric
+        its_loss = loss
+        if isinstance(metric, OutputMetric):
+            own, its_loss = metric.inner, of_output.get(metric.key)
+        if getattr(own, "ignore_index", 0) is None:
+            own.ignore_index = getattr(its_loss, "ignore_index", None)
+
+
 def pick(tree: Any, key: Any, what: str) -> Any:
     """Return the entry of outputs or targets that belongs to ``key``.
 
