@@ -80,6 +80,41 @@ def test_each_device_holds_its_share_of_weights_and_moments(name: str) -> None:
         assert moment.sharding == kernel.sharding
 
 
+def test_frozen_weights_are_divided_like_trained_ones() -> None:
+    with nx.distribute.TPUStrategy(mesh={"fsdp": 8}).scope():
+        model = nn.Sequential(nn.Linear(16, 32), nn.BatchNorm(32), nn.Linear(32, 1))
+        model[0].freeze()
+        before = np.asarray(model[0].kernel[...])
+        model.compile(loss="mse")
+        model.fit(*data(), batch_size=16)
+        frozen, trained = model[0].kernel[...], model[2].kernel[...]
+        assert frozen.addressable_shards[0].data.size == frozen.size // 8
+        assert trained.addressable_shards[0].data.size == trained.size // 8
+        assert model[1].mean[...].sharding.is_fully_replicated
+        np.testing.assert_array_equal(np.asarray(frozen), before)
+    program = model.trainer.step_program(
+        jax.sharding.AbstractMesh((8,), ("fsdp",)), nx.spec((16, 16))
+    )
+    described = program.state.model_state.fixed["layers"]["0"]["kernel"]
+    assert described.sharding.spec == frozen.sharding.spec
+    leaves = jax.tree.leaves((program.state, program.batch))
+    roles = [role for role, leaf in zip(program.leaf_roles, leaves, strict=True)
+             if leaf.shape == frozen.shape]  # fmt: skip
+    assert roles == ["parameters"]  # of no optimizer's state
+
+
+def test_weights_that_a_callback_sets_stay_divided() -> None:
+    class Shrink(nx.callbacks.Callback):
+        def on_epoch_end(self, epoch: int, logs: Any) -> None:
+            self.model[0].kernel[...] = np.asarray(self.model[0].kernel[...]) * 0.5
+
+    with nx.distribute.TPUStrategy(mesh={"fsdp": 8}).scope():
+        model = nn.Sequential(nn.Linear(16, 32), nn.Linear(32, 1))
+        model.compile(loss="mse")
+        model.fit(*data(), batch_size=16, epochs=2, callbacks=Shrink())
+    assert model.trainer._step.train.compilations == 1
+
+
 def test_a_second_fit_goes_on_and_one_program_is_compiled() -> None:
     model, *_ = trained({"fsdp": 8})
     before = model[0].kernel[...].sharding

@@ -295,6 +295,17 @@ def test_what_is_frozen_stays_as_it_is_in_fit(replicas: int, precision: str) -> 
     assert changed(before, model) == HEAD  # a frozen BatchNorm leaves its statistics alone
 
 
+def test_trainable_is_set_as_in_keras() -> None:
+    model = Backbone()
+    model.body.trainable = False
+    assert {*model.parameters()} == HEAD
+    assert model.trainable and not model.body.trainable
+    model.trainable = True
+    assert {*model.parameters()} > HEAD
+    with pytest.raises(nx.ArgumentTypeError, match="True or False"):
+        model.trainable = "no"
+
+
 def test_freezing_and_thawing_between_calls_of_fit() -> None:
     model = Backbone().compile("adam", LOSS)
     model.fit(X, Y, batch_size=16)

@@ -79,6 +79,11 @@ class Module(_TrainerSlot, nnx.Module):
             if name == "stop_training":  # the trainer's; here it would be part of the structure
                 _running(self).stop_training = bool(value)
                 return
+            if name == "trainable":
+                if not isinstance(value, bool):
+                    raise ArgumentTypeError(f"trainable is True or False; got {value!r}.")
+                _ = self.unfreeze() if value else self.freeze()
+                return
             try:
                 super().__setattr__(name, value)
             except ValueError as error:
@@ -93,6 +98,14 @@ class Module(_TrainerSlot, nnx.Module):
 
     @stop_training.setter
     def stop_training(self, value: bool) -> None: ...
+
+    @property
+    def trainable(self) -> bool:
+        """Whether any parameter is trained; setting it freezes or unfreezes all, as in Keras."""
+        return bool(self.parameters())
+
+    @trainable.setter
+    def trainable(self, value: bool) -> None: ...
 
     def compile(
         self,

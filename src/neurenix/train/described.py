@@ -53,7 +53,7 @@ class Described:
         values, first = bind_metrics([get_metric(metric) for metric in self._metrics])
         del values
         model = definition.model.read()
-        placement = Placement(mesh, model[0], self.rules())
+        placement = Placement(mesh, definition.model.weights(), self.rules())
         return describe_step(definition, model, first, Batch(x, y), placement)
 
     def variant(self, *, moment_dtype: Any = None, **options: Any) -> Self:

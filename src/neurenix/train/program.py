@@ -16,6 +16,7 @@ import jax.numpy as jnp
 from neurenix.distribute.mesh import batch_sharded, known_mesh, replicated
 from neurenix.distribute.placement import Placement
 from neurenix.train.batch import Batch
+from neurenix.train.split import OtherState
 from neurenix.train.state import TrainState, leaf_roles
 from neurenix.train.step import StepDefinition
 
@@ -41,7 +42,7 @@ class StepProgram:
 
 
 def describe_step(
-    definition: StepDefinition, model: tuple[Any, list[Any]], metrics: list[Any], batch: Batch,
+    definition: StepDefinition, model: tuple[Any, OtherState], metrics: list[Any], batch: Batch,
     placement: Placement,
 ) -> StepProgram:  # fmt: skip
     """Return the step of ``definition`` for ``batch`` (of shapes), placed on a mesh."""

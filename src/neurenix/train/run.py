@@ -142,7 +142,7 @@ class Run:
         state, model = self._state(), self._definition.model
 
         def own(now: jax.Array, held: jax.Array) -> jax.Array:
-            return held if now is held else self._trainer.on_devices(jnp.copy(now))
+            return held if now is held else jax.device_put(jnp.copy(now), held.sharding)
 
         held = state.parameters, state.model_state
         parameters, model_state = jax.tree.map(own, model.read(constants=held[1]), held)

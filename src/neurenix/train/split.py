@@ -6,7 +6,7 @@ Owns the order of a module's leaves for training. It does not own the training s
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 
@@ -15,13 +15,28 @@ from neurenix._core.errors import ArgumentError, RecompilationError
 from neurenix._nnx import nnx
 
 Tree = Any
+# Every other variable holds numbers of the model, trained or not.
+_NO_WEIGHTS = (nnx.BatchStat, nnx.RngState)
+
+
+class OtherState(NamedTuple):
+    """What a module holds beside its parameters.
+
+    Attributes:
+        fixed: nested dict, by attribute path, of weights that are not trained, frozen ones for
+            example; they are divided over devices as parameters are.
+        rest: batch statistics, random streams, and plain arrays.
+    """
+
+    fixed: Tree
+    rest: list[Any]
 
 
 class ModuleSplit:
     """A module as two static structures (training, evaluation) and two trees of arrays.
 
-    ``parameters`` is a nested dict by attribute path, as optax masks expect it; ``other`` is the
-    list of every other variable (batch statistics, random streams) and of plain arrays.
+    ``parameters`` is a nested dict by attribute path, as optax masks expect it; ``other`` is an
+    ``OtherState`` of every other variable and of plain arrays.
 
     Args:
         module: any NNX module. Its mode (``train()`` or ``eval()``) is left as it was.
@@ -44,6 +59,7 @@ class ModuleSplit:
         self._binding.accept()  # what is bound is the training mode, found in whichever mode
         self._paths = [path[1:] for path in self._binding.paths]
         self._is_parameter = [isinstance(v, nnx.Param) for v in self._binding.variables]
+        self._is_weight = [not isinstance(v, _NO_WEIGHTS) for v in self._binding.variables]
 
     def check_trainable(self) -> None:
         """Raise ArgumentError when the module has no parameters, which is fine for inference."""
@@ -98,40 +114,51 @@ class ModuleSplit:
         held = zip(self._paths, self._binding.read(), self._is_parameter, strict=True)
         return [(path, leaf.shape, leaf.dtype) for path, leaf, counts in held if counts]
 
-    def read(self, *, constants: list[Any] | None = None) -> tuple[Tree, list[Any]]:
+    def read(self, *, constants: OtherState | None = None) -> tuple[Tree, OtherState]:
         """Return the module's parameters and other state, as they are now.
 
         Args:
             constants: other state whose plain arrays to return in place of the module's own.
         """
-        plain = self._binding.constants
-        if constants is not None:
-            plain = constants[len(constants) - len(plain) :]
+        plain = self._binding.constants if constants is None else self._plain(constants)
         return self.divide(self._binding.read(), plain)
 
-    def write(self, parameters: Tree, other: list[Any]) -> None:
+    def weights(self) -> Tree:
+        """Return the parameters and the fixed weights as one tree by attribute path."""
+        tree: dict[Any, Any] = {}
+        for path, leaf, counts in zip(
+            self._paths, self._binding.read(), self._is_weight, strict=True
+        ):
+            if counts:
+                _insert(tree, path, leaf)
+        return tree
+
+    def write(self, parameters: Tree, other: OtherState) -> None:
         """Set the module's variables."""
         leaves, _ = self._joined(parameters, other)
         self._binding.write(leaves)
 
-    def divide(self, leaves: list[Any], constants: list[Any]) -> tuple[Tree, list[Any]]:
+    def divide(self, leaves: list[Any], constants: list[Any]) -> tuple[Tree, OtherState]:
         """Return ``leaves``, in the order of the graph, as parameters and other state."""
         parameters: dict[Any, Any] = {}
-        other = []
-        for path, leaf, is_parameter in zip(self._paths, leaves, self._is_parameter, strict=True):
-            if is_parameter:
-                _insert(parameters, path, leaf)
+        other = OtherState({}, [])
+        for path, leaf, is_parameter, is_weight in zip(
+            self._paths, leaves, self._is_parameter, self._is_weight, strict=True
+        ):
+            if is_weight:
+                _insert(parameters if is_parameter else other.fixed, path, leaf)
             else:
-                other.append(leaf)
-        return parameters, other + list(constants)
+                other.rest.append(leaf)
+        other.rest.extend(constants)
+        return parameters, other
 
-    def build(self, parameters: Tree, other: list[Any], *, training: bool) -> Any:
+    def build(self, parameters: Tree, other: OtherState, *, training: bool) -> Any:
         """Return a module of its own that holds these arrays (tracers, usually)."""
         leaves, constants = self._joined(parameters, other)
         structure = self._training if training else self._evaluation
         return structure.rebuild(leaves, constants)[0]
 
-    def other_of(self, module: Any, old: list[Any]) -> list[Any]:
+    def other_of(self, module: Any, old: OtherState) -> OtherState:
         """Return the other state of a module that ``build`` made, after it has computed.
 
         Raises:
@@ -147,14 +174,20 @@ class ModuleSplit:
                 "variable or an attribute (a counter, a lazily built layer). Make "
                 "all variables in __init__."
             )
-        _, other = self.divide(leaves, old[len(leaves) - sum(self._is_parameter) :])
-        return [_cast(new, before) for new, before in zip(other, old, strict=True)]
+        _, other = self.divide(leaves, self._plain(old))
+        return jax.tree.map(_cast, other, old)
 
-    def _joined(self, parameters: Tree, other: list[Any]) -> tuple[list[Any], list[Any]]:
-        rest = iter(other)
+    def _plain(self, other: OtherState) -> list[Any]:
+        """Return the plain arrays among ``other``, which come last."""
+        return other.rest[len(other.rest) - len(self._binding.constants) :]
+
+    def _joined(self, parameters: Tree, other: OtherState) -> tuple[list[Any], list[Any]]:
+        rest = iter(other.rest)
         leaves = [
-            _look_up(parameters, path) if is_parameter else next(rest)
-            for path, is_parameter in zip(self._paths, self._is_parameter, strict=True)
+            _look_up(parameters if is_parameter else other.fixed, path) if is_weight else next(rest)
+            for path, is_parameter, is_weight in zip(
+                self._paths, self._is_parameter, self._is_weight, strict=True
+            )
         ]
         return leaves, list(rest)
 

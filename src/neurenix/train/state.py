@@ -44,7 +44,7 @@ class TrainState(NamedTuple):
 
     Attributes:
         parameters: nested dict of arrays, by the module's attributes.
-        model_state: every other array of the module: batch statistics, random streams.
+        model_state: every other array of the module, an ``OtherState``.
         optimizer: the state of the optax transformation.
         metrics: the variables of the metrics.
         totals: sums of loss and weight in this epoch.
@@ -55,7 +55,7 @@ class TrainState(NamedTuple):
     """
 
     parameters: Any
-    model_state: list[Any]
+    model_state: Any
     optimizer: Any
     metrics: list[Any]
     totals: Totals
@@ -68,7 +68,7 @@ class Arrays(NamedTuple):
     """The fields of a ``TrainState`` that hold arrays of any size."""
 
     parameters: Any
-    model_state: list[Any]
+    model_state: Any
     optimizer: Any
     metrics: list[Any]
 
@@ -92,8 +92,11 @@ ROLES = {
 
 def leaf_roles(state: TrainState) -> tuple[str, ...]:
     """Return the role of each leaf of ``state``, in flatten order."""
+    fixed = {"model_state": len(jax.tree.leaves(state.model_state.fixed))}  # its first leaves
     return tuple(
-        ROLES[field] for field, part in state._asdict().items() for _ in jax.tree.leaves(part)
+        "parameters" if number < fixed.get(field, 0) else ROLES[field]
+        for field, part in state._asdict().items()
+        for number, _ in enumerate(jax.tree.leaves(part))
     )
 
 

@@ -23,7 +23,7 @@ from neurenix._binding import Binding, Structure
 from neurenix._core.errors import ArgumentError, ArgumentTypeError, ShapeError
 from neurenix.losses import Loss
 from neurenix.train.batch import Batch
-from neurenix.train.split import ModuleSplit
+from neurenix.train.split import ModuleSplit, OtherState
 from neurenix.train.state import Arrays, Totals, TrainState, counters
 
 _TINY = 1e-30  # keeps 0 / 0 out of a batch whose weights are all 0
@@ -60,7 +60,7 @@ class StepDefinition:
         """Names of the entries of the logs vector that follow the divergence flag."""
         return ("loss", *self.metric_names)
 
-    def initial(self, parameters: Any, model_state: list[Any], metrics: list[Any]) -> TrainState:
+    def initial(self, parameters: Any, model_state: OtherState, metrics: list[Any]) -> TrainState:
         """Return the state before the first step."""
         return TrainState(
             parameters=parameters,
@@ -136,7 +136,7 @@ class StepDefinition:
         return state, self._logs(state)
 
     def evaluate(
-        self, model: tuple[Any, list[Any]], sums: tuple[Totals, list[Any]], batch: Batch
+        self, model: tuple[Any, OtherState], sums: tuple[Totals, list[Any]], batch: Batch
     ) -> tuple[tuple[Totals, list[Any]], jax.Array]:
         """Add a batch to the sums of an evaluation; the logs are as in ``train``."""
         totals, metrics = sums
@@ -145,7 +145,7 @@ class StepDefinition:
         metrics = self._updated_metrics(metrics, batch, prediction)
         return (totals, metrics), self._summary(False, totals, metrics)
 
-    def predict(self, model: tuple[Any, list[Any]], x: Any) -> Any:
+    def predict(self, model: tuple[Any, OtherState], x: Any) -> Any:
         """Return the module's output for ``x`` in evaluation mode, float32."""
         return self._apply(*model, x, training=False)[0]
 
@@ -155,7 +155,7 @@ class StepDefinition:
         (loss, aux), gradients = self._value_and_grad(state.parameters, state.model_state, batch)
         return loss, *aux, gradients
 
-    def _value_and_grad(self, parameters: Any, model_state: list[Any], batch: Batch) -> Any:
+    def _value_and_grad(self, parameters: Any, model_state: OtherState, batch: Batch) -> Any:
         """Return ((mean loss, [weight, output, state of the model]), its gradients)."""
 
         def mean_loss(parameters: Any) -> Any:
@@ -195,8 +195,8 @@ class StepDefinition:
         return loss * scale, weight, prediction, model_state, gradients
 
     def _forward(
-        self, parameters: Any, model_state: list[Any], batch: Batch, *, training: bool
-    ) -> tuple[jax.Array, jax.Array, Any, list[Any]]:
+        self, parameters: Any, model_state: OtherState, batch: Batch, *, training: bool
+    ) -> tuple[jax.Array, jax.Array, Any, OtherState]:
         """Return the weighted mean loss, the sum of weights, the output, the model's state."""
         prediction, after = self._apply(parameters, model_state, batch.x, training=training)
         if batch.weight is not None:
@@ -210,9 +210,9 @@ class StepDefinition:
         return loss.astype(jnp.float32), total, prediction, after
 
     def _apply(
-        self, parameters: Any, model_state: list[Any], x: Any, *, training: bool
-    ) -> tuple[Any, list[Any]]:
-        def applied(parameters: Any, x: Any) -> tuple[Any, list[Any]]:
+        self, parameters: Any, model_state: OtherState, x: Any, *, training: bool
+    ) -> tuple[Any, OtherState]:
+        def applied(parameters: Any, x: Any) -> tuple[Any, OtherState]:
             module = self.model.build(
                 _cast(parameters, self.compute_dtype), model_state, training=training
             )

@@ -53,7 +53,7 @@ from neurenix.train.options import (
     FitOptions,
     TrainOptions,
 )
-from neurenix.train.outputs import as_loss, as_metrics
+from neurenix.train.outputs import as_loss, as_metrics, leave_out_as
 from neurenix.train.progress import Progress, shown
 from neurenix.train.run import Run
 from neurenix.train.split import ModuleSplit
@@ -108,6 +108,7 @@ class Trainer(Described):
         self._optimizer = optim.get(optimizer)
         self._loss = as_loss(loss, loss_weights)
         self._metrics = named_apart(as_metrics(metrics))
+        leave_out_as(self._metrics, self._loss)
         self._strategy = options.strategy or get_strategy()
         self._definition: StepDefinition | None = None
         self._evaluation: CompiledEvaluation | None = None
@@ -323,7 +324,7 @@ class Trainer(Described):
         self.defined().model.check_arrays()
         strategy = self.strategy
         self._state_sharding = strategy.state_sharding
-        self._placement = strategy.placement(self.defined().model.read()[0], self.model_rules())
+        self._placement = strategy.placement(self.defined().model.weights(), self.model_rules())
         return strategy
 
     def _base_rate(self) -> float:
