@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -13,6 +15,7 @@ from neurenix._core.errors import (
     ArgumentError,
     DataError,
     DeviceNotFoundError,
+    ShapeError,
     UnknownNameError,
 )
 from neurenix.device import Device, device_of
@@ -176,3 +179,15 @@ def test_what_is_public_is_there_once() -> None:
     assert len(nt.__all__) == len(set(nt.__all__))
     for name in nt.__all__:
         assert hasattr(nt, name)
+
+
+@pytest.mark.parametrize("make", [
+    lambda shape: nt.zeros(shape), lambda shape: nt.randn(shape), lambda shape: nt.rand(shape),
+    lambda shape: nt.full(shape, 1), lambda shape: nt.randint(0, 2, shape),
+])  # fmt: skip
+@pytest.mark.parametrize("shape", [(2, "a"), (2, -1), 1.5, (2, True), None])
+def test_a_shape_that_is_none_is_told(make: Any, shape: Any) -> None:
+    with pytest.raises(ShapeError, match="whole numbers from 0"):
+        make(shape)
+    assert make((0, 2)).shape == (0, 2)
+    assert make(np.int32(3)).shape == (3,)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import signal
 import warnings
 from typing import Any
@@ -120,6 +121,22 @@ def test_old_buffers_are_deleted_unless_asked_otherwise() -> None:
         old = jax.tree.leaves(nnx.state((model, optimizer)))
         compiled(model, optimizer, metric, batches()[1])
         assert {leaf.is_deleted() for leaf in old} == {donate}
+
+
+@pytest.mark.parametrize("use", [
+    lambda module, x: nx.jit(lambda module, x: module(x))(module, x),
+    lambda module, x: nx.distribute.TPUStrategy().run(lambda m, x: m(x), args=(module, x)),
+    lambda module, x: nx.Trainer(module).predict(x),
+], ids=["jit", "run", "predict"])  # fmt: skip
+def test_a_clone_whose_arrays_were_given_away_is_told(use: Any) -> None:
+    model, optimizer, metric = parts()
+    clone, copied = nnx.clone(model), copy.deepcopy(model)
+    x = X[:16]
+    before = np.asarray(model(x))
+    nx.jit(step)(model, optimizer, metric, batches()[0])
+    with pytest.raises(nx.ArgumentError, match=r"deepcopy.*before the step"):
+        use(clone, x)
+    np.testing.assert_allclose(np.asarray(copied(x)), before)
 
 
 def test_structure_may_not_change_inside() -> None:

@@ -18,6 +18,7 @@ from typing import Any
 
 import jax
 
+from neurenix._core.errors import ArgumentError
 from neurenix._nnx import nnx
 
 # The slot behind a variable, used directly: no Python frame for each of a thousand variables.
@@ -129,6 +130,23 @@ class Binding:
         given away once only, so the others get a copy.
         """
         return apart(self.read())
+
+    def check_held(self) -> None:
+        """Raise when an array was given away by a call that knew another holder of it.
+
+        Raises:
+            ArgumentError: so it was.
+        """
+        for path, array in zip(self.paths, self.read(), strict=True):
+            concrete = isinstance(array, jax.Array) and not isinstance(array, jax.core.Tracer)
+            if concrete and array.is_deleted():
+                raise ArgumentError(
+                    f"The array {'.'.join(map(str, path[1:]))} of a module is gone: a training "
+                    "step of another module that held it too has reused its memory. nnx.clone, "
+                    "nnx.split and nnx.merge share arrays with the original; copy it with "
+                    "copy.deepcopy(module) before the step, or compile the step with "
+                    "nx.jit(step, donate=False)."
+                )
 
     def write(self, leaves: Sequence[Any]) -> None:
         """Set the array of every variable."""

@@ -62,6 +62,7 @@ class ReplicatedFunction:
         rest = [None if i in positions else value for i, value in enumerate(everything)]
         binding, fresh = self._bindings.of(modules)
         if fresh:
+            binding.check_held()
             # Apart before they are placed: a placed array may share a buffer with the one it was
             binding.write(place(binding.read_apart(), replicated(self._mesh)))
         before = self.compilations
@@ -73,6 +74,9 @@ class ReplicatedFunction:
             out = binding.update(self._compiled, static, state, binding.constants, placed)
         except TypeError as error:
             self._explain(error, rest, len(args), names)
+            raise
+        except (RuntimeError, ValueError):
+            binding.check_held()
             raise
         if self.compilations > before:
             called = labels(self._function, len(args), names)

@@ -7,6 +7,7 @@ Python and NumPy floats become float32, integers int32, unless a dtype is given.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from neurenix import random
-from neurenix._core.errors import ArgumentError, DataError
+from neurenix._core.errors import ArgumentError, DataError, ShapeError
 from neurenix.device import Device, DeviceType, to
 from neurenix.simulation import simulated
 from neurenix.tensor import dtypes
@@ -127,7 +128,7 @@ def full(shape: Shape, value: Any, dtype: Any = None, *, device: DeviceLike = No
         Array([7, 7], dtype=int32)
     """
     filling = Tensor(value, dtype=dtype)
-    return _placed(jnp.full(shape, filling, dtype=filling.dtype), device)
+    return _placed(jnp.full(_sizes(shape), filling, dtype=filling.dtype), device)
 
 
 def zeros_like(array: Any, dtype: Any = None, *, device: DeviceLike = None) -> jax.Array:
@@ -226,15 +227,26 @@ def randint(
     """
     if low >= high:
         raise ArgumentError(f"randint(low, high) needs low < high, got {low} and {high}.")
-    sizes = (shape,) if isinstance(shape, int) else tuple(shape)
     kind = dtypes.dtype(dtype or "int32")
-    return _placed(jax.random.randint(random.next_key(), sizes, low, high, kind), device)
+    return _placed(jax.random.randint(random.next_key(), _sizes(shape), low, high, kind), device)
 
 
-def _sizes(shape: tuple[Any, ...]) -> tuple[int, ...]:
-    """Return sizes that were given one by one, or all in one tuple or list."""
-    one = len(shape) == 1 and isinstance(shape[0], Sequence)
-    return tuple(shape[0]) if one else shape
+def _sizes(shape: Any) -> tuple[int, ...]:
+    """Return the sizes of a shape: a whole number, a sequence of them, or a tuple of a sequence.
+
+    Raises:
+        ShapeError: a size is no whole number from 0.
+    """
+    sizes = tuple(shape) if isinstance(shape, Sequence | np.ndarray) else (shape,)
+    if len(sizes) == 1 and isinstance(sizes[0], Sequence | np.ndarray):
+        sizes = tuple(sizes[0])
+    try:
+        checked = tuple(map(operator.index, sizes))
+    except TypeError:
+        checked = (-1,)
+    if min(checked, default=0) < 0 or any(isinstance(size, bool) for size in sizes):
+        raise ShapeError(f"The sizes of a shape are whole numbers from 0; got {shape!r}.")
+    return checked
 
 
 def _placed(array: jax.Array, device: DeviceLike) -> jax.Array:

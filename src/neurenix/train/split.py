@@ -85,13 +85,14 @@ class ModuleSplit:
         return next(iter([*self._binding.read(), *self._binding.constants]), None)
 
     def check_arrays(self) -> None:
-        """Raise ArgumentError when the module holds shapes and no arrays (``nnx.eval_shape``)."""
+        """Raise ArgumentError when the module holds shapes (``nnx.eval_shape``) or lost arrays."""
         if isinstance(self.first_array(), jax.ShapeDtypeStruct):
             raise ArgumentError(
                 "The module is abstract: it holds shapes and no arrays, so it can be given to "
                 "nx.preflight and not trained or called. Build it with its arrays for that: "
                 "nx.models.build(…) and not nx.models.abstract(…)."
             )
+        self._binding.check_held()
 
     def same_structure(self, other: ModuleSplit) -> bool:
         """Tell whether both are of the same module, unchanged in structure."""

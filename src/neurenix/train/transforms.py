@@ -108,6 +108,9 @@ class CompiledFunction:
             called = labels(self._function, len(args), kwargs)
             explain(error, self._name, called, rest, self._made_static)
             raise
+        except (RuntimeError, ValueError):
+            binding.check_held()
+            raise
         if self.compilations != before:
             self._watch.compiled(self._described(rest, fixed, len(args), kwargs))
         return out
@@ -158,6 +161,7 @@ class CompiledFunction:
 
     def _prepare(self, binding: Binding, rest: list[Any]) -> None:
         """Put a module's arrays where the other arguments are."""
+        binding.check_held()
         strategy = get_strategy()
         mesh = mesh_of(rest) or mesh_of(binding.read())
         if mesh is not None:
