@@ -17,6 +17,7 @@ from operator import is_
 from typing import Any
 
 import jax
+from jax.core import Tracer
 
 from neurenix._core.errors import ArgumentError
 from neurenix._nnx import nnx
@@ -138,7 +139,7 @@ class Binding:
             ArgumentError: so it was.
         """
         for path, array in zip(self.paths, self.read(), strict=True):
-            concrete = isinstance(array, jax.Array) and not isinstance(array, jax.core.Tracer)
+            concrete = isinstance(array, jax.Array) and not isinstance(array, Tracer)
             if concrete and array.is_deleted():
                 raise ArgumentError(
                     f"The array {'.'.join(map(str, path[1:]))} of a module is gone: a training "
