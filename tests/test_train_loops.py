@@ -139,6 +139,59 @@ def test_a_clone_whose_arrays_were_given_away_is_told(use: Any) -> None:
     np.testing.assert_allclose(np.asarray(copied(x)), before)
 
 
+def test_a_module_from_outside_of_a_trace_is_not_given_tracers() -> None:
+    model, optimizer, metric = parts()
+    compiled = nx.jit(step)
+    with pytest.raises(nx.ArgumentError, match="changes .* of a module.*would be lost"):
+        jax.jit(lambda x: compiled(model, optimizer, metric, (x, Y[:16])))(X[:16])
+    assert np.isfinite(model(X[:16])).all()
+    outer = nx.jit(
+        lambda model, optimizer, metric, batch: compiled(model, optimizer, metric, batch)
+    )
+    before = np.asarray(model(X[:16]))
+    outer(model, optimizer, metric, batches()[0])
+    assert not np.allclose(np.asarray(model(X[:16])), before)
+
+
+@pytest.mark.parametrize("around", [
+    lambda f, m, x: jax.grad(lambda v: f(m, v).sum())(x),
+    lambda f, m, x: nx.grad(lambda m: f(m, x).sum())(m),
+    lambda f, m, x: jax.vmap(lambda v: f(m, v[None]))(x),
+    lambda f, m, x: jax.eval_shape(lambda v: f(m, v), x),
+    lambda f, m, x: jax.lax.scan(lambda c, v: (c, f(m, v[None])), 0, x),
+], ids=["grad", "nx.grad", "vmap", "eval_shape", "scan"])  # fmt: skip
+def test_a_compiled_function_inside_of_a_transformation_leaves_its_module_alive(
+    around: Any,
+) -> None:
+    model = nx.nn.Sequential(nx.nn.Linear(6, 4), nx.nn.BatchNorm(4)).eval()
+    forward = nx.jit(lambda model, x: model(x))
+    x = X[:16]
+    before = np.asarray(forward(model, x))
+    around(forward, model, x)
+    np.testing.assert_allclose(np.asarray(model(x)), before, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(np.asarray(forward(model, x)), before, rtol=1e-5, atol=1e-6)
+
+
+def test_a_gradient_through_a_compiled_function_is_that_of_the_function() -> None:
+    model = nx.nn.Sequential(nx.nn.Linear(6, 4), nx.nn.BatchNorm(4)).eval()
+    x = X[:16]
+    expected = jax.grad(lambda v: jnp.square(model(v)).sum())(x)
+    compiled = nx.jit(lambda model, x: model(x))
+    found = jax.grad(lambda v: jnp.square(compiled(model, v)).sum())(x)
+    np.testing.assert_allclose(np.asarray(found), np.asarray(expected), rtol=1e-5, atol=1e-6)
+
+
+def test_arguments_that_lie_apart_are_told() -> None:
+    strategy = nx.distribute.TPUStrategy()
+    with strategy.scope():
+        model = MLP()
+        forward = nx.jit(lambda model, x: model(x))
+        forward(model, X)
+        with pytest.raises(nx.DeviceError, match="model on 8 devices, x on tpu:1"):
+            forward(model, nx.to(X, "tpu:1"))
+        forward(model, nx.Tensor(X))
+
+
 def test_structure_may_not_change_inside() -> None:
     def grow(model: Any) -> None:
         model.extra = nnx.Param(jnp.zeros(3))

@@ -16,7 +16,14 @@ import jax
 import numpy as np
 
 from neurenix._binding import is_module
-from neurenix._core.errors import ArgumentError, ArgumentTypeError, NeurenixError, unknown_name
+from neurenix._core.errors import (
+    ArgumentError,
+    ArgumentTypeError,
+    DeviceError,
+    NeurenixError,
+    unknown_name,
+)
+from neurenix.device import device_of
 
 _NUMBERS = (bool, int, float, complex)
 _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
@@ -173,6 +180,39 @@ def explain(
                 + _fixed(leaf, label, way_out, nested=len(path) > 1)
             ) from error
         error.add_note(f"{match[0]} is {shown} of {name}.")
+
+
+def explain_devices(
+    error: Exception, name: str, called: Sequence[str], values: Sequence[Any]
+) -> None:
+    """Raise in the user's words when a call failed because its arguments lie apart.
+
+    Args:
+        error: JAX's.
+        name: of the function.
+        called: the parameter of each argument.
+        values: the arguments, or for a module its arrays.
+
+    Raises:
+        DeviceError: arguments were put on different devices.
+    """
+    if "incompatible devices" not in str(error):
+        return
+    by_place: dict[str, list[str]] = {}
+    for label, value in zip(called, values, strict=True):
+        arrays = [leaf for leaf in jax.tree.leaves(value) if isinstance(leaf, jax.Array)]
+        for place in dict.fromkeys(_place(array) for array in arrays if array.committed):
+            by_place.setdefault(place, []).append(label)
+    lie = ", ".join(f"{' and '.join(labels)} on {place}" for place, labels in by_place.items())
+    raise DeviceError(
+        f"{name}: its arguments lie on different devices: {lie}. Leave out nx.to, and an array "
+        "goes where it is needed; or move it with nx.to, or strategy.distribute for a batch."
+    ) from error
+
+
+def _place(array: jax.Array) -> str:
+    count = len(array.sharding.device_set)
+    return str(device_of(array)) if count == 1 else f"{count} devices"
 
 
 def _can_be_traced(leaf: Any) -> bool:

@@ -13,6 +13,7 @@ from types import MethodType
 from typing import Any
 
 import jax
+from jax._src.core import trace_state_clean
 from jax.core import Tracer
 from jax.sharding import NamedSharding
 
@@ -20,6 +21,7 @@ from neurenix._arguments import (
     Static,
     check_static,
     explain,
+    explain_devices,
     labels,
     refuse_hidden_modules,
     static_of,
@@ -72,10 +74,20 @@ class CompiledFunction:
         def program(static: Any, leaves: Any, constants: Any, rest: Any) -> Any:
             self.compilations += 1  # runs when JAX traces, which it does once for each program
             refuse_hidden_modules(self._name, rest)
-            return once(static, leaves, constants, rest)
+            out, after = once(static, leaves, constants, rest)
+            *_, sharding, _ = static
+            if isinstance(sharding, NamedSharding):
+                after = [jax.lax.with_sharding_constraint(leaf, sharding) for leaf in after]
+            return out, after
 
-        program.__name__ = self._name  # what profiles and compile logs show
+        def part(static: Any, leaves: Any, constants: Any, rest: Any) -> Any:
+            out, after = once(static, leaves, constants, rest)
+            pairs = enumerate(zip(after, leaves, strict=True))
+            return out, {place: new for place, (new, old) in pairs if new is not old}
+
+        program.__name__ = part.__name__ = self._name  # what profiles and compile logs show
         self._compiled = jax.jit(program, static_argnums=0, donate_argnums=1 if donate else ())
+        self._part = jax.jit(part, static_argnums=0)
 
     def __get__(self, owner: Any, kind: type[Any] | None = None) -> Any:
         """Bind to ``owner``, so that a method can be compiled."""
@@ -101,6 +113,8 @@ class CompiledFunction:
             self._seen_call = True
         before = self.compilations
         static = (binding.structure, positions, len(args), tuple(kwargs), binding.sharding, fixed)
+        if not trace_state_clean():
+            return self._inside_of_a_trace(binding, static, rest)
         leaves = binding.read_apart() if self._donate else binding.read()
         try:
             out = binding.update(self._compiled, static, leaves, binding.constants, rest)
@@ -108,11 +122,35 @@ class CompiledFunction:
             called = labels(self._function, len(args), kwargs)
             explain(error, self._name, called, rest, self._made_static)
             raise
-        except (RuntimeError, ValueError):
+        except (RuntimeError, ValueError) as error:
             binding.check_held()
+            values = [nnx.state(v) if is_module(v) else v for v in everything]
+            called = labels(self._function, len(args), kwargs)
+            explain_devices(error, self._name, called, values)
             raise
         if self.compilations != before:
             self._watch.compiled(self._described(rest, fixed, len(args), kwargs))
+        return out
+
+    def _inside_of_a_trace(self, binding: Binding, static: Any, rest: list[Any]) -> Any:
+        """Return the result as a part of what JAX traces around it (``jax.grad``, ``jax.vmap``).
+
+        Nothing is given away, since the outer function may still need it. Only the arrays that
+        change are written, and no tracer into a module from outside of the trace.
+        """
+        leaves = binding.read()
+        out, changed = self._part(static, leaves, binding.constants, rest)
+        for place, new in changed.items():
+            if isinstance(new, Tracer) and not isinstance(leaves[place], Tracer):
+                path = ".".join(map(str, binding.paths[place][1:]))
+                raise ArgumentError(
+                    f"{self._name} changes {path} of a module, and was called inside of a "
+                    "function that JAX traces (jax.jit, jax.grad, jax.vmap, jax.lax.scan) and that "
+                    "was not given the module: its new arrays would be lost. Use nx.jit or nx.grad "
+                    "and pass the module as an argument, or module.eval() if it should not change."
+                )
+            leaves[place] = new
+        binding.write(leaves)
         return out
 
     def _fixed(
@@ -205,8 +243,6 @@ class CompiledFunction:
                 "variable or an attribute (train() and eval() do, too). Do that outside of the "
                 "compiled function; it is then compiled anew at its next call."
             )
-        if isinstance(sharding, NamedSharding):
-            after = [jax.lax.with_sharding_constraint(leaf, sharding) for leaf in after]
         return out, after
 
     def _scanned(
