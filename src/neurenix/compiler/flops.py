@@ -4,7 +4,8 @@ Owns the count over a jaxpr: matrix products and convolutions, loops by their le
 left out. It does not count what the compiler makes of it, nor element-wise work.
 
 A product of ``(m, k)`` and ``(k, n)`` is ``2 m k n`` operations, as in the MFU of PaLM
-(Chowdhery et al. 2022, appendix B). Causal attention by JAX's splash kernel counts half.
+(Chowdhery et al. 2022, appendix B). Causal attention by JAX's splash kernel counts half, and with
+a sliding window what lies in it.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.interpreters import partial_eval
 
-from neurenix.compiler.attention_kernels import attention_model_flops
+from neurenix.compiler.attention_kernels import attention_model_flops, window_of
 
 _RECOMPUTED = "rematted_computation"
 
@@ -34,8 +35,7 @@ def model_flops(jaxpr: Any) -> float:
         >>> model_flops(jax.jit(f).trace(x).jaxpr)
         12288.0
     """
-    jaxpr = getattr(jaxpr, "jaxpr", jaxpr)
-    return float(sum(_equation(equation) for equation in jaxpr.eqns))
+    return _count(jaxpr, None)
 
 
 def without_dead_code(closed: Any) -> Any:
@@ -54,9 +54,17 @@ def without_dead_code(closed: Any) -> Any:
     return closed.replace(jaxpr=alive)
 
 
-def _equation(equation: Any) -> float:
-    if _RECOMPUTED in str(equation.source_info.name_stack):
+def _count(jaxpr: Any, window: int | None) -> float:
+    """Count the operations of one call, inside a sliding window of attention or none."""
+    jaxpr = getattr(jaxpr, "jaxpr", jaxpr)
+    return float(sum(_equation(equation, window) for equation in jaxpr.eqns))
+
+
+def _equation(equation: Any, window: int | None) -> float:
+    scope = str(equation.source_info.name_stack)
+    if _RECOMPUTED in scope:
         return 0.0
+    window = window_of(scope) or window
     name = equation.primitive.name
     if name == "dot_general":
         return _dot(equation)
@@ -65,17 +73,18 @@ def _equation(equation: Any) -> float:
     if name == "conv_general_dilated":
         return _convolution(equation)
     if name == "cond":
-        return max(model_flops(branch) for branch in equation.params["branches"])
+        return max(_count(branch, window) for branch in equation.params["branches"])
     if name == "pallas_call":
         attention = attention_model_flops(
             str(equation.params.get("name") or ""),
             [(str(v.aval.dtype), v.aval.shape) for v in equation.invars],
             [v.aval.shape for v in equation.outvars],
+            window,
         )
         if attention is not None:
             return attention
     times = _times(equation)
-    return times * sum(model_flops(inner) for inner in _inner(equation.params))
+    return times * sum(_count(inner, window) for inner in _inner(equation.params))
 
 
 def _times(equation: Any) -> int:

@@ -13,9 +13,11 @@ from neurenix.models.decoder import Decoder as Decoder
 from neurenix.models.decoder import DecoderConfig as DecoderConfig
 from neurenix.models.encoder import Encoder as Encoder
 from neurenix.models.encoder import EncoderConfig as EncoderConfig
+from neurenix.models.losses import TokenLosses as TokenLosses
 from neurenix.models.remat import Remat as Remat
 from neurenix.models.resnet import ResNet as ResNet
 from neurenix.models.resnet import ResNetConfig as ResNetConfig
+from neurenix.models.rope import LinearScaling as LinearScaling
 from neurenix.models.rope import RopeScaling as RopeScaling
 from neurenix.models.stack import StackConfig as StackConfig
 from neurenix.models.vision import VisionConfig as VisionConfig

@@ -12,21 +12,34 @@ from neurenix._core.errors import unknown_name
 from neurenix.models.decoder import Decoder, DecoderConfig
 from neurenix.models.encoder import Encoder, EncoderConfig
 from neurenix.models.resnet import ResNet, ResNetConfig
-from neurenix.models.rope import RopeScaling
+from neurenix.models.rope import LinearScaling, RopeScaling
 from neurenix.models.vision import VisionConfig, VisionTransformer
 
 
 def _llama(name: str, layers: int, embed: int, heads: int, mlp: int, **more: Any) -> DecoderConfig:
     return DecoderConfig(
-        name=name, num_layers=layers, embed_dim=embed, num_heads=heads, head_dim=128, mlp_dim=mlp,
-        **{"vocab_size": 32000, "max_length": 4096, **more},
+        name=name, num_layers=layers, embed_dim=embed, num_heads=heads, mlp_dim=mlp,
+        **{"head_dim": 128, "vocab_size": 32000, "max_length": 4096, **more},
     )  # fmt: skip
+
+
+def _gemma_3(
+    name: str, layers: int, embed: int, heads: int, mlp: int, **more: Any
+) -> DecoderConfig:
+    return _llama(name, layers, embed, heads, mlp, **{**_GEMMA_3, **more})
 
 
 # Grattafiori et al. 2024, table 3, and the published config.json of each size.
 _LLAMA_3_1: dict[str, Any] = {
     "num_kv_heads": 8, "vocab_size": 128256, "max_length": 131072, "rope_theta": 500000.0,
     "rope_scaling": RopeScaling(),
+}  # fmt: skip
+# Gemma Team 2025, and the published config.json of each size; all read text only.
+_GEMMA_3: dict[str, Any] = {
+    "head_dim": 256, "vocab_size": 262144, "max_length": 131072, "activation": "gelu_tanh",
+    "norm_eps": 1e-6, "post_norm": True, "qk_norm": True, "window": 1024, "global_every": 6,
+    "rope_theta": 1e6, "rope_local_theta": 1e4, "rope_scaling": LinearScaling(8.0),
+    "scale_embeddings": True, "tie_embeddings": True,
 }  # fmt: skip
 # MaxText's base.yml: one vocabulary, positions up to what the runs used.
 _MAXTEXT: dict[str, Any] = {"max_length": 8192}
@@ -57,8 +70,14 @@ _DECODERS = (
     _llama("llama3.1-8b", 32, 4096, 32, 14336, **_LLAMA_3_1),
     _llama("llama3.1-70b", 80, 8192, 64, 28672, **_LLAMA_3_1),
     _llama("llama3.1-405b", 126, 16384, 128, 53248, **_LLAMA_3_1),
-    # Jiang et al. 2023 and 2024; the window of Mistral's first release is left out.
-    _llama("mistral-7b", 32, 4096, 32, 14336, num_kv_heads=8, max_length=32768),
+    _gemma_3("gemma3-1b", 26, 1152, 4, 6912, num_kv_heads=1, window=512, max_length=32768,
+             rope_scaling=None),
+    _gemma_3("gemma3-4b", 34, 2560, 8, 10240, num_kv_heads=4),
+    _gemma_3("gemma3-12b", 48, 3840, 16, 15360, num_kv_heads=8),
+    _gemma_3("gemma3-27b", 62, 5376, 32, 21504, num_kv_heads=16, head_dim=128,
+             query_pre_attn_scalar=168),
+    # Jiang et al. 2023 and 2024.
+    _llama("mistral-7b", 32, 4096, 32, 14336, num_kv_heads=8, max_length=32768, window=4096),
     _llama("mixtral-8x7b", 32, 4096, 32, 14336, max_length=32768, **_MOE),
     _llama("mixtral-8x22b", 56, 6144, 48, 16384, vocab_size=32768, max_length=65536, **_MOE),
     _llama("mt-16b", 32, 4096, 64, 28672, **_MAXTEXT),

@@ -5,6 +5,7 @@ Owns the configuration, embeddings, positions and the unembedding. The layers ar
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +17,7 @@ from neurenix._nnx import nnx
 from neurenix.distribute.rules import constrain
 from neurenix.models.base import Model, Rules, streams
 from neurenix.models.layers import BATCH, SEQUENCE, Norm, Projection, normal
-from neurenix.models.rope import RopeScaling, angles
+from neurenix.models.rope import Scaling, angles
 from neurenix.models.stack import DTYPES, StackConfig, one_of, positive
 from neurenix.models.stacked import STACK_RULES, Stack
 
@@ -32,10 +33,14 @@ class DecoderConfig(StackConfig):
         positions: ``"rope"``, ``"learned"`` or ``"none"``.
         rope_theta: base of the rotary frequencies.
         rope_scaling: how rotary positions are stretched, or None.
+        rope_local_theta: base in layers with a window, which are then not stretched; 0 for the
+            same rotation in all.
+        scale_embeddings: whether embeddings are multiplied by √E.
         tie_embeddings: whether the unembedding is the embedding table.
         max_length: most positions: rows of the learned table, and a limit on T.
         logits_dtype: of the logits. ``"bfloat16"`` halves the largest array of most models; the
             loss is taken in float32 either way.
+        loss_tiles: parts of T, one after the other, in which ``TokenLosses`` takes the loss.
 
     Example:
         >>> DecoderConfig(num_layers=2, embed_dim=64, num_heads=4, mlp_dim=128, vocab_size=100,
@@ -47,13 +52,16 @@ class DecoderConfig(StackConfig):
     max_length: int
     positions: str = "rope"
     rope_theta: float = 10000.0
-    rope_scaling: RopeScaling | None = None
+    rope_scaling: Scaling | None = None
+    rope_local_theta: float = 0.0
+    scale_embeddings: bool = False
     tie_embeddings: bool = False
     logits_dtype: str = "float32"
+    loss_tiles: int = 1
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        positive(self, "vocab_size", "max_length")
+        positive(self, "vocab_size", "max_length", "loss_tiles")
         one_of(self, "positions", ("rope", "learned", "none"))
         one_of(self, "logits_dtype", DTYPES)
         if self.positions == "rope" and self.head_dim % 2:
@@ -102,23 +110,39 @@ class Decoder(Model):
 
     def __call__(self, tokens: jax.Array) -> jax.Array:
         """Return the logits of the token that follows each position."""
+        dtype = jnp.dtype(self.config.logits_dtype)
+        logits = jnp.matmul(self.states(tokens), self.kernel(), preferred_element_type=dtype)
+        return constrain(logits, BATCH, None, "tensor")
+
+    def states(self, tokens: jax.Array) -> jax.Array:
+        """Return what the unembedding multiplies, (N, T, E)."""
         config = self.config
         check_tokens(tokens, config)
         length, dtype = tokens.shape[1], config.compute_dtype
         x = self.embedding[...].astype(dtype)[tokens]
+        if config.scale_embeddings:
+            x = x * jnp.asarray(math.sqrt(config.embed_dim), dtype)
         if self.positions is not None:
             x = x + self.positions[...][:length].astype(dtype)
         x = constrain(x, BATCH, SEQUENCE, None)
-        turns = None
-        if config.positions == "rope":
-            turns = angles(length, config.head_dim, config.rope_theta, config.rope_scaling)
-        x = self.norm(self.layers(x, turns))
+        return self.norm(self.layers(x, *self._turns(length)))
+
+    def kernel(self) -> jax.Array:
+        """Return the unembedding, (E, V), in the dtype of the computation."""
+        dtype = self.config.compute_dtype
         if self.unembedding is None:
-            kernel = self.embedding[...].astype(dtype).T
-        else:
-            kernel = self.unembedding.kernel[...].astype(dtype)
-        logits = jnp.matmul(x, kernel, preferred_element_type=jnp.dtype(config.logits_dtype))
-        return constrain(logits, BATCH, None, "tensor")
+            return self.embedding[...].astype(dtype).T
+        return self.unembedding.kernel[...].astype(dtype)
+
+    def _turns(self, length: int) -> tuple[jax.Array | None, jax.Array | None]:
+        """Return the angles of positions, and those of layers with a window if they differ."""
+        config, size = self.config, self.config.head_dim
+        if config.positions != "rope":
+            return None, None
+        turns = angles(length, size, config.rope_theta, config.rope_scaling)
+        if not (config.window and config.rope_local_theta):
+            return turns, None
+        return turns, angles(length, size, config.rope_local_theta, None)
 
     def sharding_rules(self) -> Rules:
         """FSDP on the axis of the residual stream, tensor on heads, hidden axis and vocabulary."""

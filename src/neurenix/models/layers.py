@@ -72,10 +72,12 @@ class Projection(nnx.Module):
 
 
 class Norm(nnx.Module):
-    """RMSNorm or LayerNorm over the last axis, computed in float32."""
+    """RMSNorm or LayerNorm over the last axis, of size E or ``width``, computed in float32."""
 
-    def __init__(self, config: StackConfig, *, lead: tuple[int, ...] = ()) -> None:
-        shape = (*lead, config.embed_dim)
+    def __init__(
+        self, config: StackConfig, width: int | None = None, *, lead: tuple[int, ...] = ()
+    ) -> None:
+        shape = (*lead, config.embed_dim if width is None else width)
         self.centred, self.eps = config.norm == "layer", config.norm_eps
         self.scale = nnx.Param(jnp.ones(shape))
         self.bias = nnx.Param(jnp.zeros(shape)) if self.centred else nnx.data(None)
@@ -106,22 +108,45 @@ class Attention(nnx.Module):
         self.value = Projection(embed, kv_width, lead=lead, bias=bias, rngs=rngs)
         scale = residual_scale(config)
         self.out = Projection(width, embed, lead=lead, bias=bias, scale=scale, rngs=rngs)
+        self.query_norm, self.key_norm = (
+            Norm(config, config.head_dim, lead=lead) if config.qk_norm else nnx.data(None)
+            for _ in range(2)
+        )
+        self.query_factor = config.query_factor
 
-    def __call__(self, x: jax.Array, angles: jax.Array | None) -> jax.Array:
-        """Return the layer's addition to ``x``; ``angles`` are those of ``rope.angles``."""
-        query = self._heads(self.query(x), angles, "query_proj")
-        key = self._heads(self.key(x), angles, "key_proj")
-        value = self._heads(self.value(x), None, "value_proj")
+    def __call__(self, x: jax.Array, angles: jax.Array | None, window: int = 0) -> jax.Array:
+        """Return what the layer adds to ``x``.
+
+        Args:
+            x: (N, T, E).
+            angles: those of ``rope.angles``, or None where nothing is rotated.
+            window: keys that a position sees, its own the last; 0 for all.
+        """
+        query = self._heads(self.query(x), self.query_norm, angles)
+        if self.query_factor != 1:
+            query = query * self.query_factor
+        key = self._heads(self.key(x), self.key_norm, angles)
         mixed = dot_product_attention(
-            query, key, value, causal=self.causal, checkpoint_name="context"
+            named_heads(query, "query_proj"),
+            named_heads(key, "key_proj"),
+            named_heads(self._heads(self.value(x)), "value_proj"),
+            causal=self.causal,
+            window=window or None,
+            checkpoint_name="context",
         )
         return checkpoint_name(self.out(mixed.reshape(*x.shape[:-1], -1)), "out_proj")
 
-    def _heads(self, x: jax.Array, angles: jax.Array | None, name: str) -> jax.Array:
+    def _heads(
+        self, x: jax.Array, norm: Norm | None = None, angles: jax.Array | None = None
+    ) -> jax.Array:
         x = x.reshape(*x.shape[:-1], -1, self.head_dim)
-        if angles is not None:
-            x = rotate(x, angles)
-        return checkpoint_name(constrain(x, BATCH, None, "tensor", None), name)
+        x = x if norm is None else norm(x)
+        return x if angles is None else rotate(x, angles)
+
+
+def named_heads(x: jax.Array, name: str) -> jax.Array:
+    """Return (N, T, H, D), its heads divided over the tensor axis, by a name for ``Remat``."""
+    return checkpoint_name(constrain(x, BATCH, None, "tensor", None), name)
 
 
 class MLP(nnx.Module):

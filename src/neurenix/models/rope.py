@@ -1,4 +1,4 @@
-"""Rotary positions (Su et al. 2021), with the stretching of long contexts of Llama 3.1.
+"""Rotary positions (Su et al. 2021), and how contexts longer than the first are reached.
 
 Owns the angles and the rotation. Halves are rotated against each other (element i with i + D/2),
 as in Llama's published weights for Transformers; not neighbours, as in the paper.
@@ -12,6 +12,21 @@ from dataclasses import dataclass
 import jax
 import jax.numpy as jnp
 import numpy as np
+
+
+@dataclass(frozen=True)
+class LinearScaling:
+    """Every wave slowed alike (Chen et al. 2023, position interpolation).
+
+    Attributes:
+        factor: by which.
+    """
+
+    factor: float = 8.0
+
+    def slowed(self, frequency: np.ndarray) -> np.ndarray:
+        """Return the frequencies (D/2,), in radians per position, after scaling."""
+        return frequency / self.factor
 
 
 @dataclass(frozen=True)
@@ -31,8 +46,17 @@ class RopeScaling:
     high: float = 4.0
     original_length: int = 8192
 
+    def slowed(self, frequency: np.ndarray) -> np.ndarray:
+        """Return the frequencies (D/2,), in radians per position, after scaling."""
+        turns = self.original_length * frequency / (2 * math.pi)
+        keep = np.clip((turns - self.low) / (self.high - self.low), 0, 1)
+        return frequency * (keep + (1 - keep) / self.factor)
 
-def angles(length: int, head_dim: int, theta: float, scaling: RopeScaling | None) -> jax.Array:
+
+Scaling = LinearScaling | RopeScaling
+
+
+def angles(length: int, head_dim: int, theta: float, scaling: Scaling | None) -> jax.Array:
     """Return the angle of each position and pair, (T, D/2) float32.
 
     Example:
@@ -41,9 +65,7 @@ def angles(length: int, head_dim: int, theta: float, scaling: RopeScaling | None
     """
     frequency = theta ** -(np.arange(0, head_dim, 2, dtype=np.float64) / head_dim)
     if scaling is not None:
-        turns = scaling.original_length * frequency / (2 * math.pi)
-        keep = np.clip((turns - scaling.low) / (scaling.high - scaling.low), 0, 1)
-        frequency = frequency * (keep + (1 - keep) / scaling.factor)
+        frequency = scaling.slowed(frequency)
     return jnp.arange(length, dtype=jnp.float32)[:, None] * jnp.asarray(frequency, jnp.float32)
 
 

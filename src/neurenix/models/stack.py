@@ -9,6 +9,7 @@ keys and values, ``D`` head_dim, ``F`` mlp_dim, ``X`` experts, ``V`` vocabulary.
 from __future__ import annotations
 
 import dataclasses
+import math
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -55,6 +56,11 @@ class StackConfig(Replaceable):
         norm: ``"rms"`` or ``"layer"``.
         norm_eps: added to the mean square or variance.
         norm_first: norm before each part, not after the sum.
+        post_norm: with ``norm_first``, another norm on what each part adds, as in Gemma.
+        qk_norm: norm of each head's queries and keys, before they are rotated.
+        query_pre_attn_scalar: by whose root the scores are divided; D by default.
+        window: keys that a position sees, its own the last; 0 for all.
+        global_every: of so many layers the last sees all keys, whatever the window; 0 for none.
         bias: whether the projections have biases.
         num_experts: X; 0 for a dense MLP.
         experts_per_token: experts that each position takes.
@@ -83,6 +89,11 @@ class StackConfig(Replaceable):
     norm: str = "rms"
     norm_eps: float = 1e-5
     norm_first: bool = True
+    post_norm: bool = False
+    qk_norm: bool = False
+    query_pre_attn_scalar: int = 0
+    window: int = 0
+    global_every: int = 0
     bias: bool = False
     num_experts: int = 0
     experts_per_token: int = 0
@@ -108,6 +119,7 @@ class StackConfig(Replaceable):
                 f"{self.name}: num_kv_heads={self.num_kv_heads} does not divide "
                 f"num_heads={self.num_heads}."
             )
+        at_least(self, 0, "query_pre_attn_scalar", "window", "global_every")
         one_of(self, "mlp", ("gated", "plain"))
         one_of(self, "activation", ACTIVATIONS)
         one_of(self, "norm", ("rms", "layer"))
@@ -126,6 +138,24 @@ class StackConfig(Replaceable):
         """``dtype`` as a dtype."""
         return jnp.dtype(self.dtype)
 
+    @property
+    def windows(self) -> tuple[int, ...]:
+        """The window of each layer of the pattern that repeats; 0 where all keys are seen.
+
+        Example:
+            >>> from neurenix import models
+            >>> models.get("gemma3-12b").windows
+            (1024, 1024, 1024, 1024, 1024, 0)
+        """
+        if not (self.window and self.global_every):
+            return (self.window,)
+        return (self.window,) * (self.global_every - 1) + (0,)
+
+    @property
+    def query_factor(self) -> float:
+        """What queries are multiplied by, besides 1 / √D of attention itself."""
+        return math.sqrt(self.head_dim / (self.query_pre_attn_scalar or self.head_dim))
+
     def replace(self, **changes: Any) -> Self:
         """Return the same with other values; sizes that follow from others follow them.
 
@@ -142,11 +172,16 @@ class StackConfig(Replaceable):
 
 def positive(config: Any, *names: str) -> None:
     """Raise ArgumentError unless each of these fields is a whole number of at least 1."""
+    at_least(config, 1, *names)
+
+
+def at_least(config: Any, least: int, *names: str) -> None:
+    """Raise ArgumentError unless each of these fields is a whole number of at least ``least``."""
     for name in names:
         value = getattr(config, name)
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        if isinstance(value, bool) or not isinstance(value, int) or value < least:
             raise ArgumentError(
-                f"{config.name}: {name} must be a whole number of at least 1; got {value!r}."
+                f"{config.name}: {name} must be a whole number of at least {least}; got {value!r}."
             )
 
 

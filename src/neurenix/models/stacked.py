@@ -6,6 +6,8 @@ a layer (``layers``, ``experts``).
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import jax
 from jax.ad_checkpoint import checkpoint_name
 
@@ -40,33 +42,79 @@ class Layer(nnx.Module):
         self.mlp_norm = Norm(config, lead=lead)
         make = Experts if config.num_experts else MLP
         self.mlp = make(config, config.mlp_dim, lead=lead, rngs=rngs)
+        self.attention_post_norm, self.mlp_post_norm = (
+            Norm(config, lead=lead) if config.post_norm else nnx.data(None) for _ in range(2)
+        )
 
-    def __call__(self, x: jax.Array, angles: jax.Array | None = None) -> jax.Array:
+    def __call__(self, x: jax.Array, angles: jax.Array | None = None, window: int = 0) -> jax.Array:
         """Return the residual stream after this layer."""
-        if self.norm_first:
-            x = x + self.attention(self.attention_norm(x), angles)
-            return x + self.mlp(self.mlp_norm(x))
-        x = self.attention_norm(x + self.attention(x, angles))
-        return self.mlp_norm(x + self.mlp(x))
+        if not self.norm_first:
+            x = self.attention_norm(x + self.attention(x, angles, window))
+            return self.mlp_norm(x + self.mlp(x))
+        more = self.attention(self.attention_norm(x), angles, window)
+        x = x + (more if self.attention_post_norm is None else self.attention_post_norm(more))
+        more = self.mlp(self.mlp_norm(x))
+        return x + (more if self.mlp_post_norm is None else self.mlp_post_norm(more))
 
 
 class Stack(Layer):
-    """L layers: (N, T, E) → (N, T, E). Each parameter is that of all layers, (L, …)."""
+    """L layers: (N, T, E) → (N, T, E). Each parameter is that of all layers, (L, …).
+
+    Layers of several windows go through the loop a pattern at a time, so that the window of each
+    is known when the program is compiled; the rest of L over the pattern follows after it.
+    """
 
     def __init__(self, config: StackConfig, *, causal: bool, rngs: nnx.Rngs) -> None:
         super().__init__(config, causal=causal, lead=(config.num_layers,), rngs=rngs)
         self.config = config
 
-    def __call__(self, x: jax.Array, angles: jax.Array | None = None) -> jax.Array:
-        """Return the residual stream after the last layer; ``angles`` are those of ``rope``."""
+    def __call__(
+        self,
+        x: jax.Array,
+        angles: jax.Array | None = None,
+        local_angles: jax.Array | None = None,
+    ) -> jax.Array:
+        """Return the residual stream after the last layer.
+
+        Args:
+            x: (N, T, E).
+            angles: those of ``rope.angles``.
+            local_angles: the same for layers with a window; ``angles`` by default.
+        """
         config = self.config
         structure, parameters = nnx.split(self)
+        local_angles = angles if local_angles is None else local_angles
 
-        def one_layer(x: jax.Array, parameters: nnx.State) -> tuple[jax.Array, None]:
-            x = checkpoint_name(constrain(x, BATCH, SEQUENCE, None), "decoder_layer_input")
-            return Layer.__call__(nnx.merge(structure, parameters), x, angles), None
+        def layer_of(window: int) -> Callable[[jax.Array, nnx.State], jax.Array]:
+            def layer(x: jax.Array, parameters: nnx.State) -> jax.Array:
+                x = checkpoint_name(constrain(x, BATCH, SEQUENCE, None), "decoder_layer_input")
+                turns = local_angles if window else angles
+                return Layer.__call__(nnx.merge(structure, parameters), x, turns, window)
 
-        body = checkpointed(one_layer, config.remat, in_scan=config.scan_layers)
-        unroll = 1 if config.scan_layers else config.num_layers
-        x, _ = jax.lax.scan(body, x, parameters, unroll=unroll)
+            return checkpointed(layer, config.remat, in_scan=config.scan_layers)
+
+        layers = [layer_of(window) for window in config.windows]
+        groups, rest = divmod(config.num_layers, len(layers))
+
+        def pattern(x: jax.Array, parameters: nnx.State) -> tuple[jax.Array, None]:
+            for place, layer in enumerate(layers):
+                x = layer(x, _part(parameters, place) if len(layers) > 1 else parameters)
+            return x, None
+
+        whole = _grouped(parameters, groups, len(layers)) if len(layers) > 1 else parameters
+        unroll = 1 if config.scan_layers else max(1, groups)
+        x, _ = jax.lax.scan(pattern, x, whole, unroll=unroll)
+        for place in range(rest):
+            x = layers[place](x, _part(parameters, config.num_layers - rest + place))
         return constrain(x, BATCH, SEQUENCE, None)
+
+
+def _part(parameters: nnx.State, place: int) -> nnx.State:
+    return jax.tree.map(lambda leaf: leaf[place], parameters)
+
+
+def _grouped(parameters: nnx.State, groups: int, size: int) -> nnx.State:
+    """Return the first ``groups * size`` layers (groups, size, …)."""
+    return jax.tree.map(
+        lambda leaf: leaf[: groups * size].reshape(groups, size, *leaf.shape[1:]), parameters
+    )

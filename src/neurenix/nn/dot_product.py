@@ -15,9 +15,10 @@ TPU        Pallas splash attention (ships with JAX)   no ``mask``; T and S multi
                                                       knows its mesh (``jax.set_mesh``), because a
                                                       kernel is not split over devices by itself;
                                                       on v2 and v3 float32 only
-CUDA       cuDNN flash attention                      no ``mask``; bfloat16 or float16; head size a
-                                                      multiple of 8, up to 128; compute capability
-                                                      8.0 or above
+CUDA       cuDNN flash attention                      no ``mask``, ``window`` or ``sinks``; bfloat16
+                                                      or float16; head size a multiple of 8, up to
+                                                      128, also of values; compute capability 8.0
+                                                      or above
 any        XLA                                        otherwise
 =========  =========================================  ==============================================
 """
@@ -25,16 +26,21 @@ any        XLA                                        otherwise
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.ad_checkpoint import checkpoint_name as named
 
-from neurenix._core.errors import ShapeError
+from neurenix._core.errors import ArgumentError, ShapeError
 from neurenix.device import DeviceType, devices
 from neurenix.nn import splash
+
+# The score of a key that a query may not look at: finite, so that a row without keys is no NaN.
+_NEVER = -0.7 * float(jnp.finfo(jnp.float32).max)
 
 
 def dot_product_attention(
@@ -44,27 +50,34 @@ def dot_product_attention(
     *,
     mask: jax.Array | None = None,
     causal: bool = False,
+    window: int | None = None,
+    sinks: jax.Array | None = None,
     checkpoint_name: str | None = None,
 ) -> jax.Array:
     """Return ``softmax(query · keyᵀ / √D) · value``, the softmax in float32.
 
     Letters: ``N`` batch, ``T`` queries, ``S`` keys, ``H`` heads, ``K`` heads of keys (divides H),
-    ``D`` size of a head.
+    ``D`` size of a head, ``C`` size of a head's values.
 
     Args:
         query: (N, T, H, D).
         key: (N, S, K, D), of the same dtype.
-        value: (N, S, K, D), of the same dtype.
+        value: (N, S, K, C), of the same dtype.
         mask: booleans, True where a query may look at a key; (T, S), (N, T, S) or
             (N, H or 1, T, S). (PyTorch's layer, unlike its function, means the opposite.)
         causal: whether query t may only look at keys 0 … t.
+        window: how far query t may look, itself counted: at keys t - window + 1 … t, and without
+            ``causal`` as far the other way. Everywhere by default.
+        sinks: (H,), of each head the score of a key that is always there and whose value is 0, so
+            that a head can look at nothing (Xiao et al. 2024).
         checkpoint_name: for policies of ``jax.checkpoint``: the name of the result, and of what
             else a fused kernel needs for its gradient.
 
     Returns:
-        (N, T, H, D), the dtype of ``query``.
+        (N, T, H, C), the dtype of ``query``.
 
     Raises:
+        ArgumentError: ``window`` is no whole number of at least 1.
         ShapeError: the shapes do not go together.
 
     Example:
@@ -73,31 +86,73 @@ def dot_product_attention(
         (2, 5, 4, 8)
     """
     _check(query, key, value)
+    _check_options(query, window, sinks)
     mask = None if mask is None else four_axes(mask, query, key)
+    arrays = (query, key, value) if sinks is None else (query, key, value, sinks)
     kind = _known_kind()
     fits_tpu = mask is None and splash.fits(query, key, kind or "")
-    kernel = functools.partial(splash.attention, causal=causal, checkpoint_name=checkpoint_name)
+    options: dict[str, Any] = {"causal": causal, "window": window}
+    kernel = functools.partial(splash.attention, **options, checkpoint_name=checkpoint_name)
     if fits_tpu and kind is not None and kind.startswith("TPU"):
-        return kernel(query, key, value)
+        return kernel(*arrays)
     branches: dict[str, Callable[..., jax.Array]] = {}
     if fits_tpu and kind is None:
         branches["tpu"] = kernel
-    if mask is None and _cudnn_fits(query):
+    if mask is None and window is None and sinks is None and _cudnn_fits(query, value):
         branches["cuda"] = functools.partial(
             jax.nn.dot_product_attention, is_causal=causal, implementation="cudnn"
         )
 
-    def plain(query: jax.Array, key: jax.Array, value: jax.Array) -> jax.Array:
-        out = jax.nn.dot_product_attention(
-            query, key, value, mask=mask, is_causal=causal, implementation="xla"
-        )
+    def plain(*arrays: jax.Array) -> jax.Array:
+        out = _plain(*arrays, mask=mask, **options)
         return out if checkpoint_name is None else named(out, checkpoint_name)
 
     if not branches:
-        return plain(query, key, value)
+        return plain(*arrays)
     # A branch not taken still leaves room for what its gradient would keep, T x S weights here.
     default = jax.checkpoint(plain) if "tpu" in branches else plain
-    return lax.platform_dependent(query, key, value, default=default, **branches)
+    return lax.platform_dependent(*arrays, default=default, **branches)
+
+
+def _plain(
+    query: jax.Array,
+    key: jax.Array,
+    value: jax.Array,
+    sinks: jax.Array | None = None,
+    *,
+    mask: jax.Array | None,
+    causal: bool,
+    window: int | None,
+) -> jax.Array:
+    """Return attention by XLA's products, for any shapes."""
+    if sinks is None and value.shape == key.shape:
+        return jax.nn.dot_product_attention(
+            query,
+            key,
+            value,
+            mask=mask,
+            is_causal=causal,
+            local_window_size=None if window is None else window - 1,
+            implementation="xla",
+        )
+    batch, queries, heads, size = query.shape
+    keys, groups = key.shape[1:3]
+    query = query.reshape(batch, queries, groups, -1, size)
+    scores = jnp.einsum("ntkgd,nskd->nkgts", query, key, preferred_element_type=jnp.float32)
+    scores = scores / math.sqrt(size)
+    ahead = jnp.arange(queries)[:, None] - jnp.arange(keys)
+    allowed = (ahead >= 0) | (not causal)
+    if window is not None:
+        allowed &= jnp.abs(ahead) < window
+    if mask is not None:
+        of_all_heads = jnp.broadcast_to(mask, (mask.shape[0], heads, queries, keys))
+        allowed = allowed & of_all_heads.reshape(-1, groups, heads // groups, queries, keys)
+    scores = jnp.where(allowed, scores, _NEVER)
+    if sinks is not None:
+        last = sinks.astype(jnp.float32).reshape(groups, -1, 1, 1)
+        scores = jnp.append(scores, jnp.broadcast_to(last, (*scores.shape[:-1], 1)), axis=-1)
+    weights = jax.nn.softmax(scores, axis=-1)[..., :keys].astype(value.dtype)
+    return jnp.einsum("nkgts,nskc->ntkgc", weights, value).reshape(batch, queries, heads, -1)
 
 
 def four_axes(mask: jax.Array, query: jax.Array, key: jax.Array) -> jax.Array:
@@ -128,13 +183,24 @@ def four_axes(mask: jax.Array, query: jax.Array, key: jax.Array) -> jax.Array:
 
 def _check(query: jax.Array, key: jax.Array, value: jax.Array) -> None:
     shapes = f"query {query.shape}, key {key.shape}, value {value.shape}"
-    if query.ndim != 4 or key.ndim != 4 or key.shape != value.shape:
-        raise ShapeError(f"Attention takes (N, T, H, D) and twice (N, S, K, D); got {shapes}.")
+    if query.ndim != 4 or key.ndim != 4 or value.ndim != 4 or key.shape[:3] != value.shape[:3]:
+        raise ShapeError(
+            f"Attention takes (N, T, H, D), (N, S, K, D) and (N, S, K, C); got {shapes}."
+        )
     same = query.shape[0] == key.shape[0] and query.shape[3] == key.shape[3]
     if not same or query.shape[2] % key.shape[2]:
         raise ShapeError(
             f"Queries and keys must agree in N and D, and the heads of keys divide those of "
             f"queries; got {shapes}."
+        )
+
+
+def _check_options(query: jax.Array, window: int | None, sinks: jax.Array | None) -> None:
+    if window is not None and (isinstance(window, bool) or int(window) != window or window < 1):
+        raise ArgumentError(f"`window` is a whole number of at least 1, or None; got {window!r}.")
+    if sinks is not None and sinks.shape != query.shape[2:3]:
+        raise ShapeError(
+            f"`sinks` has one number for each of {query.shape[2]} heads; got {sinks.shape}."
         )
 
 
@@ -144,8 +210,10 @@ def _known_kind() -> str | None:
     return None if device is None else device.device_kind
 
 
-def _cudnn_fits(query: jax.Array) -> bool:
+def _cudnn_fits(query: jax.Array, value: jax.Array) -> bool:
     size = query.shape[3]
+    if value.shape[3] != size:
+        return False
     if query.dtype not in (jnp.bfloat16, jnp.float16) or size % 8 or size > 128:
         return False
     found = devices(DeviceType.CUDA)

@@ -1,13 +1,15 @@
 """The TPU's attention kernel, Pallas splash attention, on a mesh of devices.
 
 Owns when the kernel fits, its block sizes and how heads and batch are divided. It skips the blocks
-that a causal mask leaves empty, and takes fewer heads of keys than of queries as they are. It does
-not own the choice between kernels (``dot_product``).
+that a causal mask or a window leaves empty, and takes fewer heads of keys than of queries as they
+are. It does not own the choice between kernels (``dot_product``).
 """
 
 from __future__ import annotations
 
+import functools
 import math
+from contextlib import nullcontext
 from typing import Any
 
 import jax
@@ -51,11 +53,15 @@ def attention(
     query: jax.Array,
     key: jax.Array,
     value: jax.Array,
+    sinks: jax.Array | None = None,
     *,
     causal: bool,
+    window: int | None = None,
     checkpoint_name: str | None = None,
 ) -> jax.Array:
-    """Return attention of (N, T, H, D) over twice (N, S, K, D), as ``dot_product_attention``.
+    """Return attention of (N, T, H, D) over (N, S, K, D) and (N, S, K, C).
+
+    All arguments are those of ``dot_product_attention``.
 
     The batch is divided over the mesh, heads over its axis ``"tensor"``.
     """
@@ -64,23 +70,34 @@ def attention(
     local_heads = query.shape[2] // math.prod(mesh.shape[name] for name in heads)
     shape = (query.shape[1], key.shape[1])
 
-    def local(query: jax.Array, key: jax.Array, value: jax.Array) -> Any:
-        mask = masks.CausalMask(shape) if causal else masks.FullMask(shape)
+    def local(query: jax.Array, key: jax.Array, value: jax.Array, *sinks: jax.Array) -> Any:
         kernel = kernels.make_splash_mha(
-            masks.MultiHeadMask([mask] * local_heads),
-            block_sizes=_block_sizes(*shape, query.shape[-1]),
+            masks.MultiHeadMask([_mask(shape, causal, window)] * local_heads),
+            block_sizes=_block_sizes(*shape, query.shape[-1], window),
             head_shards=1,
             q_seq_shards=1,
             residual_checkpoint_name=checkpoint_name,
         )
-        return jax.vmap(kernel)(query, key, value)
+        of_heads = kernel if not sinks else functools.partial(kernel, sinks=sinks[0])
+        # By the name the compiler's reports know how little of the product is there.
+        with nullcontext() if window is None else jax.named_scope(f"window_{window}"):
+            return jax.vmap(of_heads)(query, key, value)
 
-    heads_first = [x.swapaxes(1, 2) for x in (query / math.sqrt(query.shape[3]), key, value)]
+    arrays = [x.swapaxes(1, 2) for x in (query / math.sqrt(query.shape[3]), key, value)]
+    if sinks is not None:  # the kernel's gradient of them has the dtype of the queries
+        arrays.append(sinks.astype(query.dtype))
     if mesh.manual_axes:  # inside shard_map every device has its share already
-        return local(*heads_first).swapaxes(1, 2)
+        return local(*arrays).swapaxes(1, 2)
     spec = PartitionSpec(batch or None, heads or None)
-    divided = jax.shard_map(local, in_specs=spec, out_specs=spec, check_vma=False)
-    return divided(*heads_first).swapaxes(1, 2)
+    specs = (spec, spec, spec, PartitionSpec(heads or None))[: len(arrays)]
+    divided = jax.shard_map(local, in_specs=specs, out_specs=spec, check_vma=False)
+    return divided(*arrays).swapaxes(1, 2)
+
+
+def _mask(shape: tuple[int, int], causal: bool, window: int | None) -> masks.Mask:
+    if window is not None:
+        return masks.LocalMask(shape, (window - 1, 0 if causal else window - 1), 0)
+    return masks.CausalMask(shape) if causal else masks.FullMask(shape)
 
 
 def _axes(
@@ -100,9 +117,11 @@ def _axes(
     return batch, heads
 
 
-def _block_sizes(queries: int, keys: int, size: int) -> kernels.BlockSizes:
+def _block_sizes(queries: int, keys: int, size: int, window: int | None) -> kernels.BlockSizes:
     q, k = _largest(queries, _QUERIES), _largest(keys, _KEYS)
-    if size > _LANES:  # one kernel for all gradients would need more than 16 MiB of VMEM
+    # One kernel for all gradients would need more than 16 MiB of VMEM for large heads, and step
+    # through the blocks that a window leaves empty.
+    if size > _LANES or window is not None:
         return kernels.BlockSizes(
             block_q=q,
             block_kv=k,

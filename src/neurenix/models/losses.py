@@ -1,0 +1,99 @@
+"""The loss of a decoder where the logits of all positions are too many to be there at once.
+
+Owns the loop over tiles of positions. It does not own the model (``decoder``) or the loss
+(``neurenix.losses``).
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import PartitionSpec
+
+from neurenix._core.errors import ShapeError
+from neurenix.losses import SparseCategoricalCrossentropy
+from neurenix.models.decoder import Decoder
+from neurenix.models.layers import BATCH
+
+_LOSS = SparseCategoricalCrossentropy(from_logits=True)
+
+
+class TokenLosses(Decoder):
+    """A decoder whose output is the loss of each token: twice (N, T) integers → (N, T) float32.
+
+    Parameters and their names are those of ``Decoder``. The positions are taken in
+    ``config.loss_tiles`` parts: the logits of one part are there at a time, and are computed
+    again for the gradient, as MaxText's ``num_vocab_tiling`` does. For a vocabulary of 262,144 and
+    32,768 positions the logits are 16 GiB in bfloat16.
+
+    Raises:
+        ShapeError: when called with targets of another shape than the tokens, or with positions
+            that ``loss_tiles`` does not divide.
+
+    Example:
+        >>> from neurenix import models
+        >>> model = TokenLosses(models.get("tiny").replace(loss_tiles=4))
+        >>> tokens = jnp.zeros((2, 16), jnp.int32)
+        >>> model(tokens, tokens).shape
+        (2, 16)
+        >>> model = model.compile(optimizer="adam", loss=lambda targets, losses: losses)
+        >>> history = model.fit((tokens, tokens), tokens, verbose=0)
+    """
+
+    def __call__(self, tokens: jax.Array, targets: jax.Array) -> jax.Array:
+        """Return the cross-entropy of each target, the token that follows a position."""
+        tiles = self.config.loss_tiles
+        if targets.shape != tokens.shape or tokens.shape[1] % tiles:
+            raise ShapeError(
+                f"{self.config.name} takes tokens and targets of one shape (N, T), T a multiple "
+                f"of loss_tiles={tiles}; got {tokens.shape} and {targets.shape}."
+            )
+        losses = functools.partial(_tiled, tiles=tiles, dtype=self.config.logits_dtype)
+        return _on_each_share(losses)(self.states(tokens), targets, self.kernel())
+
+
+def _tiled(
+    states: jax.Array, targets: jax.Array, kernel: jax.Array, *, tiles: int, dtype: str
+) -> jax.Array:
+    """Return the losses of (N, T, E), (N, T) and (E, V), a tile of T at a time."""
+
+    @jax.checkpoint
+    def of_tile(states: jax.Array, targets: jax.Array, kernel: jax.Array) -> jax.Array:
+        logits = jnp.matmul(states, kernel, preferred_element_type=jnp.dtype(dtype))
+        return _LOSS.elementwise(targets, logits)
+
+    def body(carry: None, tile: tuple[jax.Array, jax.Array]) -> tuple[None, jax.Array]:
+        return carry, of_tile(*tile, kernel)
+
+    def divided(x: jax.Array) -> jax.Array:
+        return x.reshape(x.shape[0], tiles, -1, *x.shape[2:]).swapaxes(0, 1)
+
+    _, losses = jax.lax.scan(body, None, (divided(states), divided(targets)))
+    return losses.swapaxes(0, 1).reshape(targets.shape)
+
+
+def _on_each_share(function):
+    """Return ``function`` on each device's share of the batch, where the mesh is known.
+
+    The gradient of the kernel is then summed over the devices once, and not for every tile.
+    """
+
+    def shared(states: jax.Array, targets: jax.Array, kernel: jax.Array) -> jax.Array:
+        mesh = jax.sharding.get_abstract_mesh()
+        axes = tuple(name for name in BATCH if mesh.shape.get(name, 1) > 1)
+        parts = math.prod(mesh.shape[name] for name in axes)
+        if mesh.manual_axes or not axes or states.shape[0] % parts:
+            return function(states, targets, kernel)
+        batch = PartitionSpec(axes)
+        return jax.shard_map(
+            function,
+            in_specs=(batch, batch, PartitionSpec()),
+            out_specs=batch,
+            axis_names={*axes},
+            check_vma=False,
+        )(states, targets, kernel)
+
+    return shared
