@@ -181,6 +181,32 @@ def test_a_gradient_through_a_compiled_function_is_that_of_the_function() -> Non
     np.testing.assert_allclose(np.asarray(found), np.asarray(expected), rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize("ask", [
+    lambda y: float(y.sum()), lambda y: np.asarray(y), lambda y: y[y > 0],
+    lambda y: y if y.sum() > 0 else -y, lambda y: range(y.argmax()),
+], ids=["float", "numpy", "mask", "if", "range"])  # fmt: skip
+@pytest.mark.parametrize("run", [False, True])
+def test_asking_for_numbers_while_compiling_names_the_line(ask: Any, run: bool) -> None:
+    def wants_numbers(model: Any, x: Any) -> Any:
+        return ask(model(x))
+
+    call: Any = nx.jit(wants_numbers)
+    if run:
+        strategy = nx.distribute.TPUStrategy()
+        call = lambda *args: strategy.run(wants_numbers, args=args)  # noqa: E731
+    with pytest.raises(nx.ArgumentTypeError) as raised:
+        call(MLP(), X)
+    assert "wants_numbers needs the values of an array" in str(raised.value)
+    assert "test_train_loops.py" in str(raised.value) and "jnp.where" in str(raised.value)
+
+
+def test_a_model_is_not_moved_to_where_a_batch_is() -> None:
+    model = nx.nn.Linear(6, 2).to("tpu:2")
+    with pytest.raises(nx.DeviceError, match="model on tpu:2, x on tpu:1"):
+        nx.jit(lambda model, x: model(x))(model, nx.to(X, "tpu:1"))
+    assert str(nx.device_of(model.kernel[...])) == "tpu:2"
+
+
 def test_arguments_that_lie_apart_are_told() -> None:
     strategy = nx.distribute.TPUStrategy()
     with strategy.scope():

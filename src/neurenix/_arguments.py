@@ -23,10 +23,19 @@ from neurenix._core.errors import (
     NeurenixError,
     unknown_name,
 )
+from neurenix._core.source_files import users_line
 from neurenix.device import device_of
 
 _NUMBERS = (bool, int, float, complex)
 _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+NEEDS_VALUES = (
+    jax.errors.ConcretizationTypeError,
+    jax.errors.TracerArrayConversionError,
+    jax.errors.TracerIntegerConversionError,
+    jax.errors.TracerBoolConversionError,
+    jax.errors.NonConcreteBooleanIndexError,
+)
+"""What JAX raises where traced code asks for the numbers of an array."""
 _TRACED = re.compile(r"\b(?:rest|leaves)((?:\[[^\]]+\]|\.\w+)+)")
 
 
@@ -138,7 +147,7 @@ def refuse_hidden_modules(name: str, values: Any) -> None:
 
 
 def explain(
-    error: TypeError,
+    error: Exception,
     name: str,
     called: Sequence[str],
     values: Sequence[Any],
@@ -154,7 +163,8 @@ def explain(
         way_out: from a parameter to how its value can be fixed.
 
     Raises:
-        ArgumentTypeError: an argument is no array, or a Python number whose value was needed.
+        ArgumentTypeError: an argument is no array, or the value of an array or of a Python number
+            was needed.
     """
     if isinstance(error, NeurenixError):
         return
@@ -180,6 +190,12 @@ def explain(
                 + _fixed(leaf, label, way_out, nested=len(path) > 1)
             ) from error
         error.add_note(f"{match[0]} is {shown} of {name}.")
+    if isinstance(error, NEEDS_VALUES):
+        raise ArgumentTypeError(
+            f"{name} needs the values of an array at {users_line(error)}, and while it is compiled "
+            "there are only shapes. Use jax.numpy instead of NumPy, jnp.where or jax.lax.cond "
+            "instead of if, and return what float(), int() or print are to show."
+        ) from error
 
 
 def explain_devices(

@@ -14,8 +14,9 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from neurenix._core.errors import CompilationError
+from neurenix._core.source_files import is_library
 from neurenix.compiler.shapes import Shape, parse_shapes
-from neurenix.compiler.source import is_entrance, is_library
+from neurenix.compiler.source import is_entrance
 
 _QUOTED = re.compile(r'"(?:[^"\\]|\\.)*"', re.DOTALL)
 _COMMENT = re.compile(r"/\*.*?\*/")

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 import re
-import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -20,7 +19,9 @@ from jax import export
 from jax.extend import core
 from jax.sharding import AbstractMesh
 
+from neurenix._arguments import NEEDS_VALUES
 from neurenix._core.errors import ArgumentError, ArgumentTypeError
+from neurenix._core.source_files import users_line
 from neurenix._nnx import TraceContextError
 from neurenix.compiler import plain_tree
 from neurenix.compiler import traits as traits_module
@@ -32,7 +33,6 @@ from neurenix.compiler.placement import abstract_mesh as abstract_mesh
 from neurenix.compiler.placement import axis_names, mesh_in, place
 from neurenix.compiler.placement import spec as spec
 from neurenix.compiler.roles import roles_of
-from neurenix.compiler.source import is_library
 from neurenix.compiler.traits import Traits
 
 
@@ -254,23 +254,23 @@ def _export(
             )(*placed)
     except _NoArray as error:
         raise ArgumentTypeError(str(error)) from None
-    except _CONCRETE as error:
+    except NEEDS_VALUES as error:
         raise ArgumentError(
-            f"{name} cannot be compiled: {_where(error)} needs the value of an array, and while "
-            "a program is traced there are only shapes. Use jax.numpy instead of NumPy, jnp.where "
-            "or jax.lax.cond instead of if, and keep float(), int() and print outside."
+            f"{name} cannot be compiled: {users_line(error)} needs the value of an array, and "
+            "while a program is traced there are only shapes. Use jax.numpy instead of NumPy, "
+            "jnp.where or jax.lax.cond instead of if, and keep float(), int() and print outside."
             + _fixing(name, options.numbers)
         ) from error
     except TraceContextError as error:
         raise ArgumentError(
-            f"{name} changes a module that it was not given, at {_where(error)}: BatchNorm and "
+            f"{name} changes a module that it was not given, at {users_line(error)}: BatchNorm and "
             "Dropout, for example, change theirs. Give it the module as an argument: "
             "nx.preflight(lambda model, x: model(x), model, x, on=…), or the module alone: "
             f"nx.preflight(model, x, on=…). It said: {_first_line(error)}"
         ) from error
     except (TypeError, ValueError) as error:
         first = _first_line(error)
-        told = f" ({_where(error)})"
+        told = f" ({users_line(error)})"
         if _LACKING.search(first):
             told = f". What goes by name is given with functools.partial({name}, …)."
             if "positional" in first:
@@ -329,21 +329,6 @@ def _deep_locations() -> Iterator[None]:
 
 
 _FRAMES = 40
-_CONCRETE = (
-    jax.errors.ConcretizationTypeError,
-    jax.errors.TracerArrayConversionError,
-    jax.errors.TracerIntegerConversionError,
-    jax.errors.TracerBoolConversionError,
-    jax.errors.NonConcreteBooleanIndexError,
-)
-
-
-def _where(error: BaseException) -> str:
-    frames = traceback.extract_tb(error.__traceback__)
-    users = [f for f in frames if not is_library(f.filename)]
-    if not users:
-        return "a line inside a library"
-    return f"{users[-1].filename}:{users[-1].lineno} ({(users[-1].line or '').strip()})"
 
 
 def _first_line(error: BaseException) -> str:

@@ -16,9 +16,10 @@ from typing import Any
 import jax
 import numpy as np
 
+from neurenix._core.source_files import is_library
 from neurenix.compiler.flops import model_flops, ragged_sizes
 from neurenix.compiler.hlo import SourceLine
-from neurenix.compiler.source import is_entrance, is_library
+from neurenix.compiler.source import is_entrance
 
 CALLBACKS = frozenset({"debug_callback", "debug_print", "io_callback", "pure_callback"})
 """Primitives of ``jax.debug.print``, ``jax.debug.callback``, ``io_callback``, ``pure_callback``."""

@@ -72,7 +72,7 @@ class ReplicatedFunction:
             static = (binding.structure, positions, len(args), names, treedef, kinds)
             state = binding.read_apart()
             out = binding.update(self._compiled, static, state, binding.constants, placed)
-        except TypeError as error:
+        except (TypeError, IndexError) as error:
             self._explain(error, rest, len(args), names)
             raise
         except (RuntimeError, ValueError):
@@ -84,7 +84,7 @@ class ReplicatedFunction:
         return jax.tree.map(PerReplica, out)
 
     def _explain(
-        self, error: TypeError, rest: list[Any], num_args: int, names: tuple[str, ...]
+        self, error: Exception, rest: list[Any], num_args: int, names: tuple[str, ...]
     ) -> None:
         """Raise in the user's words what an argument did; see ``_arguments.explain``."""
         name, called = self._watch.name, labels(self._function, num_args, names)

@@ -11,8 +11,8 @@ from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from neurenix._core.source_files import is_library
 from neurenix.compiler.hlo import SourceLine
-from neurenix.compiler.source import is_library
 from neurenix.preflight.text import bytes_text, seconds_text, source_text
 
 if TYPE_CHECKING:

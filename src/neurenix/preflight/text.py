@@ -10,9 +10,9 @@ import re
 import textwrap
 from pathlib import Path
 
+from neurenix._core.source_files import is_library
 from neurenix._core.units import bytes_text as bytes_text
 from neurenix.compiler.hlo import SourceLine
-from neurenix.compiler.source import is_library
 
 NO_BREAK_SPACE = "\N{NO-BREAK SPACE}"
 _UNIT = re.compile(r"(?<=\d) (?=(?:[KMGT]iB|B|[mµn]?s|USD|chips?|×)(?!\w))|(?<=\d ×) (?=\d)")

@@ -71,18 +71,18 @@ class CompiledFunction:
 
         use_channels_last()
 
-        def program(static: Any, leaves: Any, constants: Any, rest: Any) -> Any:
+        def program(static: Any, state: Any, constants: Any, rest: Any) -> Any:
             self.compilations += 1  # runs when JAX traces, which it does once for each program
             refuse_hidden_modules(self._name, rest)
-            out, after = once(static, leaves, constants, rest)
+            out, after = once(static, state, constants, rest)
             *_, sharding, _ = static
             if isinstance(sharding, NamedSharding):
                 after = [jax.lax.with_sharding_constraint(leaf, sharding) for leaf in after]
             return out, after
 
-        def part(static: Any, leaves: Any, constants: Any, rest: Any) -> Any:
-            out, after = once(static, leaves, constants, rest)
-            pairs = enumerate(zip(after, leaves, strict=True))
+        def part(static: Any, state: Any, constants: Any, rest: Any) -> Any:
+            out, after = once(static, state, constants, rest)
+            pairs = enumerate(zip(after, state, strict=True))
             return out, {place: new for place, (new, old) in pairs if new is not old}
 
         program.__name__ = part.__name__ = self._name  # what profiles and compile logs show
@@ -118,7 +118,7 @@ class CompiledFunction:
         leaves = binding.read_apart() if self._donate else binding.read()
         try:
             out = binding.update(self._compiled, static, leaves, binding.constants, rest)
-        except TypeError as error:
+        except (TypeError, IndexError) as error:
             called = labels(self._function, len(args), kwargs)
             explain(error, self._name, called, rest, self._made_static)
             raise
@@ -207,7 +207,7 @@ class CompiledFunction:
         elif strategy is not None and strategy.num_replicas_in_sync > 1:
             binding.sharding = replicated(strategy.mesh)
         else:
-            binding.sharding = _committed_to(rest)
+            binding.sharding = _committed_to(binding.read()) or _committed_to(rest)
         leaves = binding.read_apart()
         for index, leaf in enumerate(leaves):
             if not isinstance(leaf, jax.Array) or isinstance(leaf, Tracer):

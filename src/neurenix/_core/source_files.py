@@ -1,0 +1,50 @@
+"""Whose a source file is: the user's, or a library's.
+
+Owns that question, and the user's own line of an error. It reads no file.
+"""
+
+from __future__ import annotations
+
+import sysconfig
+import traceback
+from functools import cache
+from pathlib import Path
+
+_PACKAGE = str(Path(__file__).resolve().parents[1])
+
+
+@cache
+def _libraries() -> tuple[str, ...]:
+    paths = sysconfig.get_paths()
+    return tuple({paths["stdlib"], paths["purelib"], paths["platlib"], _PACKAGE})
+
+
+@cache
+def is_library(path: str) -> bool:
+    """Whether a file belongs to Python, an installed package or Neurenix.
+
+    Example:
+        >>> import os
+        >>> is_library(os.__file__), is_library("/home/me/train.py")
+        (True, False)
+    """
+    return (
+        path.startswith(_libraries())
+        or "/site-packages/" in path
+        or "/dist-packages/" in path
+        or path.startswith("<")
+    )
+
+
+def users_line(error: BaseException) -> str:
+    """Return file, number and text of the user's innermost line on the way to an error.
+
+    Example:
+        >>> users_line(ValueError("never raised"))
+        'a line inside a library'
+    """
+    frames = traceback.extract_tb(error.__traceback__)
+    users = [frame for frame in frames if not is_library(frame.filename)]
+    if not users:
+        return "a line inside a library"
+    return f"{users[-1].filename}:{users[-1].lineno} ({(users[-1].line or '').strip()})"
