@@ -282,3 +282,57 @@ def test_batch_norm_in_a_custom_loop_sees_the_batch_of_all_replicas(strategy: TP
     np.testing.assert_allclose(np.concatenate(list(shares)), wanted, rtol=1e-4, atol=1e-5)
     for name in ("mean", "var"):
         np.testing.assert_allclose(getattr(together, name), getattr(alone, name), rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("devices", "error", "message"),
+    [
+        (["tpu:0", "tpu:0"], nx.ArgumentError, "tpu:0, tpu:0: one is there twice"),
+        (["tpu", nx.Device("tpu:0")], nx.ArgumentError, "twice"),
+        (["tpu:0", "cpu:0"], nx.ArgumentError, "tpu:0, cpu:0: .*one type"),
+        (["cuda:0"], nx.DeviceNotFoundError, "no cuda:0"),
+        (["tpu:7", "tpu:8"], nx.DeviceNotFoundError, "no tpu:8"),
+        ("tpu:0", nx.ArgumentTypeError, "list of devices or names; got 'tpu:0'"),
+        (2, nx.ArgumentTypeError, "got 2"),
+        ([], nx.DeviceNotFoundError, "at least one device"),
+        ([3], nx.ArgumentTypeError, "got int"),
+    ],
+)
+def test_devices_that_are_none_are_told_at_once(
+    devices: Any, error: type[Exception], message: str
+) -> None:
+    for make in (MirroredStrategy, nx.distribute.Strategy):
+        with pytest.raises(error, match=message):
+            make(devices)
+
+
+def test_a_resolver_that_is_none_is_told() -> None:
+    with pytest.raises(nx.ArgumentTypeError, match=r"resolver is 8.*TPUStrategy\(\)"):
+        TPUStrategy(8)  # pyright: ignore[reportArgumentType]
+    with pytest.raises(nx.DeviceNotFoundError, match="no cuda:0"):
+        OneDeviceStrategy("cuda")
+
+
+def test_arguments_that_are_no_tuple_are_told(strategy: TPUStrategy) -> None:
+    for args in (np.ones(8, np.float32), 3.0, {"x": 1.0}):
+        with pytest.raises(nx.ArgumentTypeError, match=r"args=\(value,\)"):
+            strategy.run(lambda x: x, args=args)  # pyright: ignore[reportArgumentType]
+
+
+def test_one_batch_is_no_dataset_of_batches(strategy: TPUStrategy) -> None:
+    x, y = np.ones((16, 8), np.float32), np.zeros(16, np.int32)
+    for batch in ((x, y), {"x": x}, x, jnp.asarray(x), 3):
+        with pytest.raises(nx.ArgumentTypeError, match=r"list of it, \[\(x, y\)\]"):
+            strategy.distribute(batch)  # pyright: ignore[reportArgumentType]
+        with pytest.raises(nx.ArgumentTypeError, match="goes through batches"):
+            strategy.distribute_from_function(lambda context, batch=batch: batch)
+    placed = next(iter(strategy.distribute([(x, y)])))
+    shares = strategy.run(lambda batch: batch[0].sum() + batch[1].shape[0], args=(placed,))
+    assert [float(share) for share in shares] == [18.0] * 8
+
+
+@pytest.mark.parametrize("stacked", [False, True])
+def test_a_batch_with_a_single_number_is_told(strategy: TPUStrategy, stacked: bool) -> None:
+    batches = iter(strategy.distribute([{"x": np.ones((8, 2)), "n": 3}]))
+    with pytest.raises(nx.ShapeError, match=r"batch\['n'\] is a single number"):
+        batches.next_stacked(1) if stacked else next(batches)

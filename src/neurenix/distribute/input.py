@@ -6,14 +6,14 @@ batching (``neurenix.data``).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import jax
 import numpy as np
 
-from neurenix._core.errors import DataError, ShapeError
+from neurenix._core.errors import ArgumentTypeError, DataError, ShapeError
 from neurenix.distribute.mesh import place
 from neurenix.distribute.values import PerReplica, stack_replicas
 
@@ -71,10 +71,14 @@ class InputContext:
 
 
 class DistributedDataset:
-    """A dataset whose every batch is split over the replicas, as global arrays."""
+    """A dataset whose every batch is split over the replicas, as global arrays.
+
+    Raises:
+        ArgumentTypeError: the dataset is one batch.
+    """
 
     def __init__(self, dataset: Iterable[Any], placement: Placement) -> None:
-        self._dataset = dataset
+        self._dataset = _expect_batches(dataset)
         self._placement = placement
 
     def __iter__(self) -> DistributedIterator:
@@ -108,7 +112,14 @@ class DistributedIterator(Iterator[Any]):
 
     def _check(self, batch: Any, *, axis: int) -> None:
         for path, leaf in jax.tree_util.tree_flatten_with_path(batch)[0]:
-            size = np.shape(leaf)[axis]
+            shape = np.shape(leaf)
+            if len(shape) <= axis:
+                raise ShapeError(
+                    f"batch{jax.tree_util.keystr(path)} is a single number, which cannot be split "
+                    "over the replicas: the first axis of every array of a batch is that of its "
+                    "examples. Give what all examples share to the function by itself."
+                )
+            size = shape[axis]
             if size % self._placement.num_replicas_in_sync:
                 raise ShapeError(
                     f"batch{jax.tree_util.keystr(path)} has {size} examples, which do not divide "
@@ -122,12 +133,13 @@ class PerReplicaDataset:
     """A dataset of per-replica batches, dealt out to the replicas in turn.
 
     Raises:
+        ArgumentTypeError: the dataset is one batch.
         DataError: when iterated, some replicas would have no last batch: at once where the dataset
             tells its length, else at its end.
     """
 
     def __init__(self, dataset: Iterable[Any], placement: Placement) -> None:
-        self._dataset = dataset
+        self._dataset = _expect_batches(dataset)
         self._placement = placement
 
     def __iter__(self) -> Iterator[PerReplica]:
@@ -153,6 +165,18 @@ class PerReplicaDataset:
                 f"with .take({count - count % replicas}) after .batch(…), .repeat() before it, or "
                 "choose a batch size that divides."
             )
+
+
+def _expect_batches(dataset: Any) -> Any:
+    """Return what goes through batches; a batch itself would be taken apart, entry by entry."""
+    one_batch = isinstance(dataset, (tuple, Mapping)) or hasattr(dataset, "shape")
+    if one_batch or not hasattr(dataset, "__iter__"):
+        raise ArgumentTypeError(
+            f"A dataset goes through batches; got a {type(dataset).__name__}. For one batch give a "
+            "list of it, [(x, y)]; to make batches of arrays, "
+            "nx.data.Dataset.from_arrays(x, y).batch(global_batch_size)."
+        )
+    return dataset
 
 
 def _length(dataset: Any) -> int:

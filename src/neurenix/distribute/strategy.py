@@ -59,7 +59,7 @@ class Strategy:
     """Computation on ``devices``: one replica on each, unless a mesh says otherwise.
 
     Args:
-        devices: the devices, all of one type.
+        devices: the devices or their names, all of one type, each once.
         mesh: names and sizes of the mesh's axes, which multiply to the number of devices; one axis
             ``"data"`` by default. A batch is divided over ``"data"`` and ``"fsdp"``; parameters and
             optimizer state over ``"fsdp"`` (gathered when they are used) and ``"tensor"``.
@@ -68,8 +68,11 @@ class Strategy:
             ``run`` keep parameters whole.
 
     Raises:
+        DeviceNotFoundError: there is no device, or one of them is not here.
         ShapeError: the sizes do not multiply to the number of devices.
-        ArgumentError: the mesh has an axis of another name.
+        ArgumentError: a device is given twice, they are of several types, or the mesh has an axis
+            of another name.
+        ArgumentTypeError: ``devices`` is no sequence of devices.
 
     Example:
         >>> strategy = Strategy(devices(DeviceType.TPU))
@@ -81,14 +84,12 @@ class Strategy:
 
     def __init__(
         self,
-        devices: Sequence[Device],
+        devices: Sequence[Device | str],
         *,
         mesh: Mapping[str, int] | None = None,
         rules: ShardingRules | Sequence[Rule] | None = None,
     ) -> None:
-        if not devices:
-            raise DeviceNotFoundError("A strategy needs at least one device, got none.")
-        self.devices = tuple(devices)
+        self.devices = _checked_devices(devices)
         self._axes = _checked_axes(mesh, len(self.devices))
         self.rules = as_rules(rules)
         self._functions: OrderedDict[Any, ReplicatedFunction] = OrderedDict()
@@ -189,11 +190,17 @@ class Strategy:
 
         Raises:
             ArgumentError: the function uses a module that it is not given.
-            ArgumentTypeError: a module is inside a tuple or a dict, or an argument is no array.
+            ArgumentTypeError: a module is inside a tuple or a dict, an argument is no array, or
+                ``args`` is no tuple.
             ShapeError: a ``PerReplica`` has not one entry for each replica.
         """
         if not callable(function):
             raise ArgumentTypeError(f"strategy.run: function is {function!r}, not a function.")
+        if not isinstance(args, (tuple, list)):
+            raise ArgumentTypeError(
+                f"strategy.run: args is {type(args).__name__}, expected a tuple of arguments. For "
+                "one argument write args=(value,), with a comma."
+            )
         if self._axes is not None and set(self._axes) != {DATA_AXIS}:
             raise ArgumentError(
                 f"strategy.run is for data parallelism; this strategy's mesh is {self._axes}. Use "
@@ -242,7 +249,22 @@ class Strategy:
         return jax.tree.map(reduce_one, value, is_leaf=lambda item: isinstance(item, PerReplica))
 
     def distribute(self, dataset: Iterable[Any]) -> DistributedDataset:
-        """Return ``dataset`` with every (global) batch split over the replicas."""
+        """Return ``dataset`` with every (global) batch split over the replicas.
+
+        Args:
+            dataset: goes through batches, each an array or a tree of arrays whose first axis is
+                that of the examples; for one batch, a list of it.
+
+        Raises:
+            ArgumentTypeError: it is one batch: an array, or a tuple or a dict of them.
+            ShapeError: when iterated, a batch does not divide by the replicas.
+
+        Example:
+            >>> strategy = Strategy(devices(DeviceType.TPU))
+            >>> batch = next(iter(strategy.distribute([jnp.arange(16.0)])))
+            >>> strategy.run(lambda share: share, args=(batch,))[1]
+            Array([2., 3.], dtype=float32)
+        """
         return DistributedDataset(dataset, self)
 
     def distribute_from_function(
@@ -275,6 +297,7 @@ class TPUStrategy(Strategy):
 
     Raises:
         DeviceNotFoundError: there is no TPU.
+        ArgumentTypeError: ``resolver`` is none.
 
     Example:
         >>> TPUStrategy(mesh={"data": 2, "fsdp": 4}).num_replicas_in_sync
@@ -288,6 +311,12 @@ class TPUStrategy(Strategy):
         mesh: Mapping[str, int] | None = None,
         rules: ShardingRules | Sequence[Rule] | None = None,
     ) -> None:
+        if not isinstance(resolver, TPUClusterResolver | None):
+            raise ArgumentTypeError(
+                f"TPUStrategy: resolver is {resolver!r}, expected a TPUClusterResolver. For the "
+                "slice of this machine write TPUStrategy(); for some of its devices, "
+                'Strategy(["tpu:0", …]).'
+            )
         self.resolver = resolver or TPUClusterResolver()
         super().__init__(self.resolver.devices(), mesh=mesh, rules=rules)
 
@@ -296,17 +325,16 @@ class MirroredStrategy(Strategy):
     """One replica on every GPU of this machine, or on every device given.
 
     Args:
-        devices: names such as ``"cuda:0"``; by default all GPUs.
+        devices: names such as ``"cuda:0"``, as for :class:`Strategy`; by default all GPUs.
 
     Raises:
         DeviceNotFoundError: there is no GPU, or a device given is not there.
     """
 
     def __init__(self, devices: Sequence[str | Device] | None = None) -> None:
-        chosen = _gpus() if devices is None else [Device(device) for device in devices]
-        if devices is None and not chosen:
-            Device(DeviceType.CUDA, 0).jax_device  # noqa: B018  raises, saying what is there
-        super().__init__(chosen)
+        if devices is None:
+            devices = _gpus() or [Device(DeviceType.CUDA, 0)]  # its error says what is there
+        super().__init__(devices)
 
 
 class OneDeviceStrategy(Strategy):
@@ -314,10 +342,13 @@ class OneDeviceStrategy(Strategy):
 
     Args:
         device: the device, by default the CPU.
+
+    Raises:
+        DeviceNotFoundError: it is not there.
     """
 
     def __init__(self, device: str | Device = "cpu") -> None:
-        super().__init__([Device(device)])
+        super().__init__([device])
 
 
 def auto() -> Strategy:
@@ -371,6 +402,32 @@ def strategy_for(array: jax.Array) -> Strategy:
     if isinstance(mesh, jax.sharding.Mesh):
         held = list(mesh.devices.flat)  # in the order of the strategy that put it there
     return Strategy([from_jax(device) for device in held])
+
+
+def _checked_devices(given: Sequence[Device | str]) -> tuple[Device, ...]:
+    """Return the devices of a strategy: here, of one type, each once."""
+    if isinstance(given, str) or not isinstance(given, Sequence):
+        raise ArgumentTypeError(
+            f"A strategy's devices are a list of devices or names; got {given!r}. Write "
+            '["tpu:0", "tpu:1"], or nx.devices("tpu") for all.'
+        )
+    if not given:
+        raise DeviceNotFoundError("A strategy needs at least one device, got none.")
+    chosen = tuple(Device(device) for device in given)
+    names = ", ".join(map(str, chosen))
+    if len(set(chosen)) < len(chosen):
+        raise ArgumentError(
+            f"A strategy's devices are {names}: one is there twice. Each device is one replica; "
+            "name each once."
+        )
+    if len({device.type for device in chosen}) > 1:
+        raise ArgumentError(
+            f"A strategy's devices are {names}: one program runs on one type of device. Keep those "
+            f"of {chosen[0].type}, for example."
+        )
+    for device in chosen:
+        device.jax_device  # noqa: B018  raises, saying what is there
+    return chosen
 
 
 def _reduced_axes(axis: int | None, ndim: int) -> tuple[int, ...]:
