@@ -180,6 +180,36 @@ def test_decay_can_leave_vectors_alone():
     np.testing.assert_array_equal(updates["bias"], 0)
 
 
+@pytest.mark.parametrize(
+    ("mask", "message"),
+    [
+        (lambda params: {"kernel": True}, "in the structure of the parameters.*'bias'"),
+        (lambda params: jax.tree.map(jnp.sum, params), "True or False for each parameter"),
+    ],
+)
+def test_a_mask_of_another_structure_is_told_before_a_step(mask, message):
+    model = nn.Sequential(nn.Linear(4, 1))
+    with pytest.raises(ArgumentError, match=message):
+        nx.Optimizer(model, optim.AdamW(decay_mask=mask))
+    model.compile(optim.AdamW(decay_mask=mask), "mse")
+    with pytest.raises(ArgumentError, match=message):
+        model.fit(np.ones((8, 4)), np.ones((8, 1)))
+
+
+def test_a_mask_may_speak_of_a_whole_layer():
+    params = {"body": {"kernel": jnp.ones((2, 2))}, "head": {"kernel": jnp.ones((2, 2))}}
+    mask = lambda params: {"body": False, "head": True}  # noqa: E731
+    tx = optim.AdamW(0.1, weight_decay=0.5, decay_mask=mask).to_optax()
+    updates, _ = tx.update(jax.tree.map(jnp.zeros_like, params), tx.init(params), params)
+    np.testing.assert_array_equal(updates["body"]["kernel"], 0)
+    np.testing.assert_allclose(updates["head"]["kernel"], -0.05, rtol=1e-6)
+
+
+def test_betas_in_a_list_are_as_good():
+    assert optim.Adam(betas=[0.5, 0.9]) == optim.Adam(betas=(0.5, 0.9))
+    assert hash(optim.Adam(betas=[0.5, 0.9])) == hash(optim.Adam(betas=(0.5, 0.9)))
+
+
 def test_decay_of_zero_and_no_clipping_cost_no_state():
     assert len(jax.tree.leaves(optim.SGD(0.1).to_optax().init({"w": jnp.ones(3)}))) == 0
 
@@ -195,6 +225,51 @@ WRONG = {
     "rate a word": (lambda: optim.Adam("fast"), ArgumentTypeError, "learning_rate"),
     "beta": (lambda: optim.Adam(betas=(0.9, 1.0)), ArgumentError, "betas"),
     "decay": (lambda: optim.AdamW(weight_decay=-0.1), ArgumentError, "weight_decay"),
+    "norm none of": (lambda: optim.SGD(clip_norm=math.inf), ArgumentError, "clip_norm"),
+    "rate infinite": (lambda: optim.SGD(math.inf), ArgumentError, "learning_rate.*finite"),
+    "rate a pair": (lambda: optim.SGD(jnp.ones(2)), ArgumentTypeError, "learning_rate"),
+    "one beta": (lambda: optim.Adam(betas=(0.9,)), ArgumentError, "betas.*two numbers"),
+    "beta alone": (lambda: optim.Lion(betas=0.9), ArgumentError, "betas.*two numbers"),
+    "alpha": (lambda: optim.RMSprop(alpha=2.0), ArgumentError, "alpha.*below 1"),
+    "rho": (lambda: optim.Adadelta(rho=1.0), ArgumentError, "rho.*below 1"),
+    "eps of 0": (lambda: optim.Adam(eps=0), ArgumentError, "eps.*above 0"),
+    "eps too small": (lambda: optim.RMSprop(eps=1e-50), ArgumentError, "eps.*0.0 in float32"),
+    "eps infinite": (lambda: optim.Adagrad(eps=math.inf), ArgumentError, "eps.*finite"),
+    "eps none": (lambda: optim.Adam(eps=None), ArgumentTypeError, "eps"),
+    "trust": (lambda: optim.Lars(trust_coefficient=0), ArgumentError, "trust_coefficient"),
+    "mask no function": (
+        lambda: optim.AdamW(decay_mask={"w": True}),
+        ArgumentTypeError,
+        "decay_mask.*function",
+    ),
+    "schedule without step": (
+        lambda: optim.SGD(lambda: 1e-3),
+        ArgumentTypeError,
+        "learning_rate.*the step alone",
+    ),
+    "schedule with if": (
+        lambda: optim.SGD(lambda step: 1.0 if step < 3 else 0.1),
+        ArgumentError,
+        "jnp.where",
+    ),
+    "schedule of NumPy": (
+        lambda: optim.SGD(lambda step: np.cos(step)),
+        ArgumentError,
+        "jnp instead of np",
+    ),
+    "schedule of nothing": (
+        lambda: optim.SGD(lambda step: None),
+        ArgumentTypeError,
+        "one number; it returns None",
+    ),
+    "constant": (lambda: schedules.Constant(-1.0), ArgumentError, "value.*at least 0"),
+    "peak": (lambda: schedules.LinearWarmup(math.nan, 3), ArgumentError, "peak"),
+    "after": (lambda: schedules.LinearWarmup(1e-3, 3, "fast"), ArgumentTypeError, "after"),
+    "after without step": (
+        lambda: schedules.LinearWarmup(1e-3, 3, lambda: 1e-3),
+        ArgumentTypeError,
+        "after",
+    ),
     "norm": (lambda: optim.SGD(clip_norm=0), ArgumentError, "clip_norm"),
     "nesterov alone": (lambda: optim.SGD(nesterov=True), ArgumentError, "momentum"),
     "name": (lambda: optim.get("adma"), UnknownNameError, "'adam'"),
@@ -234,6 +309,10 @@ SCHEDULES = {
         lambda s: 0.2 + 0.8 * (1 - min(s, 8) / 8) ** 2,
     ),
     "warm-up": (schedules.LinearWarmup(2.0, 4), lambda s: 2 * min(s / 4, 1)),
+    "warm-up, then a number": (
+        schedules.LinearWarmup(2.0, 4, after=0.5),
+        lambda s: 2 * s / 4 if s < 4 else 0.5,
+    ),
     "warm-up, then": (
         schedules.LinearWarmup(2.0, 4, schedules.PolynomialDecay(2.0, 6)),
         lambda s: 2 * s / 4 if s < 4 else 2 * (1 - min(s - 4, 6) / 6),

@@ -15,9 +15,15 @@ import jax
 import optax
 
 from neurenix._core.errors import ArgumentError, ArgumentTypeError
+from neurenix.optim.checks import check_number, check_rate, checked_mask
 from neurenix.optim.moments import check_floating, held_in
 
 LearningRate = float | optax.Schedule
+
+_FROM_0 = ("weight_decay", "momentum", "decay_rate", "initial_accumulator_value")
+_ABOVE_0 = ("clip_norm", "clip_value", "eps", "clip_threshold", "trust_coefficient")
+_SHARES = ("alpha", "rho")  # of a running mean that is kept: below 1
+_OPTIONAL = ("clip_norm", "clip_value")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,20 +56,29 @@ class OptimizerSpec(ABC):
 
     def __post_init__(self) -> None:
         """Check the options."""
-        rate = self.learning_rate
-        if not callable(rate):
-            check_number("learning_rate", rate, low=0)
-        check_number("weight_decay", self.weight_decay, low=0)
-        for name in ("clip_norm", "clip_value"):
-            if getattr(self, name) is not None:
-                check_number(name, getattr(self, name), low=0, open_low=True)
-        for name in ("eps", "momentum", "rho", "alpha", "decay_rate"):
-            if hasattr(self, name):
-                check_number(name, getattr(self, name), low=0)
+        check_rate("learning_rate", self.learning_rate)
+        for name, value in vars(self).items():
+            if value is None and name in _OPTIONAL:
+                continue
+            if name in _FROM_0 + _ABOVE_0 + _SHARES:
+                high = 1 if name in _SHARES else None
+                check_number(name, value, low=0, high=high, open_low=name in _ABOVE_0)
+            elif name == "betas":
+                self._check_betas(value)
+        if self.decay_mask is not None and not callable(self.decay_mask):
+            raise ArgumentTypeError(
+                "The argument `decay_mask` must be a function from the parameters to booleans, "
+                f"such as nx.optim.matrices_only; got {type(self.decay_mask).__name__}."
+            )
         if self.moment_dtype is not None:
             check_floating("moment_dtype", self.moment_dtype)
-        for beta in getattr(self, "betas", ()):
+
+    def _check_betas(self, betas: Any) -> None:
+        if not isinstance(betas, tuple | list) or len(betas) != 2:
+            raise ArgumentError(f"The argument `betas` must be two numbers; got {betas!r}.")
+        for beta in betas:
             check_number("betas", beta, low=0, high=1)
+        object.__setattr__(self, "betas", tuple(betas))
 
     @property
     @abstractmethod
@@ -94,7 +109,8 @@ class OptimizerSpec(ABC):
             steps.append(optax.clip(self.clip_value))
         if self.clip_norm is not None:
             steps.append(optax.clip_by_global_norm(self.clip_norm))
-        decay = optax.add_decayed_weights(self.weight_decay, self.decay_mask)
+        mask = None if self.decay_mask is None else checked_mask(self.decay_mask)
+        decay = optax.add_decayed_weights(self.weight_decay, mask)
         if self.weight_decay and not self._decoupled:
             steps.append(decay)
         rule = self.rule()
@@ -117,25 +133,3 @@ def matrices_only(params: Any) -> Any:
         {'bias': False, 'kernel': True}
     """
     return jax.tree.map(lambda leaf: leaf.ndim >= 2, params)
-
-
-def check_number(
-    name: str,
-    value: Any,
-    *,
-    low: float,
-    high: float | None = None,
-    open_low: bool = False,
-) -> None:
-    """Raise unless ``value`` is a number in [low, high), or (low, high) with ``open_low``."""
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        if hasattr(value, "dtype") and getattr(value, "shape", None) == ():
-            return
-        raise ArgumentTypeError(
-            f"The argument `{name}` must be a number; got {value!r} of type {type(value).__name__}."
-        )
-    too_low = value <= low if open_low else value < low
-    if too_low or value != value or (high is not None and value >= high):
-        bound = f"above {low}" if open_low else f"at least {low}"
-        bound += f" and below {high}" if high is not None else ""
-        raise ArgumentError(f"The argument `{name}` must be {bound}; got {value}.")

@@ -19,6 +19,7 @@ import jax.numpy as jnp
 import optax
 
 from neurenix._core.errors import ArgumentError
+from neurenix.optim.checks import check_number, check_rate
 
 Step = int | jax.Array
 
@@ -32,6 +33,10 @@ class Constant:
     """
 
     value: float
+
+    def __post_init__(self) -> None:
+        """Check the rate."""
+        check_number("value", self.value, low=0)
 
     def __call__(self, step: Step) -> jax.Array:
         """Return the rate at a step."""
@@ -56,7 +61,9 @@ class CosineDecay:
 
     def __post_init__(self) -> None:
         """Check the options."""
-        _positive("decay_steps", self.decay_steps)
+        check_number("initial", self.initial, low=0)
+        check_number("alpha", self.alpha, low=0)
+        check_number("decay_steps", self.decay_steps, low=0, open_low=True)
 
     def __call__(self, step: Step) -> jax.Array:
         """Return the rate at a step."""
@@ -82,8 +89,9 @@ class ExponentialDecay:
 
     def __post_init__(self) -> None:
         """Check the options."""
-        _positive("decay_steps", self.decay_steps)
-        _positive("decay_rate", self.decay_rate)
+        check_number("initial", self.initial, low=0)
+        check_number("decay_steps", self.decay_steps, low=0, open_low=True)
+        check_number("decay_rate", self.decay_rate, low=0, open_low=True)
 
     def __call__(self, step: Step) -> jax.Array:
         """Return the rate at a step."""
@@ -113,6 +121,8 @@ class PiecewiseConstant:
         """Check the options."""
         object.__setattr__(self, "boundaries", tuple(self.boundaries))
         object.__setattr__(self, "values", tuple(self.values))
+        for value in self.values:
+            check_number("values", value, low=0)
         if len(self.values) != len(self.boundaries) + 1:
             raise ArgumentError(
                 f"PiecewiseConstant takes one value more than boundaries; got "
@@ -145,7 +155,10 @@ class PolynomialDecay:
 
     def __post_init__(self) -> None:
         """Check the options."""
-        _positive("decay_steps", self.decay_steps)
+        check_number("initial", self.initial, low=0)
+        check_number("end", self.end, low=0)
+        check_number("power", self.power, low=0)
+        check_number("decay_steps", self.decay_steps, low=0, open_low=True)
 
     def __call__(self, step: Step) -> jax.Array:
         """Return the rate at a step."""
@@ -160,16 +173,20 @@ class LinearWarmup:
     Args:
         peak: the rate at the end of the warm-up.
         warmup_steps: how many steps that takes.
-        after: a schedule that goes on from there, called with the steps since the warm-up.
+        after: a schedule that goes on from there, called with the steps since the warm-up, or a
+            number.
     """
 
     peak: float
     warmup_steps: int
-    after: Callable[[Step], jax.Array] | None = None
+    after: Callable[[Step], jax.Array] | float | None = None
 
     def __post_init__(self) -> None:
         """Check the options."""
-        _positive("warmup_steps", self.warmup_steps)
+        check_number("peak", self.peak, low=0)
+        check_number("warmup_steps", self.warmup_steps, low=0, open_low=True)
+        if self.after is not None:
+            check_rate("after", self.after)
 
     def __call__(self, step: Step) -> jax.Array:
         """Return the rate at a step."""
@@ -177,7 +194,8 @@ class LinearWarmup:
         rising = self.peak * jnp.minimum(step / self.warmup_steps, 1.0)
         if self.after is None:
             return rising
-        later = self.after(jnp.maximum(step - self.warmup_steps, 0))
+        since = jnp.maximum(step - self.warmup_steps, 0)
+        later = self.after(since) if callable(self.after) else self.after
         return jnp.where(step < self.warmup_steps, rising, later)
 
 
@@ -199,7 +217,9 @@ class WarmupCosine:
 
     def __post_init__(self) -> None:
         """Check the options."""
-        _positive("warmup_steps", self.warmup_steps)
+        check_number("peak", self.peak, low=0)
+        check_number("end", self.end, low=0)
+        check_number("warmup_steps", self.warmup_steps, low=0, open_low=True)
         if self.decay_steps <= self.warmup_steps:
             raise ArgumentError(
                 f"`decay_steps` counts from step 0 and must be above `warmup_steps`; got "
@@ -212,8 +232,3 @@ class WarmupCosine:
             0.0, self.peak, self.warmup_steps, self.decay_steps, self.end
         )
         return jnp.asarray(schedule(step))
-
-
-def _positive(name: str, value: float) -> None:
-    if not value > 0:
-        raise ArgumentError(f"The argument `{name}` must be above 0; got {value}.")
