@@ -291,6 +291,36 @@ def test_without_the_check_it_is_found_one_step_later() -> None:
         trainer.fit(X, X[:, 0], batch_size=16)
 
 
+@pytest.mark.parametrize("replicas", [1, 8])
+def test_a_model_with_dropout_that_diverges_is_explained(replicas: int) -> None:
+    layers = nx.nn.Linear(4, 8), nx.nn.BatchNorm(8), nx.nn.Dropout(0.1), nx.nn.Linear(8, 1)
+    model = nx.nn.Sequential(*layers)
+    x, y = np.ones((64, 4)), np.ones((64, 1))
+    scope = nx.distribute.TPUStrategy() if replicas == 8 else None
+    options = TrainOptions(strategy=scope)
+    trainer = Trainer(model, optimizer=nx.optim.SGD(1e30), loss="mse", options=options)
+    with pytest.raises(nx.TrainingDivergedError, match=r"step 1 \(epoch 1\).*layer layers\.\d"):
+        trainer.fit(x, y, epochs=3)
+
+
+@pytest.mark.parametrize("per_call", [1, 2])
+def test_a_learning_rate_that_is_not_finite_changes_no_weight(per_call: int) -> None:
+    def rate(step: Any) -> jax.Array:
+        return 0.1 * (4.0 - jnp.asarray(step, jnp.float32)) ** -0.5
+
+    module, expected = MLP(), MLP()
+    options = TrainOptions(steps_per_execution=per_call)
+    trainer = Trainer(module, optimizer=nx.optim.SGD(rate), loss=LOSS, options=options)
+    with pytest.raises(
+        nx.TrainingDivergedError, match=r"learning rate is inf at step 4 .*number 0"
+    ):
+        trainer.fit(X, Y, batch_size=4, options=FitOptions(shuffle=False))
+    reference = Trainer(expected, optimizer=nx.optim.SGD(rate), loss=LOSS)
+    reference.fit(X[:16], Y[:16], batch_size=4, options=FitOptions(shuffle=False))
+    assert trainer.steps_made == 4
+    assert_same_weights(module, expected, rtol=1e-5, atol=1e-6)
+
+
 def test_terminate_on_nan_ends_quietly() -> None:
     x = X.copy()
     x[:] = np.nan

@@ -119,8 +119,16 @@ class Run:
             batch = jax.tree.map(lambda leaf: leaf[inside], batch)
         at = f"step {step} (epoch {epoch + 1})"
         kept = "The model keeps the weights of before that step."
+        schedule = self._definition.schedule
+        if schedule is not None and not np.isfinite(rate := np.asarray(schedule(step))):
+            raise TrainingDivergedError(
+                f"The learning rate is {rate} at {at}. {kept} Mend the schedule of the optimizer; "
+                "the first step has the number 0."
+            )
         try:
-            where = explain(self._definition, jax.tree.map(np.asarray, state), batch)
+            model = jax.tree.map(_gathered, (state.parameters, state.model_state))
+            local = state._replace(parameters=model[0], model_state=model[1])
+            where = explain(self._definition, local, batch)
         except DataError as error:
             raise DataError(f"{error} It is in the batch of {at}. {kept}") from error
         raise TrainingDivergedError(
@@ -163,6 +171,14 @@ class Run:
     def _call(self, moment: str, *args: Any) -> None:
         for callback in self._callbacks:
             getattr(callback, moment)(*args)
+
+
+def _gathered(leaf: jax.Array) -> jax.Array:
+    """Return the array as one on the default device, not on those of the strategy."""
+    if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+        data = jnp.asarray(np.asarray(jax.random.key_data(leaf)))
+        return jax.random.wrap_key_data(data, impl=jax.random.key_impl(leaf))
+    return jnp.asarray(np.asarray(leaf))
 
 
 def _overrides(callback: Callback, name: str) -> bool:

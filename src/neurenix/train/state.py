@@ -50,8 +50,8 @@ class TrainState(NamedTuple):
         totals: sums of loss and weight in this epoch.
         step: optimizer steps made, int32.
         learning_rate_scale: factor on the optimizer's learning rate, float32.
-        diverged_at: first step with a loss or gradient that is not finite, int32, or -1. From
-            that step on the parameters and the optimizer stay as they were before it.
+        diverged_at: first step with a loss, gradient or learning rate that is not finite, int32,
+            or -1. From that step on the parameters and the optimizer stay as they were before it.
     """
 
     parameters: Any

@@ -37,6 +37,8 @@ class StepDefinition:
         model: the module, split.
         loss: the loss.
         optimizer: an optax transformation.
+        schedule: the learning rate as a function of the step that the optimizer follows, or None
+            where it is a number, or not known.
         metrics: structure and first values of the metrics.
         metric_names: their names, in order.
         accumulate_steps: A.
@@ -48,6 +50,7 @@ class StepDefinition:
     model: ModuleSplit
     loss: Loss
     optimizer: optax.GradientTransformation
+    schedule: optax.Schedule | None
     metrics: Structure
     metric_names: tuple[str, ...]
     accumulate_steps: int
@@ -78,8 +81,9 @@ class StepDefinition:
             batch: N examples.
 
         Returns:
-            the state after it, and the logs: a float32 vector of a flag that is 1 once the loss
-            or a gradient was not finite, the mean loss of the epoch so far, and the metrics.
+            the state after it, and the logs: a float32 vector of a flag that is 1 once the loss,
+            a gradient or the learning rate was not finite, the mean loss of the epoch so far, and
+            the metrics.
         """
         state = self._advanced(state, batch)
         return state, self._logs(state)
@@ -88,6 +92,8 @@ class StepDefinition:
         """Return the state after one step, or the same but for ``diverged_at``."""
         loss, weight, prediction, model_state, gradients = self._gradients(state, batch)
         healthy = (state.diverged_at < 0) & jnp.isfinite(loss)
+        if self.schedule is not None:
+            healthy &= jnp.isfinite(self.schedule(state.step))
         if self.check_gradients:
             healthy &= _all_finite(gradients)
 

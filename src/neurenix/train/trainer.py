@@ -8,7 +8,6 @@ data (``feed.py``).
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -45,6 +44,7 @@ from neurenix.train.evaluation import Pass
 from neurenix.train.feed import Feed, is_arrays, make_dataset, make_validation_dataset
 from neurenix.train.history import History
 from neurenix.train.holdout import check_arrays, hold_out
+from neurenix.train.learning_rate import OwnRate
 from neurenix.train.metric_names import named_apart
 from neurenix.train.options import (
     DEFAULT_FIT_OPTIONS,
@@ -104,7 +104,7 @@ class Trainer(Described):
         self.module = module
         self.options = options
         self.stop_training = False
-        self._base_learning_rate = optim.learning_rate_of(optimizer)
+        self._own_rate = OwnRate(optimizer)
         self._optimizer = optim.get(optimizer)
         self._loss = as_loss(loss, loss_weights)
         self._metrics = named_apart(as_metrics(metrics))
@@ -131,26 +131,12 @@ class Trainer(Described):
             ArgumentError: the optimizer is an optax transformation, which hides its rate; the
                 value set is no rate; or the optimizer's own rate is 0, which no factor changes.
         """
-        base = self._base_rate()
-        return base * self._learning_rate_scale
+        return self._own_rate.at(self.steps_made) * self._learning_rate_scale
 
     @learning_rate.setter
     def learning_rate(self, value: float) -> None:
-        try:
-            rate = float(value)
-        except (TypeError, ValueError):
-            rate = math.nan
-        if not (math.isfinite(rate) and rate >= 0):
-            raise ArgumentError(f"A learning rate is a finite number from 0, got {value!r}.")
-        base = self._base_rate()
-        if base > 0:
-            self._learning_rate_scale = rate / base
-        elif rate > 0:
-            raise ArgumentError(
-                f"The learning rate cannot be set to {rate}: the optimizer's own is {base} at "
-                f"step {self.steps_made}, and what is set becomes a factor on it. Build the "
-                "optimizer with a rate above 0, or with a schedule that says it all."
-            )
+        kept = self._learning_rate_scale
+        self._learning_rate_scale = self._own_rate.factor(value, self.steps_made, kept=kept)
 
     def fit(
         self,
@@ -189,8 +175,8 @@ class Trainer(Described):
         Raises:
             DataError: empty, ragged or mismatched data; labels out of range.
             ShapeError: the model does not take inputs of this shape, or the loss these targets.
-            TrainingDivergedError: the loss or a gradient is not finite. The module then has the
-                weights of before that step.
+            TrainingDivergedError: the loss, a gradient or the learning rate is not finite. The
+                module then has the weights of before that step.
             UnknownNameError: a callback watches a number that the logs will not have.
             NotCompiledError: the trainer has no loss.
             ArgumentError: an option cannot be used; the loss couples the examples of a batch (it
@@ -327,15 +313,6 @@ class Trainer(Described):
         self._placement = strategy.placement(self.defined().model.weights(), self.model_rules())
         return strategy
 
-    def _base_rate(self) -> float:
-        base = self._base_learning_rate
-        if base is None:
-            raise ArgumentError(
-                "The learning rate of an optax transformation cannot be read or set. Use an "
-                "optimizer of nx.optim, or put a schedule into the transformation."
-            )
-        return float(np.asarray(base(self.steps_made) if callable(base) else base))
-
     def _loss_needed(self) -> losses.Loss:
         if self._loss is None:
             raise NotCompiledError(
@@ -360,6 +337,7 @@ class Trainer(Described):
                 model=split,
                 loss=self._loss or losses.get("mse"),
                 optimizer=self._optimizer,
+                schedule=self._own_rate.schedule,
                 metrics=structure,
                 metric_names=tuple(metric.name for metric in self._metrics),
                 accumulate_steps=self.options.accumulate_steps,
