@@ -159,6 +159,20 @@ CASES = {
     ),
     "recall": (metrics.Recall, YES_NO, PROBABILITY, sklearn_score("recall_score"), 1e-6),
     "f1": (metrics.F1Score, YES_NO, PROBABILITY, sklearn_score("f1_score"), 1e-6),
+    "precision of yes": (
+        lambda: metrics.Precision(class_id=1),
+        YES_NO,
+        PROBABILITY[:, None],
+        sklearn_score("precision_score"),
+        1e-6,
+    ),
+    "recall of no": (
+        lambda: metrics.Recall(class_id=0),
+        YES_NO,
+        PROBABILITY,
+        sklearn_score("recall_score", pos_label=0),
+        1e-6,
+    ),
     "precision of class 2": (
         lambda: metrics.Precision(class_id=2),
         LABELS,
@@ -174,7 +188,8 @@ CASES = {
         1e-6,
     ),
     "auc": (metrics.AUC, YES_NO, PROBABILITY, area, 2e-3),
-    "auc of logits": (
+    "auc of any scores": (metrics.AUC, YES_NO, 3 * special.logit(PROBABILITY), area, 2e-3),
+    "auc of a sigmoid of logits": (
         lambda: metrics.AUC(from_logits=True),
         YES_NO,
         special.logit(PROBABILITY),
@@ -277,8 +292,29 @@ def test_wrong_weights_and_options_are_told():
         metrics.Mean().update(np.zeros(3), np.zeros(4))
     with pytest.raises(ArgumentError, match="`k`"):
         metrics.TopKCategoricalAccuracy(0)
-    with pytest.raises(ArgumentError, match="`bins`"):
-        metrics.AUC(1)
+    for bins in (1, 2.5, True):
+        with pytest.raises(ArgumentError, match="`bins`"):
+            metrics.AUC(bins)
+    for class_id in (-1, 1.0, "cat"):
+        with pytest.raises(ArgumentError, match="`class_id`"):
+            metrics.F1Score(class_id=class_id)
+    assert metrics.TopKCategoricalAccuracy(np.int64(2)).k == 2
+
+
+@pytest.mark.parametrize(
+    ("y_pred", "classes"), [(SCORES, "0 to 4"), (PROBABILITY, "0 to 1"), (X[:, :1], "0 to 1")]
+)
+def test_a_class_that_the_scores_do_not_have_is_told(y_pred, classes):
+    with pytest.raises(ArgumentError, match=f"class 7.*the classes {classes}"):
+        metrics.Recall(class_id=7).update(YES_NO, y_pred)
+
+
+def test_the_largest_scores_are_ranked_too():
+    metric = metrics.AUC()
+    metric.update([0, 0, 1, 1], [-np.inf, -3.0, 2.0, np.inf])
+    assert float(metric.result()) == 1.0
+    metric.update([0, 1], [np.inf, -np.inf])
+    np.testing.assert_allclose(metric.result(), (4 + 0.5 + 0.5) / 9)
 
 
 def test_get_returns_a_fresh_metric_with_the_name_asked_for():

@@ -135,3 +135,18 @@ def test_batches_that_do_not_divide_in_loops_of_ones_own() -> None:
         )
     with pytest.raises(nx.UnknownNameError, match="mean"):
         strategy.reduce("avg", strategy.run(lambda: np.float32(1)))
+
+
+def test_metrics_beside_a_loss_of_logits_take_them_for_logits() -> None:
+    logits, labels = np.linspace(-3, 3, 40, dtype=np.float32), np.arange(40) % 3 == 0
+    says, named = logits > 0, ["accuracy", "binary_accuracy", "precision", "recall", "f1"]
+    loss = nx.losses.BinaryCrossentropy(from_logits=True)
+    own = nx.metrics.BinaryAccuracy(threshold=0.5, name="own")
+    model = nn.Sequential(nn.Identity()).compile("sgd", loss, metrics=[*named, own])
+    found = model.evaluate(logits[:, None], labels.astype(np.float32))
+    right, both = (says == labels).mean(), (says & labels).sum()
+    wanted = [right, right, both / says.sum(), both / labels.sum(),
+              2 * both / (says.sum() + labels.sum())]  # fmt: skip
+    np.testing.assert_allclose([found[name] for name in named], wanted, rtol=1e-6)
+    np.testing.assert_allclose(found["own"], ((logits > 0.5) == labels).mean(), rtol=1e-6)
+    assert right != ((logits > 0.5) == labels).mean()

@@ -2,7 +2,7 @@
 
 Owns accuracy for integer classes, one-hot rows, yes/no answers, and among the best k.
 Classes are the last axis. Logits and probabilities give the same accuracy, but for the threshold
-of yes/no answers.
+of yes/no answers: 0.5 for probabilities, 0.0 for logits.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from neurenix._core.errors import ArgumentError, ShapeError
-from neurenix.metrics.base import MeanMetric, without_ignored
+from neurenix._core.errors import ShapeError
+from neurenix.metrics.base import MeanMetric, whole_number, without_ignored
 
 
 class _OfClasses(MeanMetric):
@@ -67,19 +67,21 @@ class BinaryAccuracy(MeanMetric):
     """How often ``y_pred > threshold`` says what ``y_true`` (0 or 1) says.
 
     Args:
-        threshold: 0.5 for probabilities; 0.0 for logits.
+        threshold: 0.5 for probabilities, 0.0 for logits. None is 0.5, and 0.0 where ``compile``
+            or ``Trainer`` has a ``BinaryCrossentropy(from_logits=True)`` as its loss. (Keras takes
+            0.5 there, too.)
         name: what logs call it.
     """
 
     direction = "max"
 
-    def __init__(self, threshold: float = 0.5, name: str | None = None) -> None:
+    def __init__(self, threshold: float | None = None, name: str | None = None) -> None:
         super().__init__(name)
         self.threshold = threshold
 
     def values(self, y_true: jax.Array, y_pred: jax.Array) -> jax.Array:
         """Return 1 where right, 0 where wrong, the shape of ``y_pred``."""
-        return binary_targets(self.name, y_true, y_pred) == (y_pred > self.threshold)
+        return binary_targets(self.name, y_true, y_pred) == said_yes(y_pred, self.threshold)
 
 
 class Accuracy(_OfClasses):
@@ -90,7 +92,7 @@ class Accuracy(_OfClasses):
     yes/no with a threshold.
 
     Args:
-        threshold: for yes/no answers: 0.5 for probabilities, 0.0 for logits.
+        threshold: of yes/no answers; see ``BinaryAccuracy``.
         name: what logs call it.
         ignore_index: of integer classes; see ``SparseCategoricalAccuracy``.
 
@@ -102,15 +104,19 @@ class Accuracy(_OfClasses):
     """
 
     def __init__(
-        self, threshold: float = 0.5, name: str | None = None, *, ignore_index: int | None = None
+        self,
+        threshold: float | None = None,
+        name: str | None = None,
+        *,
+        ignore_index: int | None = None,
     ) -> None:
         super().__init__(name, ignore_index=ignore_index)
         self.threshold = threshold
 
     def values(self, y_true: jax.Array, y_pred: jax.Array) -> jax.Array:
         """Return 1 where right, 0 where wrong, shape (N, ...)."""
-        if y_pred.ndim <= 1 and y_true.shape == y_pred.shape or y_pred.shape[-1:] == (1,):
-            return binary_targets(self.name, y_true, y_pred) == (y_pred > self.threshold)
+        if is_yes_or_no(y_true, y_pred):
+            return binary_targets(self.name, y_true, y_pred) == said_yes(y_pred, self.threshold)
         if y_true.shape == y_pred.shape:
             return jnp.argmax(y_true, axis=-1) == jnp.argmax(y_pred, axis=-1)
         return sparse_labels(self.name, y_true, y_pred) == jnp.argmax(y_pred, axis=-1)
@@ -132,9 +138,7 @@ class TopKCategoricalAccuracy(_OfClasses):
         self, k: int = 5, name: str | None = None, *, ignore_index: int | None = None
     ) -> None:
         super().__init__(name, ignore_index=ignore_index)
-        if k < 1:
-            raise ArgumentError(f"The argument `k` must be at least 1; got {k}.")
-        self.k = k
+        self.k = whole_number("k", k, low=1)
 
     def values(self, y_true: jax.Array, y_pred: jax.Array) -> jax.Array:
         """Return 1 where right, 0 where wrong, shape (N, ...)."""
@@ -159,6 +163,16 @@ def sparse_labels(name: str, y_true: jax.Array, y_pred: jax.Array) -> jax.Array:
             f"{y_pred.shape} (classes last); `y_true` has shape {y_true.shape}."
         )
     return y_true.reshape(y_pred.shape[:-1]).astype(jnp.int32)
+
+
+def is_yes_or_no(y_true: jax.Array, y_pred: jax.Array) -> bool:
+    """Return whether there is one answer per number of ``y_pred``, and no axis of classes."""
+    return y_pred.ndim <= 1 and y_true.shape == y_pred.shape or y_pred.shape[-1:] == (1,)
+
+
+def said_yes(y_pred: jax.Array, threshold: float | None) -> jax.Array:
+    """Return where the scores are above the threshold, that of probabilities if None."""
+    return y_pred > (0.5 if threshold is None else threshold)
 
 
 def binary_targets(name: str, y_true: jax.Array, y_pred: jax.Array) -> jax.Array:

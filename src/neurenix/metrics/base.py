@@ -10,13 +10,14 @@ steps, may be added. A count is exact up to 2**24 per addition.
 from __future__ import annotations
 
 import math
+import operator
 import re
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from neurenix._core.errors import ArgumentTypeError, ShapeError
+from neurenix._core.errors import ArgumentError, ArgumentTypeError, ShapeError
 from neurenix._nnx import nnx
 
 
@@ -162,6 +163,23 @@ def without_ignored(
         return sample_weight
     weight = jnp.ones(shape) if sample_weight is None else match_weight(sample_weight, shape)
     return jnp.where(y_true.reshape(shape) == ignore_index, 0, weight)
+
+
+def whole_number(name: str, value: Any, *, low: int) -> int:
+    """Return an option as an int.
+
+    Raises:
+        ArgumentError: it is no whole number, or below ``low``.
+    """
+    try:
+        number = low - 1 if isinstance(value, bool) else operator.index(value)
+    except TypeError:
+        number = low - 1
+    if number < low:
+        raise ArgumentError(
+            f"The argument `{name}` must be a whole number of at least {low}; got {value!r}."
+        )
+    return number
 
 
 def safe_ratio(numerator: jax.Array, denominator: jax.Array) -> jax.Array:

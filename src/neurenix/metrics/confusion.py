@@ -9,18 +9,25 @@ import jax
 import jax.numpy as jnp
 
 from neurenix._core.errors import ArgumentError
-from neurenix.metrics.accuracy import binary_targets, sparse_labels
-from neurenix.metrics.base import Metric, match_weight, safe_ratio, without_ignored
+from neurenix.metrics.accuracy import binary_targets, is_yes_or_no, said_yes, sparse_labels
+from neurenix.metrics.base import (
+    Metric,
+    match_weight,
+    safe_ratio,
+    whole_number,
+    without_ignored,
+)
 
 
 class _Counts(Metric):
     """True positives, false positives and false negatives.
 
     Args:
-        threshold: scores above it say yes: 0.5 for probabilities, 0.0 for logits.
+        threshold: scores above it say yes; see ``BinaryAccuracy``.
         class_id: count this class of C against all others: ``y_pred`` (N, ..., C) says yes where
             its largest score is this class, and ``y_true`` are integer classes or one-hot rows.
-            None for yes/no answers.
+            Of yes/no answers, (N,) or (N, ..., 1), 1 counts yes and 0 counts no, by the threshold.
+            None counts yes of yes/no answers.
         name: what logs call it.
         ignore_index: the label of positions to leave out; see ``SparseCategoricalAccuracy``.
     """
@@ -29,7 +36,7 @@ class _Counts(Metric):
 
     def __init__(
         self,
-        threshold: float = 0.5,
+        threshold: float | None = None,
         *,
         class_id: int | None = None,
         name: str | None = None,
@@ -38,7 +45,7 @@ class _Counts(Metric):
         super().__init__(name)
         self.ignore_index = ignore_index
         self.threshold = threshold
-        self.class_id = class_id
+        self.class_id = None if class_id is None else whole_number("class_id", class_id, low=0)
         self.true_positives = self._sum()
         self.false_positives = self._sum()
         self.false_negatives = self._sum()
@@ -53,6 +60,10 @@ class _Counts(Metric):
                 classes, with ``class_id``.
             y_pred: scores.
             sample_weight: (N,), one weight per example.
+
+        Raises:
+            ShapeError: the shapes do not go together.
+            ArgumentError: there is no class ``class_id``.
         """
         y_true, y_pred = self._input("y_true", y_true), self._input("y_pred", y_pred)
         actual, said = self._answers(y_true, y_pred)
@@ -63,8 +74,17 @@ class _Counts(Metric):
         self.false_negatives[...] += jnp.sum(weight * (actual & ~said))
 
     def _answers(self, y_true: jax.Array, y_pred: jax.Array) -> tuple[jax.Array, jax.Array]:
-        if self.class_id is None:
-            return binary_targets(self.name, y_true, y_pred), y_pred > self.threshold
+        binary = is_yes_or_no(y_true, y_pred)
+        classes = 2 if binary else y_pred.shape[-1]
+        if self.class_id is not None and self.class_id >= classes:
+            raise ArgumentError(
+                f"The metric {self.name} counts class {self.class_id}, and `y_pred` of shape "
+                f"{y_pred.shape} has the classes 0 to {classes - 1}."
+            )
+        if self.class_id is None or binary:
+            actual = binary_targets(self.name, y_true, y_pred)
+            said = said_yes(y_pred, self.threshold)
+            return (~actual, ~said) if self.class_id == 0 else (actual, said)
         if y_true.shape == y_pred.shape:
             labels = jnp.argmax(y_true, axis=-1)
         else:
@@ -110,12 +130,13 @@ class F1Score(_Counts):
 class AUC(Metric):
     """Area under the ROC curve of yes/no answers, from a histogram of scores.
 
-    Scores are counted in ``bins`` equal bins of [0, 1]; ties within a bin count one half, so the
-    error is at most the share of pairs that meet in a bin.
+    Only the order of the scores counts, so they may be probabilities or logits. They are counted
+    in ``bins`` equal bins of [0, 1] and as many below and above, which widen with the distance.
+    Ties within a bin count one half, so the error is at most the share of pairs that meet in a bin.
 
     Args:
-        bins: number of bins, at least 2.
-        from_logits: whether ``y_pred`` are logits (a sigmoid is applied) or probabilities.
+        bins: number of bins of [0, 1], at least 2.
+        from_logits: whether to apply a sigmoid first, so that logits fall into the equal bins.
         name: what logs call it.
     """
 
@@ -125,12 +146,10 @@ class AUC(Metric):
         self, bins: int = 1000, *, from_logits: bool = False, name: str | None = None
     ) -> None:
         super().__init__(name)
-        if bins < 2:
-            raise ArgumentError(f"The argument `bins` must be at least 2; got {bins}.")
-        self.bins = bins
+        self.bins = whole_number("bins", bins, low=2)
         self.from_logits = from_logits
-        self.positives = self._sum(bins)
-        self.negatives = self._sum(bins)
+        self.positives = self._sum(3 * self.bins)
+        self.negatives = self._sum(3 * self.bins)
 
     def update(
         self, y_true: jax.Array, y_pred: jax.Array, sample_weight: jax.Array | None = None
@@ -140,7 +159,11 @@ class AUC(Metric):
         actual = binary_targets(self.name, y_true, y_pred)
         score = y_pred.astype(jnp.float32)
         score = jax.nn.sigmoid(score) if self.from_logits else score
-        bin_index = jnp.clip((score * self.bins).astype(jnp.int32), 0, self.bins - 1)
+        inside = jnp.clip(score, 0, 1)
+        beyond = score - inside
+        place = inside + jnp.sign(beyond) * (1 - 1 / (1 + jnp.abs(beyond)))  # from -1 to 2
+        bin_index = jnp.floor(place * self.bins).astype(jnp.int32) + self.bins
+        bin_index = jnp.clip(bin_index, 0, 3 * self.bins - 1)
         ones = jnp.ones(actual.shape)
         weight = ones if sample_weight is None else match_weight(sample_weight, actual.shape)
         self.positives[...] = self.positives[...].at[bin_index].add(weight * actual)

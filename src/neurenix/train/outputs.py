@@ -17,7 +17,7 @@ import numpy as np
 
 from neurenix import losses
 from neurenix._core.errors import ArgumentError, ArgumentTypeError, unknown_name
-from neurenix.losses import Loss
+from neurenix.losses import BinaryCrossentropy, Loss
 from neurenix.metrics import Metric
 from neurenix.metrics import get as get_metric
 
@@ -157,7 +157,11 @@ def as_metrics(metrics: Any) -> list[Metric]:
 
 
 def leave_out_as(metrics: Sequence[Metric], loss: Loss | None) -> None:
-    """Let metrics that can leave out a label, and name none, leave out the one of their loss."""
+    """Let metrics go by their loss in what they do not say themselves.
+
+    One that can leave out a label, and names none, leaves out that of the loss; one with a
+    threshold, and none given, has that of logits where the loss takes yes/no answers as logits.
+    """
     of_output = {}
     if isinstance(loss, OutputLosses):
         of_output = {key: part for key, part, _ in loss.parts}
@@ -168,6 +172,9 @@ def leave_out_as(metrics: Sequence[Metric], loss: Loss | None) -> None:
             own, its_loss = metric.inner, of_output.get(metric.key)
         if getattr(own, "ignore_index", 0) is None:
             own.ignore_index = getattr(its_loss, "ignore_index", None)
+        logits = isinstance(its_loss, BinaryCrossentropy) and its_loss.from_logits
+        if logits and getattr(own, "threshold", 0) is None:
+            own.threshold = 0.0
 
 
 def pick(tree: Any, key: Any, what: str) -> Any:
