@@ -6,7 +6,10 @@ Nothing is ever evaluated as Python. It knows no report: a condition is asked wi
 - the names in ``NAMES``;
 - ``and``, ``or``, ``not``, ``<  <=  >  >=  ==  !=`` (chains too), ``+ - * /``, parentheses;
 - numbers, with an optional unit: ``200 ms``, ``15.5 GiB``, ``40 %``, ``1e-9``; seconds, bytes and
-  fractions are what they become.
+  fractions are what they become, and what a number without a unit is taken for.
+
+A gate in the wrong unit never fails, so what is compared, added or subtracted must be of one
+dimension: times, bytes, shares, USD or counts.
 
 A comparison with a value that is not known, such as the step time of a program that does not fit,
 is neither true nor false. ``and``, ``or`` and ``not`` follow Kleene's logic, and a whole condition
@@ -16,6 +19,7 @@ that stays unknown counts as true: what cannot be shown to pass has not passed.
 from __future__ import annotations
 
 import ast
+import itertools
 import math
 import operator
 import re
@@ -25,28 +29,58 @@ from typing import Any
 
 from neurenix._core.errors import ArgumentError, unknown_name
 
-NAMES = {
-    "fits": "whether the compiler accepted the program, its memory included",
-    "step_time": "estimated seconds of a step",
-    "step_time_low": "low end of its interval, seconds",
-    "step_time_high": "high end of its interval, seconds",
-    "hbm_peak_bytes": "bytes of HBM that a device needs",
-    "hbm_headroom": "bytes of HBM that are left on a device; negative when it does not fit",
-    "mfu": "model FLOPs ÷ (estimated step time × peak), 0 to 1",
-    "cost_per_step": "estimated USD of a step",
-    "findings": "number of findings",
-    "errors": "number of findings of severity error",
-    "warnings": "number of findings of severity warning",
-}
+Dimension = tuple[tuple[str, int], ...]
+"""Base units and their powers, such as ``(("bytes", 1), ("seconds", -1))``; a share has none."""
 
-_UNITS = {
-    "s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6, "min": 60.0,
-    "KiB": 2.0**10, "MiB": 2.0**20, "GiB": 2.0**30, "TiB": 2.0**40,
-    "kB": 1e3, "MB": 1e6, "GB": 1e9, "B": 1.0, "USD": 1.0, "%": 0.01,
+_SECONDS: Dimension = (("seconds", 1),)
+_BYTES: Dimension = (("bytes", 1),)
+_USD: Dimension = (("USD", 1),)
+_COUNT: Dimension = (("count", 1),)
+_SHARE: Dimension = ()
+
+_NAMED: dict[str, tuple[Dimension | None, str]] = {
+    "fits": (None, "whether the compiler accepted the program, its memory included"),
+    "step_time": (_SECONDS, "estimated seconds of a step"),
+    "step_time_low": (_SECONDS, "low end of its interval, seconds"),
+    "step_time_high": (_SECONDS, "high end of its interval, seconds"),
+    "hbm_peak_bytes": (_BYTES, "bytes of HBM that a device needs"),
+    "hbm_headroom": (
+        _BYTES,
+        "bytes of HBM that are left on a device; negative when it does not fit",
+    ),
+    "mfu": (_SHARE, "model FLOPs ÷ (estimated step time × peak), 0 to 1"),
+    "cost_per_step": (_USD, "estimated USD of a step"),
+    "findings": (_COUNT, "number of findings"),
+    "errors": (_COUNT, "number of findings of severity error"),
+    "warnings": (_COUNT, "number of findings of severity warning"),
+}
+NAMES = {name: meaning for name, (_, meaning) in _NAMED.items()}
+
+_UNITS_OF: dict[Dimension, dict[str, float]] = {
+    _SECONDS: {"s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6, "min": 60.0, "h": 3600.0},
+    _BYTES: {
+        "KiB": 2.0**10, "MiB": 2.0**20, "GiB": 2.0**30, "TiB": 2.0**40,
+        "kB": 1e3, "MB": 1e6, "GB": 1e9, "B": 1.0,
+    },
+    _USD: {"USD": 1.0},
+    _SHARE: {"%": 0.01},
 }  # fmt: skip
+_UNITS = {
+    unit: (size, dimension)
+    for dimension, units in _UNITS_OF.items()
+    for unit, size in units.items()
+}
+_WORDS_FOR = {
+    _SECONDS: "a time",
+    _BYTES: "bytes",
+    _USD: "money",
+    _SHARE: "a share",
+    _COUNT: "a count",
+}
+_GREEK_MU, _MICRO = "\u03bc", "\u00b5"  # two letters that look alike, and both mean a millionth
 _NUMBER_WITH_UNIT = re.compile(
     r"(?<![\w.])((?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+|(?![eE][+-]?\d)))"
-    r"\s*(%|[A-Za-zµ]+)(?![\w.])"
+    rf"\s*(%|[A-Za-z{_MICRO}{_GREEK_MU}]+)(?![\w.])"
 )
 _WORDS = frozenset({"and", "or", "not", "if", "else", "in", "is"})
 _COMPARE: dict[type[ast.cmpop], Callable[[Any, Any], bool]] = {
@@ -97,7 +131,8 @@ def parse(text: str) -> Condition:
 
     Raises:
         UnknownNameError: a name or a unit that nothing has.
-        ArgumentError: it is no condition, or uses what this language has not.
+        ArgumentError: it is no condition, uses what this language has not, or compares what has
+            another unit.
 
     Example:
         >>> parse("fits and hbm_headroom >= 1.5 GiB").names
@@ -109,7 +144,8 @@ def parse(text: str) -> Condition:
     if len(text) > _LONGEST:
         raise ArgumentError(f"A condition has at most {_LONGEST} characters; got {len(text)}.")
     try:
-        tree = ast.parse(_without_units(text).strip(), mode="eval").body
+        tree: ast.expr = ast.parse(_quoted(text).strip(), mode="eval").body
+        tree = _Quantities().visit(tree)
         names: dict[str, None] = {}
         kind = _check(tree, text, names)
     except (SyntaxError, RecursionError, MemoryError) as error:
@@ -117,70 +153,171 @@ def parse(text: str) -> Condition:
             f"{text!r} is not a condition ({getattr(error, 'msg', error)}). "
             'Write for example "not fits or step_time > 0.2".'
         ) from None
-    if kind != "truth":
+    if kind != _TRUTH:
         raise ArgumentError(
             f"{text!r} is a number, neither true nor false: compare it, as in {text} > 0."
         )
     return Condition(text, tuple(names), tree)
 
 
-def _without_units(text: str) -> str:
-    def replace(match: re.Match[str]) -> str:
-        number, unit = match.groups()
-        if unit in _WORDS:
-            return match[0]
-        if unit not in _UNITS:
-            raise unknown_name("unit", unit, _UNITS)
-        return repr(float(number) * _UNITS[unit])
+class _Quantity(float):
+    """A number with its unit, which it shows as it was written."""
 
-    return _NUMBER_WITH_UNIT.sub(replace, text)
+    dimension: Dimension
+    written: str
+
+    def __repr__(self) -> str:
+        return self.written
 
 
-def _check(node: ast.expr, text: str, names: dict[str, None]) -> str:
-    """Return ``"truth"`` or ``"number"``, what a part is, and note the names it uses."""
+class _Quantities(ast.NodeTransformer):
+    """Turns what ``_quoted`` put between quotes into quantities."""
 
-    def need(part: ast.expr, kind: str) -> None:
-        if _check(part, text, names) != kind:
-            what = "true or false" if kind == "truth" else "a number"
-            raise ArgumentError(f"In {text!r}, {ast.unparse(part)} is not {what}.")
+    def visit_Constant(self, node: ast.Constant) -> ast.Constant:  # noqa: N802  ast's own name
+        match = _NUMBER_WITH_UNIT.fullmatch(node.value) if isinstance(node.value, str) else None
+        return node if match is None else ast.Constant(_quantity(match))
+
+
+def _quantity(match: re.Match[str]) -> _Quantity:
+    number, unit = match[1], match[2].replace(_GREEK_MU, _MICRO)
+    if unit not in _UNITS:
+        raise unknown_name("unit", unit, _UNITS)
+    size, dimension = _UNITS[unit]
+    quantity = _Quantity(float(number) * size)
+    quantity.dimension, quantity.written = dimension, match[0]
+    return quantity
+
+
+def _quoted(text: str) -> str:
+    """Put every number with a unit between quotes, which makes it Python."""
+
+    def quote(match: re.Match[str]) -> str:
+        return match[0] if match[2] in _WORDS else repr(match[0])
+
+    return _NUMBER_WITH_UNIT.sub(quote, text)
+
+
+_TRUTH = "truth"
+_BARE = "number"
+"""A number without a unit, which is taken for whatever it is compared with."""
+
+
+def _check(node: ast.expr, text: str, names: dict[str, None]) -> Dimension | str:
+    """Return what a part is: ``_TRUTH``, ``_BARE`` or its dimension. Note the names it uses."""
+
+    def truth(part: ast.expr) -> None:
+        if _check(part, text, names) != _TRUTH:
+            raise ArgumentError(f"In {text!r}, {ast.unparse(part)} is not true or false.")
+
+    def number(part: ast.expr) -> Dimension | str:
+        kind = _check(part, text, names)
+        if kind == _TRUTH:
+            raise ArgumentError(f"In {text!r}, {ast.unparse(part)} is not a number.")
+        return kind
 
     match node:
         case ast.BoolOp(values=parts):
             for part in parts:
-                need(part, "truth")
-            return "truth"
+                truth(part)
+            return _TRUTH
         case ast.UnaryOp(op=ast.Not(), operand=part):
-            need(part, "truth")
-            return "truth"
+            truth(part)
+            return _TRUTH
         case ast.UnaryOp(op=ast.USub() | ast.UAdd(), operand=part):
-            need(part, "number")
-            return "number"
+            return number(part)
         case ast.BinOp(left=left, op=op, right=right) if type(op) in _ARITHMETIC:
-            need(left, "number")
-            need(right, "number")
-            return "number"
+            one, other = number(left), number(right)
+            if isinstance(op, ast.Mult | ast.Div):
+                return _product(one, other, 1 if isinstance(op, ast.Mult) else -1)
+            _check_same((left, one), (right, other), text)
+            return other if one == _BARE else one
         case ast.Compare(left=left, ops=ops, comparators=others) if all(
             type(op) in _COMPARE for op in ops
         ):
-            kind = _check(left, text, names)
-            if kind == "truth" and not all(isinstance(op, ast.Eq | ast.NotEq) for op in ops):
-                raise ArgumentError(f"In {text!r}, {ast.unparse(left)} has no order.")
-            for other in others:
-                need(other, kind)
-            return "truth"
+            kinds = [_check(left, text, names)]
+            if kinds == [_TRUTH]:
+                if not all(isinstance(op, ast.Eq | ast.NotEq) for op in ops):
+                    raise ArgumentError(f"In {text!r}, {ast.unparse(left)} has no order.")
+                for other in others:
+                    truth(other)
+                return _TRUTH
+            kinds += [number(other) for other in others]
+            parts = list(zip([left, *others], kinds, strict=True))
+            for one, other in itertools.pairwise(parts):
+                _check_same(one, other, text)
+            return _TRUTH
         case ast.Constant(value=bool()):
-            return "truth"
-        case ast.Constant(value=int() | float() as number) if abs(number) <= _LARGEST:
-            return "number"
+            return _TRUTH
+        case ast.Constant(value=_Quantity() as quantity) if quantity <= _LARGEST:
+            return quantity.dimension
+        case ast.Constant(value=int() | float() as value) if abs(value) <= _LARGEST:
+            return _BARE
         case ast.Name(id=name):
             if name not in NAMES:
                 raise unknown_name("value", name, NAMES)
             names[name] = None
-            return "truth" if name == "fits" else "number"
+            dimension = _NAMED[name][0]
+            return _TRUTH if dimension is None else dimension
     raise ArgumentError(
         f"{ast.unparse(node)!r} is not understood in {text!r}. There are and, or, not, "
         f"comparisons, + - * /, numbers, parentheses and these names: {', '.join(NAMES)}."
     )
+
+
+def _product(one: Dimension | str, other: Dimension | str, sign: int) -> Dimension | str:
+    """Return the dimension of a product, or with a sign of −1 of a quotient."""
+    if isinstance(one, str) and isinstance(other, str):
+        return _BARE
+    powers = dict[str, int]()
+    for kind, factor in ((one, 1), (other, sign)):
+        for unit, power in () if isinstance(kind, str) else kind:
+            powers[unit] = powers.get(unit, 0) + factor * power
+    return tuple(sorted((unit, power) for unit, power in powers.items() if power))
+
+
+_Part = tuple[ast.expr, Dimension | str]
+
+
+def _check_same(one: _Part, other: _Part, text: str) -> None:
+    """Check that two parts can be compared or added: they are of one dimension.
+
+    Raises:
+        ArgumentError: they are not, or a share is compared with a number above 1.
+    """
+    for (node, kind), (number, of_number) in ((one, other), (other, one)):
+        is_share = isinstance(node, ast.Name) and kind == _SHARE
+        if is_share and of_number == _BARE and (size := _literal(number)) is not None and size > 1:
+            raise ArgumentError(
+                f"In {text!r}, {ast.unparse(node)} is a share, 0 to 1, and cannot reach {size:g}. "
+                f"Write {size:g} % or {size / 100:g}."
+            )
+    if _BARE in (one[1], other[1]) or one[1] == other[1]:
+        return
+    (left, kind), (right, of_right) = one, other
+    if isinstance(left, ast.Constant):  # the name comes first, and then what it is compared with
+        (left, kind), (right, of_right) = other, one
+    units = _UNITS_OF.get(kind if isinstance(kind, tuple) else _COUNT, {})
+    advice = f" Units of {ast.unparse(left)}: {', '.join(units)}." if units else ""
+    if kind == _COUNT:
+        advice = f" {ast.unparse(left)} is compared with a plain number."
+    raise ArgumentError(
+        f"In {text!r}, {ast.unparse(left)} is {_said(kind)}, and {ast.unparse(right)} is "
+        f"{_said(of_right)}.{advice}"
+    )
+
+
+def _literal(node: ast.expr) -> float | None:
+    """Return the number that stands there without a unit."""
+    value = node.value if isinstance(node, ast.Constant) else None
+    return value if isinstance(value, int | float) and not isinstance(value, _Quantity) else None
+
+
+def _said(kind: Dimension | str) -> str:
+    """Return a dimension in words."""
+    if isinstance(kind, str):
+        return "a number"
+    powers = " × ".join(unit if power == 1 else f"{unit}^{power}" for unit, power in kind)
+    return _WORDS_FOR.get(kind, f"in {powers}")
 
 
 def _value(node: ast.expr, values: Mapping[str, Value]) -> Value:
