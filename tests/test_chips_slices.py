@@ -173,12 +173,33 @@ def test_rings(name: str, wraps: tuple[bool, ...]) -> None:
         ("2x V5-1", "Did you mean 'v5e-1'?"),
         ("v5-2048", "Did you mean 'v5p-2048'?"),
         ("v5-9", "v5 is either v5e"),
+        ("tpu-v6e-slice", "Write the topology after a colon, such as 'tpu-v6e-slice:2x4'"),
+        ("TPU-v5-lite-podslice", "such as 'tpu-v5-lite-podslice:2x4'"),
+        ("tpu-v5p-slice", "such as 'tpu-v5p-slice:2x2x1'"),
+        ("v6e-\u0668", "Names look like"),  # an Arabic eight
+        ("\u0662x v6e-8", "Names look like"),
+        ("v6e:\u0662x4", "Names look like"),
+        ("1000000000x v6e-256", "at most 1,024"),
+        ("v6e-256x2", "is 512 chips; slices of v6e have 1 to 256. Did you mean '2x v6e-256'?"),
+        ("v5p-256x2", "joined in 3, such as 'v5p:4x4x4'. Did you mean '2x v5p-256'?"),
+        ("v6e-1x3", "Did you mean '3x v6e-1'?"),
     ],
 )
 def test_unknown_names_say_what_is_meant(name: str, says: str) -> None:
     with pytest.raises(UnknownNameError) as error:
         chips.resolve(name)
     assert says in str(error.value)
+
+
+@pytest.mark.parametrize("name", ["v6e:256x2", "v6e-250x2", "v6e-256x9999"])
+def test_several_slices_are_suggested_only_where_there_are_such(name: str) -> None:
+    with pytest.raises(UnknownNameError) as error:
+        chips.resolve(name)
+    assert "Did you mean" not in str(error.value)
+
+
+def test_as_many_slices_as_were_ever_joined() -> None:
+    assert chips.resolve("199x v5e-256").num_chips == 50_944
 
 
 def test_what_is_suggested_can_be_asked_for() -> None:

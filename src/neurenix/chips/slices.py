@@ -40,14 +40,20 @@ _SMALL_SPACE_TOPOLOGIES = {
     32: (2, 4, 4),
 }
 _CUBE_CHIPS = 64
+_EXAMPLE_CHIPS = {2: 8, 3: 4}  # by the axes along which chips are joined
 # Names that are said and that nothing accepts, and what is probably meant.
 _SAID_INSTEAD = {"v7x": "tpu7x", "7x": "tpu7x", "v7": "tpu7x", "tpu7": "tpu7x", "tpuv7x": "tpu7x"}
 # libtpu's name of v5p, with a colon and a topology; with a number people mean v5e as often.
 _TWO_GENERATIONS = "v5"
 
-_MANY = re.compile(r"^(?P<slices>\d+)\s*x\s*(?=[a-z])")
-_NAME = re.compile(r"^(?P<generation>[a-z0-9-]*[a-z0-9])[-:](?P<size>\d+(?:x\d+)*)$")
-_GRID = re.compile(r"^\d+(x\d+)+$")
+# The largest run that was published joined 199 slices (50,944 chips of v5e, Google Cloud, 2023).
+_MOST_SLICES = 1024
+
+# re.ASCII: of digits, 0 to 9 and not those of every script.
+_MANY = re.compile(r"^(?P<slices>\d+)\s*x\s*(?=[a-z])", re.ASCII)
+_NAME = re.compile(r"^(?P<generation>[a-z0-9-]*[a-z0-9])[-:](?P<size>\d+(?:x\d+)*)$", re.ASCII)
+_GRID = re.compile(r"^\d+(x\d+)+$", re.ASCII)
+_COUNT_TIMES_SLICES = re.compile(r"^(?P<one>.+-\d+)x(?P<slices>\d+)$", re.ASCII)
 
 
 @dataclass(frozen=True)
@@ -178,6 +184,10 @@ def _resolve(text: str, asked: str) -> Slice:
     single = text[many.end() :] if many else text
     if num_slices < 1:
         raise UnknownNameError(f"{asked!r} asks for no slice at all; write for example '2x v5e-8'.")
+    if num_slices > _MOST_SLICES:
+        raise UnknownNameError(
+            f"{asked!r} asks for {num_slices:,} slices; at most {_MOST_SLICES:,} can be asked for."
+        )
     generation, topology = _parse(single, asked)
     return _build(generation, topology, num_slices)
 
@@ -259,15 +269,17 @@ def _of_grid(generation: Generation, text: str, asked: str) -> tuple[int, ...]:
             f"{asked!r} has {len(grid)} axes; chips of {generation.name} are joined in "
             f"{generation.ici_dims}, such as "
             f"'{generation.topology_prefix}:{'x'.join('4' * generation.ici_dims)}'."
+            f"{_several_meant(asked)}"
         )
     if prod(grid) < 1 or prod(grid) > generation.max_slice_chips:
         raise UnknownNameError(
             f"{asked!r} is {prod(grid)} chips; slices of {generation.name} have 1 to "
-            f"{generation.max_slice_chips}."
+            f"{generation.max_slice_chips}.{_several_meant(asked)}"
         )
     if prod(grid) > 1 and (grid[0] % 2 or grid[1] % 2):
         raise UnknownNameError(
             f"{asked!r} cannot be divided into hosts of 2x2 chips; the first two axes must be even."
+            f"{_several_meant(asked)}"
         )
     return grid
 
@@ -333,7 +345,26 @@ def _ambiguous(asked: str, count: int) -> UnknownNameError:
     )
 
 
+def _several_meant(asked: str) -> str:
+    """Return a question where a count and a number of slices were written as a topology."""
+    match = _COUNT_TIMES_SLICES.match(asked.strip().lower())
+    if match is None:
+        return ""
+    try:
+        meant = _resolve(f"{match['slices']}x {match['one']}", asked)
+    except UnknownNameError:
+        return ""
+    return f" Did you mean '{meant.name}'?"
+
+
 def _unknown(asked: str, text: str) -> UnknownNameError:
+    of_gke = next((g for g in GENERATIONS.values() if g.gke_accelerator == text), None)
+    if of_gke is not None:
+        grid = "x".join(map(str, _of_chips(of_gke, _EXAMPLE_CHIPS[of_gke.ici_dims], asked)))
+        return UnknownNameError(
+            f"{asked!r} is the kind of chip and not how many. Write the topology after a colon, "
+            f"such as '{text}:{grid}'."
+        )
     match = _NAME.match(text)
     meant = _SAID_INSTEAD.get(match["generation"]) if match else None
     if match and meant:
