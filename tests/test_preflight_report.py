@@ -261,6 +261,11 @@ def test_files_that_are_no_report(reports: list[Report], tmp_path: Path) -> None
         ("[1]", "is not a preflight report"),
         ('{"a": 1}', "is not a preflight report"),
         (json.dumps(data | {"schema_version": 2}), "version 2, and this Neurenix reads version 1"),
+        (
+            json.dumps(data | {"schema": "neurenix.report", "schema_version": 2}),
+            "has the schema 'neurenix.report', version 2, and this Neurenix reads reports of "
+            "'neurenix.preflight', version 1",
+        ),
         (json.dumps(data | {"fits": "yes"}), "damaged: the report.fits is str, not boolean"),
     ):
         path.write_text(content)

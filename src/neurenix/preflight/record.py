@@ -170,14 +170,20 @@ def plain(value: Any) -> Any:
 
 
 def _check(data: Any, source: str) -> None:
-    if not isinstance(data, Mapping) or data.get("schema") != SCHEMA:
-        raise ArgumentError(f"{source} is not a preflight report: it has no schema {SCHEMA!r}.")
-    version = data.get("schema_version")
-    if version != SCHEMA_VERSION:
+    name = data.get("schema") if isinstance(data, Mapping) else None
+    version = data.get("schema_version") if isinstance(data, Mapping) else None
+    if name == SCHEMA and version != SCHEMA_VERSION:
         raise ArgumentError(
             f"{source} is a preflight report of schema version {version!r}, and this Neurenix "
             f"reads version {SCHEMA_VERSION}. Write it again with this version."
         )
+    if isinstance(name, str) and name != SCHEMA:
+        raise ArgumentError(
+            f"{source} has the schema {name!r}, version {version!r}, and this Neurenix reads "
+            f"reports of {SCHEMA!r}, version {SCHEMA_VERSION}. Write it again with this version."
+        )
+    if name != SCHEMA:
+        raise ArgumentError(f"{source} is not a preflight report: it has no schema {SCHEMA!r}.")
     problem = next(problems(schema(), data), None)
     if problem:
         raise ArgumentError(f"{source} is damaged: {problem}.")
