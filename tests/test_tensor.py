@@ -13,6 +13,7 @@ import neurenix.tensor as nt
 from neurenix import random
 from neurenix._core.errors import (
     ArgumentError,
+    ArgumentTypeError,
     DataError,
     DeviceNotFoundError,
     ShapeError,
@@ -85,6 +86,56 @@ def test_integers_that_the_dtype_cannot_hold() -> None:
         nt.Tensor([1, -1], dtype="uint8")
     assert int(nt.Tensor([2**31], dtype="uint32")[0]) == 2**31
     assert float(nt.Tensor([2**31], dtype="float32")[0]) == 2.0**31
+
+
+@pytest.mark.parametrize("given", [
+    lambda: nt.Tensor([300.0], dtype="int8"), lambda: nt.Tensor([np.nan], dtype="int8"),
+    lambda: nt.Tensor(2.0**31, dtype="int32"), lambda: nt.Tensor(jnp.array([300]), dtype="int8"),
+    lambda: nt.Tensor(jnp.array([-1e9], "bfloat16"), dtype="int8"),
+    lambda: nt.Tensor(np.array([9], jnp.bfloat16), dtype="int4"),
+    lambda: nt.Tensor(jnp.array([7], jnp.int4) * 2, dtype="uint4"),
+    lambda: nt.full_like(nt.ones(2, "int8"), 300), lambda: nt.full_like([1, 2], 2.0**31),
+    lambda: nt.arange(2**31, 2**31 + 3), lambda: nt.arange(np.int64(2**31) + 1),
+    lambda: nt.arange(-(2**31), -(2**31) - 2, -1), lambda: nt.arange(0.0, 300.0, dtype="uint8"),
+    lambda: nt.arange(2**40), lambda: nt.randint(0, 300, (3,), "uint8"),
+    lambda: nt.randint(0, 2**40, (3,)), lambda: nt.randint(-1, 5, (3,), "uint32"),
+])  # fmt: skip
+def test_no_integer_wraps(given: Any) -> None:
+    with pytest.raises(DataError, match="contains .*, and u?int.* holds .* Pass another dtype"):
+        given()
+
+
+def test_the_ends_of_a_dtype_are_held() -> None:
+    assert nt.arange(2**31 - 2, 2**31).tolist() == [2**31 - 2, 2**31 - 1]
+    assert nt.arange(120, 134, 7, "int8").tolist() == [120, 127]
+    assert nt.arange(5, 0, -2).tolist() == [5, 3, 1] and nt.arange(3, 1).size == 0
+    assert nt.arange(0.0, 2**40, 2.0**39).tolist() == [0.0, 2.0**39]
+    assert nt.Tensor([127.9, -128.9], dtype="int8").tolist() == [127, -128]
+    assert nt.Tensor(jnp.array([True, False]), dtype="int8").tolist() == [1, 0]
+    assert jax.jit(lambda x: nt.Tensor(x, dtype="int8"))(jnp.array([3])).dtype == jnp.int8
+    pixels = nt.randint(0, 256, (4000,), "uint8")
+    assert (int(pixels.min()), int(pixels.max())) == (0, 255)
+    assert int(nt.randint(2**32 - 2, 2**32 - 1, (), "uint32")) == 2**32 - 2
+
+
+def test_a_size_in_the_place_of_the_dtype_is_told() -> None:
+    for make in (nt.zeros, nt.ones, lambda *shape: nt.full(2, 1, shape[1])):
+        for size in (3, 0, np.int64(3)):
+            with pytest.raises(ArgumentTypeError, match=r"one tuple: zeros\(\(2, 3\)\)"):
+                make(2, size)
+    with pytest.raises(ArgumentTypeError, match="one tuple"):
+        nt.randint(0, 9, 2, 3)
+
+
+def test_a_pytorch_tensor_with_gradients_gives_its_numbers() -> None:
+    class Torch:
+        def __array__(self, dtype: Any = None, copy: Any = None) -> np.ndarray:
+            raise RuntimeError("Can't call numpy() on Tensor that requires grad.")
+
+        def detach(self) -> np.ndarray:
+            return np.ones(2)
+
+    assert nt.Tensor(Torch()).tolist() == [1.0, 1.0]
 
 
 @pytest.mark.parametrize(
@@ -166,6 +217,10 @@ def test_random_numbers_follow_the_seed() -> None:
 def test_randint_without_a_range() -> None:
     with pytest.raises(ArgumentError, match="low < high"):
         nt.randint(3, 3, (2,))
+    with pytest.raises(ArgumentTypeError, match="whole numbers, got 0 and 2.5"):
+        nt.randint(0, 2.5, (2,))  # pyright: ignore[reportArgumentType]
+    with pytest.raises(ArgumentError, match="type of integers, got float32"):
+        nt.randint(0, 2, (2,), "float32")
 
 
 def test_functions_are_those_of_jax() -> None:

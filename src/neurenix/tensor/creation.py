@@ -7,6 +7,7 @@ Python and NumPy floats become float32, integers int32, unless a dtype is given.
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -14,9 +15,10 @@ from typing import TYPE_CHECKING, Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
 
 from neurenix import random
-from neurenix._core.errors import ArgumentError, DataError, ShapeError
+from neurenix._core.errors import ArgumentError, ArgumentTypeError, DataError, ShapeError
 from neurenix.device import Device, DeviceType, to
 from neurenix.simulation import simulated
 from neurenix.tensor import dtypes
@@ -68,7 +70,7 @@ else:
 
         Args:
             data: numbers, nested lists of them, a NumPy array, a ``jax.Array``, or anything with
-                ``__array__``; any shape.
+                ``__array__``, such as a PyTorch tensor; any shape.
             dtype: by default float32 for floats and int32 for integers; narrower ones are kept.
             device: a ``Device``, a name such as ``"tpu:0"``, a ``jax.Device`` or a ``Sharding``; by
                 default the default device.
@@ -77,7 +79,8 @@ else:
             A ``jax.Array``; one that has the dtype and the device already is returned as it is.
 
         Raises:
-            DataError: ragged lists, objects, text, or integers that the dtype cannot hold.
+            DataError: ragged lists, objects, text, or numbers that an integer dtype cannot hold
+                (of an array that is being traced they are not known, and wrap).
             DeviceNotFoundError: the device is not here.
 
         Example:
@@ -92,7 +95,7 @@ else:
             simulated()
             wanted = None if dtype is None else dtypes.dtype(dtype)
             if isinstance(data, jax.Array):
-                array = data if wanted is None else data.astype(wanted)
+                array = data if wanted is None else _cast(data, wanted)
             else:
                 array = _checked(data, wanted)
             if device is not None:
@@ -107,7 +110,7 @@ def zeros(shape: Shape, dtype: Any = None, *, device: DeviceLike = None) -> jax.
         >>> zeros((2, 3)).shape
         (2, 3)
     """
-    return full(shape, 0, dtype or "float32", device=device)
+    return full(shape, 0, _dtype_beside_shape(dtype, "float32"), device=device)
 
 
 def ones(shape: Shape, dtype: Any = None, *, device: DeviceLike = None) -> jax.Array:
@@ -117,7 +120,7 @@ def ones(shape: Shape, dtype: Any = None, *, device: DeviceLike = None) -> jax.A
         >>> float(ones((2, 3)).sum())
         6.0
     """
-    return full(shape, 1, dtype or "float32", device=device)
+    return full(shape, 1, _dtype_beside_shape(dtype, "float32"), device=device)
 
 
 def full(shape: Shape, value: Any, dtype: Any = None, *, device: DeviceLike = None) -> jax.Array:
@@ -127,7 +130,7 @@ def full(shape: Shape, value: Any, dtype: Any = None, *, device: DeviceLike = No
         >>> full((2,), 7)
         Array([7, 7], dtype=int32)
     """
-    filling = Tensor(value, dtype=dtype)
+    filling = Tensor(value, dtype=_dtype_beside_shape(dtype, None))
     return _placed(jnp.full(_sizes(shape), filling, dtype=filling.dtype), device)
 
 
@@ -142,8 +145,14 @@ def ones_like(array: Any, dtype: Any = None, *, device: DeviceLike = None) -> ja
 
 
 def full_like(array: Any, value: Any, dtype: Any = None, *, device: DeviceLike = None) -> jax.Array:
-    """Return ``value`` everywhere, in the shape and dtype of ``array``."""
-    return _placed(jnp.full_like(_as_array(array), value, dtype=_optional(dtype)), device)
+    """Return ``value`` everywhere, in the shape and dtype of ``array``.
+
+    Raises:
+        DataError: the dtype is of integers and cannot hold ``value``.
+    """
+    array = _as_array(array)
+    filling = Tensor(value, dtype=array.dtype if dtype is None else dtype)
+    return _placed(jnp.full_like(array, filling, dtype=filling.dtype), device)
 
 
 def arange(
@@ -156,12 +165,21 @@ def arange(
 ) -> jax.Array:
     """Return numbers from ``start`` up to, without, ``stop``; ``arange(n)`` starts at 0.
 
+    Raises:
+        DataError: the dtype is of integers, int32 by default, and cannot hold them.
+
     Example:
         >>> arange(3)
         Array([0, 1, 2], dtype=int32)
     """
     simulated()
-    return _placed(jnp.arange(start, stop, step, dtype=_optional(dtype)), device)
+    kind = _optional(dtype)
+    given = [number for number in (start, stop, step) if number is not None]
+    if all(isinstance(number, int | float | np.number) for number in given):
+        ends = (0, start) if stop is None else (start, stop)
+        target = jnp.result_type(*map(_kind_of, given)) if kind is None else kind
+        _expect_arange_held(*ends, 1 if step is None else step, target)
+    return _placed(jnp.arange(start, stop, step, dtype=kind), device)
 
 
 def linspace(
@@ -219,16 +237,31 @@ def randint(
     """Return integers from ``low`` up to, without, ``high``, from the process's stream.
 
     Raises:
-        ArgumentError: no integer lies between.
+        ArgumentTypeError: ``low`` or ``high`` is no whole number.
+        ArgumentError: no integer lies between, or the dtype is none of integers.
+        DataError: the dtype cannot hold the integers; 32 bits must hold ``high``, too.
 
     Example:
         >>> int(randint(3, 4, (1,))[0])
         3
     """
+    kind = dtypes.dtype(_dtype_beside_shape(dtype, "int32"))
+    if not jnp.issubdtype(kind, jnp.integer):
+        raise ArgumentError(f"randint(dtype=…) is a type of integers, got {kind}.")
+    try:
+        low, high = operator.index(low), operator.index(high)
+    except TypeError as error:
+        raise ArgumentTypeError(
+            f"randint(low, high) takes whole numbers, got {low!r} and {high!r}."
+        ) from error
     if low >= high:
         raise ArgumentError(f"randint(low, high) needs low < high, got {low} and {high}.")
-    kind = dtypes.dtype(dtype or "int32")
-    return _placed(jax.random.randint(random.next_key(), _sizes(shape), low, high, kind), device)
+    bounds = kind if kind.itemsize >= 4 else np.dtype("int32")  # 256, of uint8, fits no uint8
+    _expect_held("randint", low, high - 1, kind)
+    _expect_held("randint(high)", low, high, bounds)
+    minimum, maximum = np.array([low, high], bounds)
+    drawn = jax.random.randint(random.next_key(), _sizes(shape), minimum, maximum, kind)
+    return _placed(drawn, device)
 
 
 def _sizes(shape: Any) -> tuple[int, ...]:
@@ -257,12 +290,23 @@ def _optional(dtype: Any) -> Any:
     return None if dtype is None else dtypes.dtype(dtype)
 
 
+def _dtype_beside_shape(dtype: Any, default: Any) -> Any:
+    """Return the dtype or the default; the second of several sizes would be taken for a dtype."""
+    if isinstance(dtype, int | np.integer):
+        raise ArgumentTypeError(
+            f"dtype is {dtype}, a number. A shape is one tuple: zeros((2, 3)), not zeros(2, 3)."
+        )
+    return default if dtype is None else dtype
+
+
 def _as_array(value: Any) -> Any:
     return value if hasattr(value, "shape") and hasattr(value, "dtype") else Tensor(value)
 
 
 def _checked(data: Any, wanted: np.dtype | None) -> np.ndarray:
     """Turn what a user handed in into an array of numbers that JAX can take."""
+    if callable(getattr(data, "detach", None)):  # a PyTorch tensor, which may require gradients
+        data = data.detach()
     try:
         array = np.asarray(data)
     except (ValueError, TypeError) as error:
@@ -271,17 +315,48 @@ def _checked(data: Any, wanted: np.dtype | None) -> np.ndarray:
         raise DataError(
             f"Tensor(data): needs numbers, got {_example(array)} (NumPy dtype {array.dtype})."
         )
-    target = _NARROW.get(array.dtype, array.dtype) if wanted is None else wanted
-    if array.size and array.dtype.kind in "iu" and jnp.issubdtype(target, jnp.integer):
-        limits = jnp.iinfo(target)
-        low, high = array.min(), array.max()
-        if int(low) < limits.min or int(high) > limits.max:
-            beyond = low if int(low) < limits.min else high
-            raise DataError(
-                f"Tensor(data): contains {beyond}, and {target} holds {limits.min} to "
-                f"{limits.max}. Pass another dtype."
-            )
+    return _cast(array, _NARROW.get(array.dtype, array.dtype) if wanted is None else wanted)
+
+
+def _cast(array: Any, target: np.dtype) -> Any:
+    """Return an array, NumPy's or JAX's, of another dtype.
+
+    Raises:
+        DataError: the dtype is of integers and cannot hold the numbers.
+    """
+    real = jnp.issubdtype(array.dtype, jnp.floating) or jnp.issubdtype(array.dtype, jnp.integer)
+    may_wrap = real and jnp.issubdtype(target, jnp.integer) and array.dtype != target
+    if may_wrap and array.size and not isinstance(array, Tracer):
+        _expect_held("Tensor(data)", array.min().item(), array.max().item(), target)
     return array.astype(target)
+
+
+def _kind_of(number: Any) -> Any:
+    numpy = isinstance(number, np.generic)
+    return jax.dtypes.canonicalize_dtype(number.dtype) if numpy else type(number)
+
+
+def _expect_arange_held(start: Any, stop: Any, step: Any, target: np.dtype) -> None:
+    start, stop, step = (n.item() if isinstance(n, np.number) else n for n in (start, stop, step))
+    whole = all(isinstance(n, int) for n in (start, stop, step))
+    if not step or not (whole or math.isfinite((stop - start) / step)):
+        return  # JAX says what is wrong
+    count = -((start - stop) // step) if whole else math.ceil((stop - start) / step)
+    if count > 0:
+        _expect_held("arange", start, start + (count - 1) * step, target)
+
+
+def _expect_held(what: str, first: float, last: float, target: np.dtype) -> None:
+    """Raise DataError where an integer dtype cannot hold one of two numbers."""
+    if not jnp.issubdtype(target, jnp.integer):
+        return
+    limits = jnp.iinfo(target)
+    for number in (first, last):
+        if not math.isfinite(number) or not limits.min <= math.trunc(number) <= limits.max:
+            raise DataError(
+                f"{what}: contains {number}, and {target} holds {limits.min} to {limits.max}. "
+                "Pass another dtype."
+            )
 
 
 def _why_not(data: Any, error: Exception) -> str:
