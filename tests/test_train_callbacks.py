@@ -90,6 +90,26 @@ def test_early_stopping(patience: int, values: list[float], stopped: int | None)
     assert history.epochs[-1] == (len(values) - 1 if stopped is None else stopped)
 
 
+@pytest.mark.parametrize("worst", [math.nan, math.inf])
+def test_a_number_that_is_none_never_improves(worst: float, tmp_path: Path) -> None:
+    early = nx.callbacks.EarlyStopping("val_loss", patience=2, restore_best_weights=True)
+    best = nx.callbacks.ModelCheckpoint(tmp_path / "{epoch}", save_best_only=True)
+    numbers = Scripted("val_loss", [worst] * 5)
+    history = fit(MLP(), numbers, best, early, epochs=5)
+    assert history.epochs == [0, 1] and early.stopped_epoch == 1
+    assert best.saved == [] and math.isnan(best.best)
+    mixed = Scripted("val_loss", [worst, 2.0, worst, 1.0])
+    fit(MLP(), mixed, best, epochs=4)
+    assert [path.name for path in best.saved] == ["2", "4"] and best.best == 1.0
+
+
+def test_training_goes_on_from_the_number_of_a_checkpoint(tmp_path: Path) -> None:
+    every = nx.callbacks.ModelCheckpoint(tmp_path / "{epoch}")
+    fit(MLP(), every, epochs=2)
+    fit(MLP(), every, epochs=3, options=FitOptions(initial_epoch=2))
+    assert [path.name for path in every.saved] == ["1", "2", "3"]
+
+
 def test_early_stopping_restores_the_best_weights() -> None:
     kept: list[Any] = []
 
@@ -153,7 +173,7 @@ def test_checkpoints_hold_the_weights_of_their_epoch(tmp_path: Path) -> None:
         tmp_path / "best.safetensors", monitor="score", save_best_only=True
     )
     fit(MLP(), Scripted("score", [1.0, 3.0, 2.0]), Keep(), every, best, epochs=3)
-    assert [path.name[:4] for path in every.saved] == ["w-00", "w-01", "w-02"]
+    assert [path.name[:4] for path in every.saved] == ["w-01", "w-02", "w-03"]
     assert len(best.saved) == 2
     for path, epoch in [*zip(every.saved, range(3), strict=True), (best.saved[-1], 1)]:
         module = MLP(seed=7)
@@ -250,7 +270,7 @@ def test_a_smaller_error_is_better(metric: Any, tmp_path: Path) -> None:
     early = nx.callbacks.EarlyStopping(name, patience=2)
     reduce = nx.callbacks.ReduceLROnPlateau(name, factor=0.5, patience=1)
     trainer = trained(metric, best, early, reduce)
-    assert [path.name for path in best.saved] == ["w-0.safetensors", "w-1.safetensors"]
+    assert [path.name for path in best.saved] == ["w-1.safetensors", "w-2.safetensors"]
     assert early.best == reduce.best == 1.0 and early.stopped_epoch == 3
     assert trainer.learning_rate == pytest.approx(0.25e-3)
 

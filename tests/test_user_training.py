@@ -72,9 +72,9 @@ def test_callbacks_that_write_files_work_together(tmp_path: Path) -> None:
         rows = list(csv.DictReader(file))
     assert [float(row["val_accuracy"]) for row in rows] == history["val_accuracy"]
     assert [path.name for path in sorted(tmp_path.glob("*.safetensors"))] == [
-        f"0{epoch}.safetensors" for epoch in range(3)
+        f"0{number}.safetensors" for number in (1, 2, 3)
     ]
-    assert_same_weights(compiled().load(tmp_path / "02.safetensors"), model)
+    assert_same_weights(compiled().load(tmp_path / "03.safetensors"), model)
     for part in ("train", "validation"):
         assert any((tmp_path / "board" / part).iterdir())
     assert style.seen[:4] == ["begin", "epoch 0", "step 1", "step 2"]

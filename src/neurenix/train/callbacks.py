@@ -93,6 +93,9 @@ class Monitor(Callback):
             name: ``loss``, ``error``, ``mae`` … are better when smaller, ``accuracy``, ``auc``,
             ``f1`` … when larger.
         min_delta: a smaller change is none.
+
+    Attributes:
+        best: the best number so far; NaN before the first.
     """
 
     def __init__(
@@ -129,10 +132,11 @@ class Monitor(Callback):
         return float(logs[self.monitor])
 
     def improved(self, logs: Mapping[str, float]) -> bool:
-        """Tell whether the number is the best so far, and remember it."""
+        """Tell whether the number is the best so far, and remember it; NaN never is."""
         value = self.value(logs)
         sign = -1.0 if self._find_direction() == "min" else 1.0
-        if math.isnan(self.best) or sign * (value - self.best) > self.min_delta:
+        best = -sign * math.inf if math.isnan(self.best) else self.best
+        if sign * (value - best) > self.min_delta:
             self.best = value
             return True
         return False

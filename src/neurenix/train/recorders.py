@@ -24,7 +24,9 @@ class ModelCheckpoint(Monitor):
 
     Args:
         path: a safetensors file; ``{epoch}`` and names of the logs are filled in, for example
-            ``"weights-{epoch:02d}-{val_loss:.3f}.safetensors"``.
+            ``"weights-{epoch:02d}-{val_loss:.3f}.safetensors"``. Epochs are numbered from 1, as
+            progress shows them: to go on from ``weights-03``, load it and fit with
+            ``initial_epoch=3``.
         monitor: the number that ``save_best_only`` compares.
         mode: see ``Monitor``.
         save_best_only: write only when the number is the best so far.
@@ -44,7 +46,7 @@ class ModelCheckpoint(Monitor):
         super().__init__(monitor, mode=mode)
         self.path, self.save_best_only = os.fspath(path), save_best_only
         self.saved: list[Path] = []
-        self._filled(0, dict.fromkeys(self._names(), 0.0))
+        self._filled(1, dict.fromkeys(self._names(), 0.0))
 
     def watched(self) -> tuple[str, ...]:
         """Return the names in the path, and the number that decides."""
@@ -54,7 +56,7 @@ class ModelCheckpoint(Monitor):
         """Write the file, completely or not at all."""
         if self.save_best_only and not self.improved(logs):
             return
-        target = self._filled(epoch, logs)
+        target = self._filled(epoch + 1, logs)
         save_weights(self.model, target)
         self.saved.append(target)
 
@@ -65,9 +67,9 @@ class ModelCheckpoint(Monitor):
             raise ArgumentError(f"ModelCheckpoint: {self.path!r} is malformed: {error}.") from error
         return [name for name in fields if name and name != "epoch"]
 
-    def _filled(self, epoch: int, logs: Mapping[str, float]) -> Path:
+    def _filled(self, number: int, logs: Mapping[str, float]) -> Path:
         try:
-            return Path(self.path.format(**{**logs, "epoch": epoch}))
+            return Path(self.path.format(**{**logs, "epoch": number}))
         except (KeyError, IndexError) as error:
             raise ArgumentError(
                 f"ModelCheckpoint: {self.path!r} asks for {error}, which the logs do not have: "
