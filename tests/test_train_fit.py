@@ -328,6 +328,33 @@ def test_predict_and_evaluate_are_in_evaluation_mode_and_leave_the_mode_alone() 
     assert module.dropout.deterministic is True
 
 
+def test_the_seed_of_the_process_decides_the_order_of_arrays() -> None:
+    x = np.arange(64, dtype=np.float32)[:, None]
+
+    def orders(*seeds: int) -> list[list[float]]:
+        seen: list[list[float]] = []
+        model = nx.nn.Sequential(nx.nn.Linear(1, 1))
+        trainer = Trainer(model, optimizer="sgd", loss="mse")
+        trainer.check_labels = lambda batch, steps: seen.append(batch.x[:, 0].tolist())
+        for seed in seeds:
+            nx.seed(seed)
+            trainer.fit(x, x * 1e-3, batch_size=64)
+        return seen
+
+    try:
+        (one,), (two,) = orders(1), orders(2)
+        assert sorted(one) == sorted(two) and one != two
+        first, second = orders(1, 1)  # a second fit goes on with another order
+        assert first == one and second != one
+        nx.seed(3)
+        key = nx.random.next_key()
+        nx.seed(3)
+        Trainer(MLP(), loss=LOSS).fit(*classification(64))
+        assert nx.random.next_key() == key  # layers made afterwards are as without a fit
+    finally:
+        nx.seed(0)
+
+
 def test_generators_dicts_and_endless_data() -> None:
     x, y = classification(64)
 

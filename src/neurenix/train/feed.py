@@ -13,6 +13,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from neurenix import random
 from neurenix._core.errors import ArgumentError, DataError, ShapeError
 from neurenix.data import Dataset, StreamDataset
 from neurenix.data.columns import as_array
@@ -253,6 +254,8 @@ def make_dataset(
 ) -> Dataset | StreamDataset:
     """Return batches from what ``fit`` was given: arrays, a dataset, or any iterable of batches.
 
+    Arrays are shuffled by the seed of ``nx.seed``, and nothing is drawn from its stream.
+
     Raises:
         DataError: ``x`` and ``y`` do not match, or are ragged, or empty.
         ArgumentError: a batch size for data that is batched already.
@@ -274,7 +277,7 @@ def make_dataset(
     _check_list(x, y)
     dataset = Dataset.from_arrays(x, y, w=_host_weights(sample_weight))
     if shuffle:
-        dataset = dataset.shuffle(seed=0)
+        dataset = dataset.shuffle(seed=random._seed)
     return dataset.batch(batch_size or DEFAULT_BATCH_SIZE)
 
 
