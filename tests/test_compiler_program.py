@@ -223,6 +223,55 @@ def test_state_that_changes_its_type_is_seen_whoever_said_that_it_is_donated() -
         assert (found.before, found.after) == ("bfloat16[]", "float32[]")
 
 
+def changed(args, out, *donated) -> list[tuple[str, str, str]]:
+    found = traits.recompiles(args, out, donate_argnums=donated)
+    return [(one.path, one.before, one.after) for one in found]
+
+
+WIDE, NARROW = spec((64, 1)), spec((2000, 128))
+PARAMS = {"w": spec((8, 8)), "b": spec((8,))}
+HALVES = {"w": spec((8, 8), "bfloat16"), "b": spec((8,), "bfloat16")}
+OTHERS = {"w": spec((4, 4)), "b": spec((4,))}
+
+
+@pytest.mark.parametrize(
+    ("args", "out", "donated"),
+    [
+        ((NARROW, spec((8,)), WIDE), (NARROW, WIDE), (0, 2)),
+        ((WIDE, spec((8,)), NARROW), (NARROW, WIDE), (0, 2)),
+        ((PARAMS, OTHERS), (OTHERS, PARAMS), (0, 1)),
+        ((PARAMS, OTHERS), (PARAMS, OTHERS), (1,)),
+        ((spec((8, 4)), spec((2, 16))), (spec((8, 4), "bfloat16"), spec((2, 16))), (1,)),
+        ((spec((8,)), PARAMS), (HALVES, PARAMS), (1,)),
+        ((spec((8,)), PARAMS), (HALVES, {"all": [PARAMS]}), (1,)),
+        ((HALVES, PARAMS), HALVES, (1,)),
+        ((PARAMS, PARAMS), (PARAMS, HALVES), (1,)),
+        ((PARAMS, PARAMS), (HALVES, HALVES), (0, 1)),
+        ((PARAMS,), (HALVES, HALVES), (0,)),
+        ((PARAMS,), OTHERS, (0,)),
+        (((), PARAMS), ((), PARAMS), (0, 1)),
+    ],
+)
+def test_results_that_are_those_of_other_arguments_are_no_change(args, out, donated) -> None:
+    assert changed(args, out, *donated) == []
+
+
+@pytest.mark.parametrize(
+    ("args", "out", "donated"),
+    [
+        ((PARAMS,), (HALVES, spec(())), (0,)),
+        ((OTHERS, PARAMS), (OTHERS, HALVES), (0, 1)),
+        ((PARAMS,), {"loss": spec(()), "state": HALVES}, (0,)),
+    ],
+)
+def test_the_only_result_that_can_be_the_state_is_the_state(args, out, donated) -> None:
+    number = len(args) - 1
+    assert changed(args, out, *donated) == [
+        (f"{number}.b", "float32[8]", "bfloat16[8]"),
+        (f"{number}.w", "float32[8,8]", "bfloat16[8,8]"),
+    ]
+
+
 def test_what_is_no_array_cannot_be_returned_and_is_named() -> None:
     with pytest.raises(
         ArgumentTypeError, match=r"named returns a str at 1\.name, and .*arrays only"

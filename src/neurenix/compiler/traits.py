@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -147,8 +148,8 @@ def recompiles(
         args: trees of arrays or specs, as the caller has them; Python numbers still Python's.
         out: the tree of abstract results.
         donate_argnums: arguments whose memory the results take over: state that is carried from
-            call to call. Only these are compared; the first result of the same structure is taken
-            for the new state.
+            call to call. Only these are compared, each with a result of its structure and shapes
+            that is no other argument's; where there are several, nothing is said.
 
     Example:
         >>> spec = jax.ShapeDtypeStruct
@@ -162,18 +163,60 @@ def recompiles(
         for path, leaf in jax.tree_util.tree_flatten_with_path(argument)[0]
         if isinstance(leaf, (bool, int, float, complex)) and not isinstance(leaf, np.generic)
     ]
-    candidates = [out, *out] if isinstance(out, (tuple, list)) else [out]
-    for number in donate_argnums:
-        structure = jax.tree.structure(args[number])
-        new = next((c for c in candidates if jax.tree.structure(c) == structure), None)
-        if new is None or structure.num_leaves == 0:
-            continue
+    for number, after in _carried(args, out, donate_argnums):
         old = jax.tree_util.tree_flatten_with_path(args[number])[0]
-        for (path, before), after in zip(old, jax.tree.leaves(new), strict=True):
-            if _described(before) != _described(after):
+        for (path, leaf), new in zip(old, after, strict=True):
+            if _described(leaf) != _described(new):
                 whole = _path((jax.tree_util.SequenceKey(number), *path))
-                found.append(Recompile(whole, _described(before), _described(after)))
+                found.append(Recompile(whole, _described(leaf), _described(new)))
     return tuple(found)
+
+
+def _carried(
+    args: Sequence[Any], out: Any, donated: Sequence[int]
+) -> Iterator[tuple[int, list[Any]]]:
+    """Yield the donated arguments that certainly come back with other types, and their new leaves.
+
+    Arguments that come back as they were claim their results first: the donated ones from wherever
+    they stand, the others from what is returned at the top. What is left over must be the only
+    result of its structure and shapes, and of one argument alone: else it may be another array.
+    """
+    leaves, structure = jax.tree.flatten(out)
+    numbered = jax.tree.unflatten(structure, range(len(leaves)))
+    top = [numbered, *numbered] if isinstance(numbered, (tuple, list)) else [numbered]
+    taken: set[int] = set()
+
+    def results(argument: Any, places: Sequence[Any], look: Callable[[Any], Any]) -> list[Any]:
+        """Return the numbers of the leaves of each result that looks like the argument."""
+        wanted = [look(leaf) for leaf in jax.tree.leaves(argument)]
+        found = [jax.tree.leaves(part) for place in places for part in _parts(place, argument)]
+        return [f for f in found if not taken & {*f} and [look(leaves[i]) for i in f] == wanted]
+
+    left: list[int] = []
+    others = [number for number in range(len(args)) if number not in donated]
+    for number in (*donated, *others):
+        argument = args[number]
+        shallow = [node for node in top if jax.tree.structure(node) == jax.tree.structure(argument)]
+        same = results(argument, [numbered] if number in donated else shallow, _described)
+        if same:
+            taken.update(same[0])
+        elif number in donated:
+            left.append(number)
+    wanted = {number: results(args[number], [numbered], np.shape) for number in left}
+    claims = Counter(i for found in wanted.values() for f in found for i in f)
+    for number, found in wanted.items():
+        if len(found) == 1 and all(claims[i] == 1 for i in found[0]):
+            yield number, [leaves[i] for i in found[0]]
+
+
+def _parts(tree: Any, like: Any) -> list[Any]:
+    """Return the parts of a tree that have the structure of ``like``."""
+    structure = jax.tree.structure(like)
+
+    def same(node: Any) -> bool:
+        return jax.tree.structure(node) == structure
+
+    return [part for part in jax.tree.leaves(tree, is_leaf=same) if same(part)]
 
 
 def _path(path: tuple[Any, ...]) -> str:
