@@ -381,6 +381,17 @@ def test_what_has_no_cycles_may_take_much_longer(options: PreflightOptions) -> N
     assert report.step_time.high > 3 * report.step_time.seconds
 
 
+def test_numbers_of_64_bits_are_compiled_as_they_are(options: PreflightOptions) -> None:
+    table, ids, wide = ((128, 64), "float32"), ((16,), "int64"), ((512, 512), "float64")
+    with jax.enable_x64(True):
+        found = [
+            nx.preflight(function, *(nx.spec(*one) for one in given), on="v5e-1", options=options)
+            for function, given in ((lambda e, t: e[t], (table, ids)), (jnp.matmul, (wide, wide)))
+        ]
+    assert [report.refused for report in found] == [None, None]
+    assert "unsupported-type" in {finding.rule for finding in found[1].findings}
+
+
 def test_several_steps_in_one_call_cost_the_host_less(options: PreflightOptions) -> None:
     model = nn.Sequential(nn.Linear(64, 64)).compile("adam", "mse", steps_per_execution=50)
     report = nx.preflight(model, nx.spec((64, 64)), nx.spec((64, 64)), on="v5e-8", options=options)

@@ -49,7 +49,8 @@ def _serve() -> None:
         request = json.loads((folder / "request.json").read_text())
         result: dict[str, Any] = {"seconds": {}}
         try:
-            _compile(folder, request, result)
+            with jax.enable_x64(True):  # a program keeps its 64-bit types, whoever traced it
+                _compile(folder, request, result)
             result["outcome"] = "compiled"
         except OSError:  # of a file; the compiler's own errors are others
             raise
