@@ -79,3 +79,129 @@ def gemma_3(model, ids):
         wide = gelu(linear(stack.mlp.gate, y, layer)) * linear(stack.mlp.up, y, layer)
         x = x + norm(stack.mlp_post_norm, linear(stack.mlp.down, wide, layer), layer)
     return norm(model.norm, x) @ array(model.embedding).T
+
+
+def yarn(size, theta, scaling):
+    """Frequencies by YaRN, wave by wave."""
+    found = waves(size, theta)
+    turns = scaling.original_length * found / (2 * math.pi)
+
+    def pair_of(count):
+        """Where a wave makes so many turns, between the pairs."""
+        return np.interp(-math.log(count), -np.log(turns), np.arange(len(turns)))
+
+    first, last = pair_of(scaling.fast), pair_of(scaling.slow)
+    if scaling.truncate:
+        first, last = math.floor(first), math.ceil(last)
+    for i in range(len(found)):
+        slow = min(max((i - first) / (last - first), 0), 1)
+        found[i] *= (1 - slow) + slow / scaling.factor
+    return found
+
+
+def silu(x):
+    return x * special.expit(x)
+
+
+def gpt_oss(model, ids):
+    """Logits (T, V): sinks, biases everywhere, experts with a clamped SwiGLU."""
+    config, stack = model.config, model.layers
+    x = array(model.embedding)[ids]
+    length, size = len(ids), config.head_dim
+    frequency = yarn(size, config.rope_theta, config.rope_scaling)
+    factor = (0.1 * math.log(config.rope_scaling.factor) + 1) ** 2
+    for layer in range(config.num_layers):
+        part = stack.attention
+        y = norm(stack.attention_norm, x, layer)
+        q, k, v = (
+            linear(one, y, layer).reshape(length, -1, size)
+            for one in (part.query, part.key, part.value)
+        )
+        window = config.window if layer % 2 == 0 else 0
+        q, k = rope(q, frequency), rope(k, frequency)
+        sinks = array(part.sinks, layer)
+        mixed = attention(q, k, v, factor=factor, window=window, sinks=sinks)
+        x = x + linear(part.out, mixed.reshape(length, -1), layer)
+        y = norm(stack.mlp_norm, x, layer)
+        scores = linear(stack.mlp.router, y, layer)
+        experts = stack.mlp.experts
+        for t in range(length):
+            chosen = np.argsort(-scores[t])[: config.experts_per_token]
+            for weight, one in zip(special.softmax(scores[t, chosen]), chosen, strict=True):
+                gate, up = (
+                    y[t] @ array(kernel, layer)[one] + array(bias, layer)[one]
+                    for kernel, bias in (
+                        (experts.gate, experts.gate_bias),
+                        (experts.up, experts.up_bias),
+                    )
+                )
+                gate, up = np.minimum(gate, 7), np.clip(up, -7, 7)
+                wide = (up + 1) * gate * special.expit(1.702 * gate)
+                down = wide @ array(experts.down, layer)[one]
+                x[t] += weight * (down + array(experts.down_bias, layer)[one])
+    return norm(model.norm, x) @ array(model.unembedding.kernel)
+
+
+def latent_attention(part, x, layer, config):
+    """Attention of DeepSeek, its heads built one by one."""
+    latent, heads = config.latent, config.num_heads
+    still, moved, wide = latent.qk_nope_head_dim, latent.qk_rope_head_dim, latent.v_head_dim
+    frequency = yarn(moved, config.rope_theta, config.rope_scaling)
+    q = linear(
+        part.query_up, norm(part.query_norm, linear(part.query_down, x, layer), layer), layer
+    )
+    q = q.reshape(len(x), heads, still + moved)
+    both = linear(part.key_value_down, x, layer)
+    short, key = both[:, : latent.kv_lora_rank], both[:, latent.kv_lora_rank :]
+    both = linear(part.key_value_up, norm(part.key_value_norm, short, layer), layer)
+    both = both.reshape(len(x), heads, still + wide)
+    key = rope(key[:, None], frequency)[:, 0]
+    k = np.stack([np.concatenate([both[:, h, :still], key], -1) for h in range(heads)], 1)
+    q = np.concatenate([q[..., :still], rope(q[..., still:], frequency)], -1)
+    factor = (0.1 * math.log(config.rope_scaling.factor) + 1) ** 2
+    mixed = attention(q, k, both[..., still:], factor=factor)
+    return linear(part.out, mixed.reshape(len(x), -1), layer)
+
+
+def dense(part, x, layer):
+    wide = silu(linear(part.gate, x, layer)) * linear(part.up, x, layer)
+    return linear(part.down, wide, layer)
+
+
+def deepseek_experts(part, x, layer, config):
+    """The shared expert and those of the best groups."""
+    share = special.expit(linear(part.router, x, layer))
+    wanted = share + array(part.choice_bias, layer)
+    out = dense(part.shared, x, layer)
+    size = config.num_experts // config.expert_groups
+    for t in range(len(x)):
+        groups = wanted[t].reshape(-1, size)
+        best = np.argsort(-np.sort(groups, -1)[:, -2:].sum(-1))[: config.groups_per_token]
+        allowed = [one for one in range(config.num_experts) if one // size in best]
+        chosen = sorted(allowed, key=lambda one: -wanted[t, one])[: config.experts_per_token]
+        total = sum(share[t, one] for one in chosen)
+        for one in chosen:
+            up, gate, down = (
+                array(kernel, layer)[one]
+                for kernel in (part.experts.up, part.experts.gate, part.experts.down)
+            )
+            weight = config.routed_scaling * share[t, one] / total
+            out[t] += weight * ((silu(x[t] @ gate) * (x[t] @ up)) @ down)
+    return out
+
+
+def deepseek_3(model, ids):
+    """Logits (T, V): latent attention; the first layers dense, experts in the others."""
+    config = model.config
+    x = array(model.embedding)[ids]
+    places = [(model.dense_layers, i) for i in range(config.num_dense_layers)]
+    places += [(model.layers, i) for i in range(config.num_layers - config.num_dense_layers)]
+    for stack, layer in places:
+        y = norm(stack.attention_norm, x, layer)
+        x = x + latent_attention(stack.attention, y, layer, config)
+        y = norm(stack.mlp_norm, x, layer)
+        if stack is model.layers:
+            x = x + deepseek_experts(stack.mlp, y, layer, config)
+        else:
+            x = x + dense(stack.mlp, y, layer)
+    return norm(model.norm, x) @ array(model.unembedding.kernel)

@@ -19,6 +19,8 @@ from neurenix.models.resnet import ResNet as ResNet
 from neurenix.models.resnet import ResNetConfig as ResNetConfig
 from neurenix.models.rope import LinearScaling as LinearScaling
 from neurenix.models.rope import RopeScaling as RopeScaling
+from neurenix.models.rope import YarnScaling as YarnScaling
+from neurenix.models.stack import Latent as Latent
 from neurenix.models.stack import StackConfig as StackConfig
 from neurenix.models.vision import VisionConfig as VisionConfig
 from neurenix.models.vision import VisionTransformer as VisionTransformer

@@ -12,7 +12,8 @@ from neurenix._core.errors import unknown_name
 from neurenix.models.decoder import Decoder, DecoderConfig
 from neurenix.models.encoder import Encoder, EncoderConfig
 from neurenix.models.resnet import ResNet, ResNetConfig
-from neurenix.models.rope import LinearScaling, RopeScaling
+from neurenix.models.rope import LinearScaling, RopeScaling, YarnScaling
+from neurenix.models.stack import Latent
 from neurenix.models.vision import VisionConfig, VisionTransformer
 
 
@@ -27,6 +28,16 @@ def _gemma_3(
     name: str, layers: int, embed: int, heads: int, mlp: int, **more: Any
 ) -> DecoderConfig:
     return _llama(name, layers, embed, heads, mlp, **{**_GEMMA_3, **more})
+
+
+def _gpt_oss(name: str, layers: int, experts: int) -> DecoderConfig:
+    """GPT-OSS: OpenAI 2025, model card, table 1, and the published config.json."""
+    return DecoderConfig(
+        name=name, num_layers=layers, embed_dim=2880, num_heads=64, num_kv_heads=8, head_dim=64,
+        mlp_dim=2880, mlp="clamped", bias=True, sinks=True, window=128, global_every=2,
+        num_experts=experts, experts_per_token=4, vocab_size=201088, max_length=131072,
+        rope_theta=150000.0, rope_scaling=YarnScaling(truncate=False),
+    )  # fmt: skip
 
 
 # Grattafiori et al. 2024, table 3, and the published config.json of each size.
@@ -76,6 +87,16 @@ _DECODERS = (
     _gemma_3("gemma3-12b", 48, 3840, 16, 15360, num_kv_heads=8),
     _gemma_3("gemma3-27b", 62, 5376, 32, 21504, num_kv_heads=16, head_dim=128,
              query_pre_attn_scalar=168),
+    _gpt_oss("gpt-oss-20b", 24, 32),
+    _gpt_oss("gpt-oss-120b", 36, 128),
+    # DeepSeek-AI 2024, DeepSeek-V3, section 4.2, without its part that predicts a second token.
+    _llama(
+        "deepseek3-671b", 61, 7168, 128, 2048, latent=Latent(), vocab_size=129280,
+        max_length=163840, norm_eps=1e-6, num_experts=256, experts_per_token=8,
+        num_shared_experts=1, num_dense_layers=3, dense_mlp_dim=18432, router="sigmoid",
+        expert_groups=8, groups_per_token=4, routed_scaling=2.5,
+        rope_scaling=YarnScaling(factor=40.0),
+    ),
     # Jiang et al. 2023 and 2024.
     _llama("mistral-7b", 32, 4096, 32, 14336, num_kv_heads=8, max_length=32768, window=4096),
     _llama("mixtral-8x7b", 32, 4096, 32, 14336, max_length=32768, **_MOE),

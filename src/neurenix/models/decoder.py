@@ -67,6 +67,11 @@ class DecoderConfig(StackConfig):
         if self.positions == "rope" and self.head_dim % 2:
             raise ArgumentError(f"{self.name}: rope needs an even head_dim; got {self.head_dim}.")
 
+    @property
+    def query_factor(self) -> float:
+        """What queries are multiplied by, besides 1 / √D of attention itself."""
+        return super().query_factor * getattr(self.rope_scaling, "score_factor", 1.0)
+
 
 class Decoder(Model):
     """A causal language model: token ids (N, T) integers → logits (N, T, V).
@@ -100,7 +105,13 @@ class Decoder(Model):
             if config.positions == "learned"
             else nnx.data(None)
         )
-        self.layers = Stack(config, causal=True, rngs=rngs)
+        dense = config.num_dense_layers
+        self.dense_layers = (
+            Stack(_without_experts(config), dense, causal=True, rngs=rngs)
+            if dense
+            else nnx.data(None)
+        )
+        self.layers = Stack(config, config.num_layers - dense, causal=True, rngs=rngs)
         self.norm = Norm(config)
         self.unembedding = (
             nnx.data(None)
@@ -125,7 +136,10 @@ class Decoder(Model):
         if self.positions is not None:
             x = x + self.positions[...][:length].astype(dtype)
         x = constrain(x, BATCH, SEQUENCE, None)
-        return self.norm(self.layers(x, *self._turns(length)))
+        turns = self._turns(length)
+        if self.dense_layers is not None:
+            x = self.dense_layers(x, *turns)
+        return self.norm(self.layers(x, *turns))
 
     def kernel(self) -> jax.Array:
         """Return the unembedding, (E, V), in the dtype of the computation."""
@@ -136,7 +150,8 @@ class Decoder(Model):
 
     def _turns(self, length: int) -> tuple[jax.Array | None, jax.Array | None]:
         """Return the angles of positions, and those of layers with a window if they differ."""
-        config, size = self.config, self.config.head_dim
+        config = self.config
+        size = config.latent.qk_rope_head_dim if config.latent else config.head_dim
         if config.positions != "rope":
             return None, None
         turns = angles(length, size, config.rope_theta, config.rope_scaling)
@@ -152,6 +167,12 @@ class Decoder(Model):
             (r"^positions$", (None, "fsdp")),
             (r"^unembedding\.kernel$", ("fsdp", "tensor")),
         )
+
+
+def _without_experts(config: DecoderConfig) -> DecoderConfig:
+    return config.replace(
+        num_experts=0, expert_groups=1, groups_per_token=1, mlp_dim=config.dense_mlp_dim
+    )
 
 
 def check_tokens(tokens: Any, config: Any) -> None:

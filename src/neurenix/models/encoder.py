@@ -74,7 +74,7 @@ class Encoder(Model):
         self.positions = normal(rngs, (config.max_length, embed), deviation)
         self.segments = normal(rngs, (config.num_segments, embed), deviation)
         self.embedding_norm = Norm(config)
-        self.layers = Stack(config, causal=False, rngs=rngs)
+        self.layers = Stack(config, config.num_layers, causal=False, rngs=rngs)
         self.transform = Projection(embed, embed, bias=config.bias, rngs=rngs)
         self.transform_norm = Norm(config)
         self.unembedding_bias = nnx.Param(jnp.zeros(config.vocab_size))

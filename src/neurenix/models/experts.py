@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import math
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -16,40 +17,76 @@ from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import PartitionSpec
 
 from neurenix._nnx import nnx
-from neurenix.models.layers import BATCH, MLP, Projection, activate, normal, residual_scale
+from neurenix.models.layers import (
+    BATCH,
+    MLP,
+    Projection,
+    activate,
+    gated,
+    normal,
+    residual_scale,
+)
 from neurenix.models.stack import StackConfig
 
 
 class ExpertKernels(nnx.Module):
-    """The matrices of all experts: ``up`` and ``gate`` (X, E, F), ``down`` (X, F, E)."""
+    """The matrices of all experts: ``up`` and ``gate`` (X, E, F), ``down`` (X, F, E); biases."""
 
     def __init__(
         self, config: StackConfig, width: int, *, lead: tuple[int, ...], rngs: nnx.Rngs
     ) -> None:
         embed, lead = config.embed_dim, (*lead, config.num_experts)
-        inner, gated = (*lead, embed, width), config.mlp == "gated"
+        inner, gated = (*lead, embed, width), config.mlp != "plain"
         self.up = normal(rngs, inner, 1 / math.sqrt(embed))
         self.gate = normal(rngs, inner, 1 / math.sqrt(embed)) if gated else nnx.data(None)
         self.down = normal(rngs, (*lead, width, embed), residual_scale(config) / math.sqrt(width))
+
+        def bias(size: int, wanted: bool) -> Any:
+            return nnx.Param(jnp.zeros((*lead, size))) if wanted else nnx.data(None)
+
+        self.up_bias = bias(width, config.bias)
+        self.gate_bias = bias(width, config.bias and gated)
+        self.down_bias = bias(embed, config.bias)
+
+    def cast(self, dtype: Any) -> dict[str, jax.Array]:
+        """Return those that there are, by name."""
+        names = ("up", "gate", "down", "up_bias", "gate_bias", "down_bias")
+        found = {name: getattr(self, name) for name in names}
+        return {name: p[...].astype(dtype) for name, p in found.items() if p is not None}
 
 
 class Experts(nnx.Module):
     """Router, experts and shared experts: (N, T, E) → (N, T, E).
 
-    The router's softmax over all experts is in float32; the weights of the chosen ones are
-    divided by their sum, as in Mixtral (Jiang et al. 2024).
+    The router computes in float32. ``"softmax"``: over all experts; the weights of the chosen ones
+    are divided by their sum, as in Mixtral (Jiang et al. 2024), which is the softmax over the
+    chosen ones of GPT-OSS. ``"sigmoid"``: of each score; chosen are the greatest with a bias for
+    each expert added, in the groups whose two greatest add up to most, and the weights are those
+    without the bias, divided by their sum (DeepSeek-AI 2024, DeepSeek-V3, section 2.1.2).
 
     The gradient is that of the loss plus ``config.balance`` times ``imbalance``, in any training
     loop; the loss itself is shown without it. It takes the gradient to be that of the loss as it
     is: a loss that is multiplied before it is differentiated leaves the second part as it was.
+    With ``"sigmoid"`` the bias alone is moved to balance: its gradient is ``config.balance`` times
+    what fell on an expert beyond its share, so that the optimizer lowers it for busy ones, where
+    DeepSeek subtracts a constant.
     """
 
     def __init__(
         self, config: StackConfig, width: int, *, lead: tuple[int, ...], rngs: nnx.Rngs
     ) -> None:
-        self.activation, self.count = config.activation, config.experts_per_token
-        self.balance = config.balance
-        self.router = Projection(config.embed_dim, config.num_experts, lead=lead, rngs=rngs)
+        self.activation, self.kind = config.activation, config.mlp
+        self.count, self.balance = config.experts_per_token, config.balance
+        self.groups, self.groups_taken = config.expert_groups, config.groups_per_token
+        self.scaling = config.routed_scaling
+        self.router = Projection(
+            config.embed_dim, config.num_experts, lead=lead, bias=config.bias, rngs=rngs
+        )
+        self.choice_bias = (
+            nnx.Param(jnp.zeros((*lead, config.num_experts)))
+            if config.router == "sigmoid"
+            else nnx.data(None)
+        )
         self.experts = ExpertKernels(config, width, lead=lead, rngs=rngs)
         shared = config.num_shared_experts * width
         self.shared = MLP(config, shared, lead=lead, rngs=rngs) if shared else nnx.data(None)
@@ -57,25 +94,48 @@ class Experts(nnx.Module):
     def __call__(self, x: jax.Array) -> jax.Array:
         """Return what the chosen experts add to ``x``."""
         weights, chosen = self.route(x)
-        kernels = [
-            None if kernel is None else kernel[...].astype(x.dtype)
-            for kernel in (self.experts.up, self.experts.gate, self.experts.down)
-        ]
+        weights, kernels = weights.astype(x.dtype), self.experts.cast(x.dtype)
+        last = kernels.pop("down_bias", None)
+        combine = functools.partial(gated, self.kind, self.activation)
         y = _on_each_share(
-            functools.partial(_chosen_experts, activation=self.activation),
-            x, weights.astype(x.dtype), chosen, kernels,
+            functools.partial(_chosen_experts, activation=self.activation, combine=combine),
+            x, weights, chosen, kernels,
         )  # fmt: skip
-        y = checkpoint_name(y, "mlp_down")
+        if last is not None:
+            of_all = jax.nn.one_hot(chosen, len(last), dtype=x.dtype)
+            y = y + jnp.einsum("ntk,ntkx->ntx", weights, of_all) @ last
         return y if self.shared is None else y + self.shared(x)
 
     def route(self, x: jax.Array) -> tuple[jax.Array, jax.Array]:
         """Return weights (float32) and numbers (int32) of each position's experts, (N, T, k)."""
-        share = jax.nn.softmax(self.router(x.astype(jnp.float32)), axis=-1)
+        scores = self.router(x.astype(jnp.float32))
+        if self.choice_bias is not None:
+            return self._by_sigmoid(jax.nn.sigmoid(scores), self.choice_bias[...])
+        share = jax.nn.softmax(scores, axis=-1)
         weights, chosen = jax.lax.top_k(share, self.count)
-        weights = weights / jnp.sum(weights, axis=-1, keepdims=True)
         if self.balance:
             weights = _also_minimised(weights, self.balance * imbalance(share, chosen))
-        return weights, chosen
+        return self._scaled(weights), chosen
+
+    def _by_sigmoid(self, share: jax.Array, bias: jax.Array) -> tuple[jax.Array, jax.Array]:
+        _, chosen = jax.lax.top_k(self._in_best_groups(share + bias), self.count)
+        weights = jnp.take_along_axis(share, chosen, axis=-1)
+        if self.balance:
+            beyond = fell_on(chosen, len(bias)) - 1 / len(bias)
+            weights = _also_minimised(weights, self.balance * jnp.sum(bias * beyond))
+        return self._scaled(weights), chosen
+
+    def _in_best_groups(self, share: jax.Array) -> jax.Array:
+        if self.groups == 1:
+            return share
+        grouped = share.reshape(*share.shape[:-1], self.groups, -1)
+        best = jnp.sum(jax.lax.top_k(grouped, min(2, grouped.shape[-1]))[0], axis=-1)
+        _, taken = jax.lax.top_k(best, self.groups_taken)
+        inside = jnp.any(jax.nn.one_hot(taken, self.groups, dtype=jnp.bool_), axis=-2)
+        return jnp.where(inside[..., None], grouped, -jnp.inf).reshape(share.shape)
+
+    def _scaled(self, weights: jax.Array) -> jax.Array:
+        return self.scaling * weights / jnp.sum(weights, axis=-1, keepdims=True)
 
 
 def imbalance(share: jax.Array, chosen: jax.Array) -> jax.Array:
@@ -89,8 +149,12 @@ def imbalance(share: jax.Array, chosen: jax.Array) -> jax.Array:
         chosen: numbers of the experts that were chosen, (N, T, k) integers.
     """
     count = share.shape[-1]
-    fell_on = jnp.mean(jax.nn.one_hot(chosen, count), axis=(0, 1, 2))
-    return count * jnp.sum(fell_on * jnp.mean(share, axis=(0, 1)))
+    return count * jnp.sum(fell_on(chosen, count) * jnp.mean(share, axis=(0, 1)))
+
+
+def fell_on(chosen: jax.Array, count: int) -> jax.Array:
+    """Return the part of the choices (N, T, k) that fell on each of ``count`` experts."""
+    return jnp.mean(jax.nn.one_hot(chosen, count), axis=(0, 1, 2))
 
 
 @jax.custom_vjp
@@ -112,20 +176,27 @@ def _also_minimised_backward(_: None, gradient: jax.Array) -> tuple[jax.Array, j
 _also_minimised.defvjp(_also_minimised_forward, _also_minimised_backward)
 
 
-def _chosen_experts(x, weights, chosen, kernels, *, activation: str) -> jax.Array:
+def _chosen_experts(x, weights, chosen, kernels, *, activation: str, combine) -> jax.Array:
     """Return the weighted sum of what the chosen experts make of (N, T, E)."""
-    up, gate, down = kernels
     rows, count = x.reshape(-1, x.shape[-1]), chosen.shape[-1]
+    experts = kernels["up"].shape[0]
     order = jnp.argsort(chosen.reshape(-1), stable=True)
-    sizes = jnp.bincount(chosen.reshape(-1), length=up.shape[0]).astype(jnp.int32)
+    sizes = jnp.bincount(chosen.reshape(-1), length=experts).astype(jnp.int32)
     sorted_rows = rows[order // count]
-    wide = checkpoint_name(jax.lax.ragged_dot(sorted_rows, up, sizes), "mlp_up")
-    if gate is None:
-        wide = activate(activation, wide)
+
+    def product(name: str) -> jax.Array:
+        y = jax.lax.ragged_dot(sorted_rows, kernels[name], sizes)
+        if f"{name}_bias" in kernels:  # a product, whose gradient is one, and no gather
+            of_rows = jax.nn.one_hot(chosen.reshape(-1)[order], experts, dtype=x.dtype)
+            y = y + of_rows @ kernels[f"{name}_bias"]
+        return checkpoint_name(y, f"mlp_{name}")
+
+    wide = product("up")
+    if "gate" in kernels:
+        wide = combine(product("gate"), wide)
     else:
-        gates = checkpoint_name(jax.lax.ragged_dot(sorted_rows, gate, sizes), "mlp_gate")
-        wide = activate(activation, gates) * wide
-    out = jax.lax.ragged_dot(wide, down, sizes)
+        wide = activate(activation, wide)
+    out = checkpoint_name(jax.lax.ragged_dot(wide, kernels["down"], sizes), "mlp_down")
     back = jnp.argsort(order)
     out = out[back].reshape(*chosen.shape, -1)
     return jnp.einsum("ntk,ntke->nte", weights, out)
@@ -141,11 +212,12 @@ def _on_each_share(function, x, weights, chosen, kernels) -> jax.Array:
     parts = math.prod(mesh.shape[name] for name in axes)
     if mesh.empty or mesh.manual_axes or not axes or x.shape[0] % parts:
         return function(x, weights, chosen, kernels)
-    hidden = kernels[0].shape[-1]
+    hidden = kernels["up"].shape[-1]
     tensor = mesh.shape.get("tensor", 1)
     split = "tensor" if tensor > 1 and hidden % tensor == 0 else None
     batch, inner = PartitionSpec(axes), PartitionSpec(None, None, split)
-    specs = [inner, None if kernels[1] is None else inner, PartitionSpec(None, split, None)]
+    of_all = {"up": inner, "gate": inner, "down": PartitionSpec(None, split, None)}
+    specs = {name: of_all.get(name, PartitionSpec(None, split)) for name in kernels}
 
     def share(*arguments):
         y = function(*arguments)

@@ -28,6 +28,7 @@ BATCH = ("data", "fsdp")  # the mesh axes that divide a batch
 # the backward pass and turns each sum over that axis into a scatter of it and a gather.
 SEQUENCE = "tensor"
 
+_SWIGLU_LIMIT, _SWIGLU_ALPHA = 7.0, 1.702
 _ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
     "silu": jax.nn.silu,
     "gelu": lambda x: jax.nn.gelu(x, approximate=False),
@@ -39,6 +40,20 @@ _ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
 def activate(name: str, x: jax.Array) -> jax.Array:
     """Return the activation ``name`` of ``x``."""
     return _ACTIVATIONS[name](x)
+
+
+def gated(mlp: str, activation: str, gate: jax.Array, up: jax.Array) -> jax.Array:
+    """Return what the two first products of an MLP make together.
+
+    ``"clamped"`` is the SwiGLU of GPT-OSS (its model card, section 2.3, and ``swiglu`` of its
+    published code): both clipped to 7, the gate times a sigmoid of 1.702 of itself, and the other
+    with 1 added.
+    """
+    if mlp != "clamped":
+        return activate(activation, gate) * up
+    gate = jnp.minimum(gate, _SWIGLU_LIMIT)
+    up = jnp.clip(up, -_SWIGLU_LIMIT, _SWIGLU_LIMIT)
+    return gate * jax.nn.sigmoid(_SWIGLU_ALPHA * gate) * (up + 1)
 
 
 def normal(rngs: nnx.Rngs, shape: tuple[int, ...], deviation: float) -> nnx.Param:
@@ -112,6 +127,9 @@ class Attention(nnx.Module):
             Norm(config, config.head_dim, lead=lead) if config.qk_norm else nnx.data(None)
             for _ in range(2)
         )
+        self.sinks = (
+            nnx.Param(jnp.zeros((*lead, config.num_heads))) if config.sinks else nnx.data(None)
+        )
         self.query_factor = config.query_factor
 
     def __call__(self, x: jax.Array, angles: jax.Array | None, window: int = 0) -> jax.Array:
@@ -132,6 +150,7 @@ class Attention(nnx.Module):
             named_heads(self._heads(self.value(x)), "value_proj"),
             causal=self.causal,
             window=window or None,
+            sinks=None if self.sinks is None else self.sinks[...],
             checkpoint_name="context",
         )
         return checkpoint_name(self.out(mixed.reshape(*x.shape[:-1], -1)), "out_proj")
@@ -156,11 +175,11 @@ class MLP(nnx.Module):
         self, config: StackConfig, width: int, *, lead: tuple[int, ...], rngs: nnx.Rngs
     ) -> None:
         embed, bias = config.embed_dim, config.bias
-        self.activation, self.gated = config.activation, config.mlp == "gated"
+        self.activation, self.kind = config.activation, config.mlp
         self.up = Projection(embed, width, lead=lead, bias=bias, rngs=rngs)
         self.gate = (
             Projection(embed, width, lead=lead, bias=bias, rngs=rngs)
-            if self.gated
+            if config.mlp != "plain"
             else nnx.data(None)
         )
         scale = residual_scale(config)
@@ -173,7 +192,7 @@ class MLP(nnx.Module):
             wide = activate(self.activation, wide)
         else:
             gate = checkpoint_name(constrain(self.gate(x), BATCH, None, "tensor"), "mlp_gate")
-            wide = activate(self.activation, gate) * wide
+            wide = gated(self.kind, self.activation, gate, wide)
         return checkpoint_name(self.down(wide), "mlp_down")
 
 

@@ -53,7 +53,44 @@ class RopeScaling:
         return frequency * (keep + (1 - keep) / self.factor)
 
 
-Scaling = LinearScaling | RopeScaling
+@dataclass(frozen=True)
+class YarnScaling:
+    """Slower rotation of the long waves by YaRN (Peng et al. 2023), and sharper attention.
+
+    Attributes:
+        factor: by which waves of fewer than ``slow`` turns in ``original_length`` are slowed.
+        fast: turns from which on a wave stays as it is; between the two, linear in the pair's
+            number.
+        slow: see there.
+        original_length: context that the model was first trained with.
+        truncate: whether the two bounds are whole pairs, outwards.
+    """
+
+    factor: float = 32.0
+    fast: float = 32.0
+    slow: float = 1.0
+    original_length: int = 4096
+    truncate: bool = True
+
+    def slowed(self, frequency: np.ndarray) -> np.ndarray:
+        """Return the frequencies (D/2,), in radians per position, after scaling."""
+        count = len(frequency)
+        octave = math.log(frequency[0] / frequency[-1]) / max(1, count - 1)
+        turns = self.original_length * frequency[0] / (2 * math.pi)
+        first, last = (math.log(turns / bound) / octave for bound in (self.fast, self.slow))
+        if self.truncate:
+            first, last = math.floor(first), math.ceil(last)
+        first, last = max(first, 0), min(last, 2 * count - 1)
+        slow = np.clip((np.arange(count) - first) / max(last - first, 1e-3), 0, 1)
+        return frequency * (1 - slow + slow / self.factor)
+
+    @property
+    def score_factor(self) -> float:
+        """What the scores of attention are multiplied by: (0.1 ln factor + 1)², section 3.4."""
+        return (0.1 * math.log(self.factor) + 1) ** 2
+
+
+Scaling = LinearScaling | RopeScaling | YarnScaling
 
 
 def angles(length: int, head_dim: int, theta: float, scaling: Scaling | None) -> jax.Array:

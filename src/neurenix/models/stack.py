@@ -40,6 +40,30 @@ class Replaceable:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Latent:
+    """Sizes of multi-head latent attention (DeepSeek-AI 2024, section 2.1), as ``latent`` has it.
+
+    Attributes:
+        q_lora_rank: of what queries are made from.
+        kv_lora_rank: of what keys and values are made from.
+        qk_nope_head_dim: the part of a head's queries and keys that is not rotated.
+        qk_rope_head_dim: the part that is; all heads have one key of it.
+        v_head_dim: of a head's values.
+    """
+
+    q_lora_rank: int = 1536
+    kv_lora_rank: int = 512
+    qk_nope_head_dim: int = 128
+    qk_rope_head_dim: int = 64
+    v_head_dim: int = 128
+
+    @property
+    def head_dim(self) -> int:
+        """D, the size of a head's queries and keys."""
+        return self.qk_nope_head_dim + self.qk_rope_head_dim
+
+
+@dataclass(frozen=True, kw_only=True)
 class StackConfig(Replaceable):
     """Options of a stack of transformer layers.
 
@@ -51,7 +75,8 @@ class StackConfig(Replaceable):
         num_kv_heads: K, which divides H; H by default.
         head_dim: D; E / H by default.
         mlp_dim: F, of one expert when there are several.
-        mlp: ``"gated"`` (three matrices: activation(gate) times up, then down) or ``"plain"``.
+        mlp: ``"gated"`` (three matrices: activation(gate) times up, then down), ``"plain"``, or
+            ``"clamped"``, GPT-OSS's gated one (``layers.gated``), whose activation is its own.
         activation: ``"silu"``, ``"gelu"``, ``"gelu_tanh"`` or ``"relu"``.
         norm: ``"rms"`` or ``"layer"``.
         norm_eps: added to the mean square or variance.
@@ -61,12 +86,21 @@ class StackConfig(Replaceable):
         query_pre_attn_scalar: by whose root the scores are divided; D by default.
         window: keys that a position sees, its own the last; 0 for all.
         global_every: of so many layers the last sees all keys, whatever the window; 0 for none.
-        bias: whether the projections have biases.
+        sinks: whether each head can look at nothing, see ``nn.dot_product_attention``.
+        latent: sizes of multi-head latent attention, or None for the ordinary one.
+        bias: whether the projections, router and experts have biases.
         num_experts: X; 0 for a dense MLP.
         experts_per_token: experts that each position takes.
         num_shared_experts: experts of the same size that every position takes besides.
-        balance: weight of the loss that keeps the experts evenly used; 0.01 as in Switch
-            Transformers (Fedus et al. 2021), 0 for none.
+        num_dense_layers: first layers of a decoder that have an MLP in place of experts.
+        dense_mlp_dim: F of these.
+        router: how a position weighs its experts, ``"softmax"`` or ``"sigmoid"``; see ``experts``.
+        expert_groups: groups of which a position takes only the ``groups_per_token`` best, with
+            ``"sigmoid"``.
+        groups_per_token: see there.
+        routed_scaling: what the weights of a position's experts add up to.
+        balance: weight of what keeps the experts evenly used; 0.01 as in Switch Transformers
+            (Fedus et al. 2021), 0 for none.
         dtype: of the computation; parameters are float32 and cast where they are used.
         remat: ``"none"``, ``"minimal"``, ``"full"`` or a ``Remat``.
         scan_layers: one loop over the layers, compiled once; False writes them out one by one.
@@ -94,10 +128,18 @@ class StackConfig(Replaceable):
     query_pre_attn_scalar: int = 0
     window: int = 0
     global_every: int = 0
+    sinks: bool = False
+    latent: Latent | None = None
     bias: bool = False
     num_experts: int = 0
     experts_per_token: int = 0
     num_shared_experts: int = 0
+    num_dense_layers: int = 0
+    dense_mlp_dim: int = 0
+    router: str = "softmax"
+    expert_groups: int = 1
+    groups_per_token: int = 1
+    routed_scaling: float = 1.0
     balance: float = 0.01
     dtype: str = "bfloat16"
     remat: str | Remat = "none"
@@ -106,6 +148,10 @@ class StackConfig(Replaceable):
     def __post_init__(self) -> None:
         object.__setattr__(self, "num_kv_heads", self.num_kv_heads or self.num_heads)
         positive(self, "num_layers", "embed_dim", "num_heads", "num_kv_heads", "mlp_dim")
+        if self.latent is not None:
+            if self.sinks or self.qk_norm:
+                raise ArgumentError(f"{self.name}: latent attention has no sinks and no qk_norm.")
+            object.__setattr__(self, "head_dim", self.latent.head_dim)
         if not self.head_dim:
             if self.embed_dim % self.num_heads:
                 raise ArgumentError(
@@ -120,18 +166,37 @@ class StackConfig(Replaceable):
                 f"num_heads={self.num_heads}."
             )
         at_least(self, 0, "query_pre_attn_scalar", "window", "global_every")
-        one_of(self, "mlp", ("gated", "plain"))
+        one_of(self, "mlp", ("gated", "plain", "clamped"))
         one_of(self, "activation", ACTIVATIONS)
         one_of(self, "norm", ("rms", "layer"))
         one_of(self, "dtype", DTYPES)
+        one_of(self, "router", ("softmax", "sigmoid"))
         check_remat(self.remat)
         if self.num_experts and not 1 <= self.experts_per_token <= self.num_experts:
             raise ArgumentError(
                 f"{self.name}: experts_per_token={self.experts_per_token} must lie in 1 … "
                 f"num_experts={self.num_experts}."
             )
+        self._check_groups()
         if not isinstance(self.balance, (int, float)) or not self.balance >= 0:
             raise ArgumentError(f"{self.name}: balance is a number from 0; got {self.balance!r}.")
+
+    def _check_groups(self) -> None:
+        positive(self, "expert_groups", "groups_per_token")
+        at_least(self, 0, "num_dense_layers")
+        if self.num_experts % self.expert_groups or self.groups_per_token > self.expert_groups:
+            raise ArgumentError(
+                f"{self.name}: expert_groups={self.expert_groups} must divide num_experts="
+                f"{self.num_experts}, and groups_per_token={self.groups_per_token} be among them."
+            )
+        if not self.num_dense_layers:
+            return
+        positive(self, "dense_mlp_dim")
+        if self.num_dense_layers >= self.num_layers or self.global_every:
+            raise ArgumentError(
+                f"{self.name}: num_dense_layers={self.num_dense_layers} must leave some of "
+                f"num_layers={self.num_layers}, and there can be no global_every beside it."
+            )
 
     @property
     def compute_dtype(self) -> Any:

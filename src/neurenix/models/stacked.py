@@ -14,19 +14,23 @@ from jax.ad_checkpoint import checkpoint_name
 from neurenix._nnx import nnx
 from neurenix.distribute.rules import constrain
 from neurenix.models.experts import Experts
+from neurenix.models.latent import LatentAttention
 from neurenix.models.layers import BATCH, MLP, SEQUENCE, Attention, Norm
 from neurenix.models.remat import checkpointed
 from neurenix.models.stack import StackConfig
 
 # Of all transformers here: matrices by FSDP on the residual stream's axis, by tensor parallelism
 # on heads and hidden axes, so that each layer needs two sums over the tensor axis.
-STACK_RULES: tuple[tuple[str, tuple[str | None, ...]], ...] = (
+STACK_RULES: tuple[tuple[str, tuple[str | tuple[str, ...] | None, ...]], ...] = (
+    (r"(query|key_value)_down\.kernel$", (None, "fsdp", None)),
     (r"(query|key|value|up|gate)\.kernel$", (None, "fsdp", "tensor")),
     (r"(out|down)\.kernel$", (None, "tensor", "fsdp")),
     (r"(query|key|value|up|gate)\.bias$", (None, "tensor")),
     (r"router\.kernel$", (None, "fsdp", None)),
     (r"experts\.(up|gate)$", (None, "expert", "fsdp", "tensor")),
     (r"experts\.down$", (None, "expert", "tensor", "fsdp")),
+    (r"experts\.(up|gate)_bias$", (None, "expert", ("fsdp", "tensor"))),
+    (r"experts\.down_bias$", (None, "expert", "fsdp")),
 )
 
 
@@ -38,7 +42,8 @@ class Layer(nnx.Module):
     ) -> None:
         self.norm_first = config.norm_first
         self.attention_norm = Norm(config, lead=lead)
-        self.attention = Attention(config, causal=causal, lead=lead, rngs=rngs)
+        attend = LatentAttention if config.latent else Attention
+        self.attention = attend(config, causal=causal, lead=lead, rngs=rngs)
         self.mlp_norm = Norm(config, lead=lead)
         make = Experts if config.num_experts else MLP
         self.mlp = make(config, config.mlp_dim, lead=lead, rngs=rngs)
@@ -58,15 +63,15 @@ class Layer(nnx.Module):
 
 
 class Stack(Layer):
-    """L layers: (N, T, E) → (N, T, E). Each parameter is that of all layers, (L, …).
+    """``count`` layers: (N, T, E) → (N, T, E). Each parameter is that of all of them.
 
     Layers of several windows go through the loop a pattern at a time, so that the window of each
-    is known when the program is compiled; the rest of L over the pattern follows after it.
+    is known when the program is compiled; what is left of the last pattern follows after it.
     """
 
-    def __init__(self, config: StackConfig, *, causal: bool, rngs: nnx.Rngs) -> None:
-        super().__init__(config, causal=causal, lead=(config.num_layers,), rngs=rngs)
-        self.config = config
+    def __init__(self, config: StackConfig, count: int, *, causal: bool, rngs: nnx.Rngs) -> None:
+        super().__init__(config, causal=causal, lead=(count,), rngs=rngs)
+        self.config, self.count = config, count
 
     def __call__(
         self,
@@ -94,7 +99,7 @@ class Stack(Layer):
             return checkpointed(layer, config.remat, in_scan=config.scan_layers)
 
         layers = [layer_of(window) for window in config.windows]
-        groups, rest = divmod(config.num_layers, len(layers))
+        groups, rest = divmod(self.count, len(layers))
 
         def pattern(x: jax.Array, parameters: nnx.State) -> tuple[jax.Array, None]:
             for place, layer in enumerate(layers):
@@ -105,7 +110,7 @@ class Stack(Layer):
         unroll = 1 if config.scan_layers else max(1, groups)
         x, _ = jax.lax.scan(pattern, x, whole, unroll=unroll)
         for place in range(rest):
-            x = layers[place](x, _part(parameters, config.num_layers - rest + place))
+            x = layers[place](x, _part(parameters, self.count - rest + place))
         return constrain(x, BATCH, SEQUENCE, None)
 
 

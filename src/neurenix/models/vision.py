@@ -78,7 +78,7 @@ class VisionTransformer(Model):
         self.patch = Projection(pixels, embed, bias=True, rngs=rngs)
         self.class_token = nnx.Param(jnp.zeros((1, embed)))
         self.positions = normal(rngs, (patches + 1, embed), _POSITION_DEVIATION)
-        self.layers = Stack(config, causal=False, rngs=rngs)
+        self.layers = Stack(config, config.num_layers, causal=False, rngs=rngs)
         self.norm = Norm(config)
         self.head = Projection(embed, config.num_classes, bias=True, rngs=rngs)
 

@@ -11,7 +11,7 @@ its shapes, and the platform takes its own.
 platform   implementation                             when
 =========  =========================================  ==============================================
 TPU        Pallas splash attention (ships with JAX)   no ``mask``; T and S multiples of 128; head
-                                                      size up to 128 or a multiple of it; the trace
+                                                      sizes up to 128 or multiples of 64; the trace
                                                       knows its mesh (``jax.set_mesh``), because a
                                                       kernel is not split over devices by itself;
                                                       on v2 and v3 float32 only
@@ -90,7 +90,7 @@ def dot_product_attention(
     mask = None if mask is None else four_axes(mask, query, key)
     arrays = (query, key, value) if sinks is None else (query, key, value, sinks)
     kind = _known_kind()
-    fits_tpu = mask is None and splash.fits(query, key, kind or "")
+    fits_tpu = mask is None and splash.fits(query, key, value, kind or "")
     options: dict[str, Any] = {"causal": causal, "window": window}
     kernel = functools.partial(splash.attention, **options, checkpoint_name=checkpoint_name)
     if fits_tpu and kind is not None and kind.startswith("TPU"):

@@ -26,24 +26,25 @@ _HEADS_AXIS = "tensor"
 _WITHOUT_BFLOAT16 = ("TPU v2", "TPU v3")
 
 
-def fits(query: jax.Array, key: jax.Array, kind: str = "") -> bool:
+def fits(query: jax.Array, key: jax.Array, value: jax.Array, kind: str = "") -> bool:
     """Tell whether the kernel takes these shapes on the mesh that the trace knows.
 
     Args:
         query: (N, T, H, D).
         key: (N, S, K, D).
+        value: (N, S, K, C).
         kind: of the devices, where known.
     """
     if kind in _WITHOUT_BFLOAT16 and query.dtype != jnp.float32:
         return False
-    mesh, size = jax.sharding.get_abstract_mesh(), query.shape[3]
+    mesh = jax.sharding.get_abstract_mesh()
     if mesh.empty or (mesh.manual_axes and set(mesh.manual_axes) != set(mesh.axis_names)):
         return False
     batch, heads = _axes(mesh, query, key)
     parts = math.prod(mesh.shape[name] for name in (*batch, *heads))
     return (
         all(length % _LANES == 0 for length in (query.shape[1], key.shape[1]))
-        and (size <= _LANES or size % _LANES == 0)
+        and all(x.shape[3] <= _LANES or x.shape[3] % (_LANES // 2) == 0 for x in (query, value))
         and (bool(mesh.manual_axes) or parts == mesh.size)
         and query.dtype in (jnp.bfloat16, jnp.float32)
     )

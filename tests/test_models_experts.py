@@ -1,0 +1,128 @@
+"""GPT-OSS and DeepSeek 3: their numbers, what their routers learn, and that they train."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import model_reference as ref
+import neurenix as nx
+from neurenix import models
+from neurenix._core.errors import ArgumentError
+from neurenix._nnx import nnx
+from neurenix.models import rope
+from neurenix.models.experts import Experts
+
+pytestmark = pytest.mark.cpu8
+
+RNG = np.random.default_rng(0)
+LOSS = nx.losses.SparseCategoricalCrossentropy(from_logits=True)
+SIZES: dict[str, Any] = {"embed_dim": 32, "num_heads": 4, "vocab_size": 64, "max_length": 64,
+                         "dtype": "float32"}  # fmt: skip
+SMALL: dict[str, dict[str, Any]] = {
+    "gpt-oss-20b": {
+        **SIZES, "num_layers": 3, "num_kv_heads": 2, "head_dim": 8, "mlp_dim": 24, "window": 4,
+        "num_experts": 6, "experts_per_token": 2,
+        "rope_scaling": models.YarnScaling(8.0, original_length=4096, truncate=False),
+    },
+    "deepseek3-671b": {
+        **SIZES, "num_layers": 4, "mlp_dim": 16, "dense_mlp_dim": 40, "num_dense_layers": 2,
+        "num_experts": 8, "experts_per_token": 3, "expert_groups": 4, "groups_per_token": 2,
+        "latent": models.Latent(q_lora_rank=20, kv_lora_rank=12, qk_nope_head_dim=16,
+                                qk_rope_head_dim=8, v_head_dim=10),
+        "rope_scaling": models.YarnScaling(40.0, original_length=4096),
+    },
+}  # fmt: skip
+REFERENCES = {"gpt-oss-20b": ref.gpt_oss, "deepseek3-671b": ref.deepseek_3}
+
+
+def moved(model: models.Decoder) -> models.Decoder:
+    """The model with parameters that all matter: biases and sinks that are not 0."""
+    state = nnx.state(model, nnx.Param)
+    nnx.update(
+        model, jax.tree.map(lambda p: p + RNG.normal(0, 0.3, p.shape).astype(np.float32), state)
+    )
+    return model
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_a_decoder_gives_what_numpy_gives(name: str) -> None:
+    model = moved(models.build(name, **SMALL[name]))
+    ids = jnp.asarray(RNG.integers(0, 64, (1, 14)), jnp.int32)
+    wanted = REFERENCES[name](model, np.asarray(ids[0]))
+    np.testing.assert_allclose(model(ids)[0], wanted, rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_recomputation_changes_no_gradient(name: str) -> None:
+    plain = moved(models.build(name, **SMALL[name]))
+    ids = jnp.asarray(RNG.integers(0, 64, (2, 12)), jnp.int32)
+
+    def gradients(model: models.Decoder) -> Any:
+        return nnx.grad(lambda model: LOSS(ids, model(ids)))(model)
+
+    wanted = jax.tree.leaves(gradients(plain))
+    remat = models.Remat(save=("decoder_layer_input", "mlp_down"))
+    model = models.build(name, **SMALL[name], remat=remat)
+    nnx.update(model, nnx.state(plain))
+    for one, other in zip(jax.tree.leaves(gradients(model)), wanted, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-3, atol=1e-5)
+
+
+@pytest.mark.parametrize("truncate", [False, True])
+def test_yarn_slows_the_waves_of_few_turns(truncate: bool) -> None:
+    scaling = models.YarnScaling(32.0, original_length=4096, truncate=truncate)
+    found = rope.angles(2, 64, 150000.0, scaling)[1]
+    np.testing.assert_allclose(found, ref.yarn(64, 150000.0, scaling), rtol=1e-5)
+
+
+STRATEGIES = {
+    "one CPU": lambda: nx.distribute.OneDeviceStrategy("cpu"),
+    "fsdp and tensor": lambda: nx.distribute.TPUStrategy(mesh={"fsdp": 4, "tensor": 2}),
+}
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_it_trains_alike_with_fit_on_one_device_and_on_eight(name: str) -> None:
+    rows = (np.arange(17)[None] + np.arange(64)[:, None]) % 8
+    x, y = rows[:, :-1].astype(np.int32), rows[:, 1:].astype(np.int32)
+    losses = []
+    for strategy in STRATEGIES.values():
+        with strategy().scope():
+            nx.seed(0)
+            model = models.build(name, **SMALL[name], remat="full")
+            model.compile(optimizer=nx.optim.Adam(1e-2), loss=LOSS, metrics=["accuracy"])
+            history = model.fit(x, y, epochs=6, batch_size=32, shuffle=False, verbose=0)
+        losses.append(history["loss"])
+        assert history["accuracy"][-1] > 0.9
+    np.testing.assert_allclose(losses[1][0], losses[0][0], rtol=1e-3)
+
+
+def test_only_the_bias_of_the_choice_balances_experts_by_sigmoid() -> None:
+    config = models.get("deepseek3-671b").replace(**SMALL["deepseek3-671b"])
+    x = jnp.asarray(RNG.normal(size=(2, 16, 32)), jnp.float32)
+
+    def gradient(balance: float) -> Any:
+        layer = Experts(config.replace(balance=balance), 16, lead=(), rngs=nnx.Rngs(1))
+        return layer, nnx.grad(lambda layer: jnp.sum(layer(x) ** 2))(layer)
+
+    (layer, with_it), (_, without) = gradient(0.5), gradient(0.0)
+    chosen = np.asarray(layer.route(x)[1]).reshape(-1)
+    fell_on = np.bincount(chosen, minlength=8) / chosen.size
+    np.testing.assert_allclose(with_it.choice_bias[...], 0.5 * (fell_on - 1 / 8), atol=1e-6)
+    np.testing.assert_array_equal(without.choice_bias[...], 0)
+    np.testing.assert_array_equal(with_it.router.kernel[...], without.router.kernel[...])
+
+
+def test_sizes_that_cannot_be_are_refused() -> None:
+    deepseek = models.get("deepseek3-671b")
+    with pytest.raises(ArgumentError, match="expert_groups=7 must divide"):
+        deepseek.replace(expert_groups=7)
+    with pytest.raises(ArgumentError, match="must leave some of num_layers=61"):
+        deepseek.replace(num_dense_layers=61)
+    with pytest.raises(ArgumentError, match="no sinks and no qk_norm"):
+        deepseek.replace(sinks=True)
