@@ -15,6 +15,7 @@ import neurenix as nx
 from neurenix import nn, optim
 from neurenix._core.errors import ArgumentError, ArgumentTypeError, ShapeError, UnknownNameError
 from neurenix.optim import schedules
+from neurenix.train import load_weights, save_weights
 
 RNG = np.random.default_rng(0)
 START = RNG.normal(size=(3, 4))
@@ -371,3 +372,56 @@ def test_an_optimizer_that_was_made_before_freezing_says_so() -> None:
     gradients = nx.grad(lambda model: jnp.sum(model(jnp.ones((2, 4)))))(model)
     with pytest.raises(nx.ShapeError, match=r"layers.0.*is not trained.*after freezing"):
         optimizer.update(model, gradients)
+
+
+def test_the_rate_that_was_set_is_a_factor_on_a_schedule_and_is_saved(tmp_path):
+    model = nn.Sequential(nn.Linear(4, 1))
+    spec = optim.SGD(schedules.PiecewiseConstant((1,), (0.5, 0.1)))
+    optimizer = nx.Optimizer(model, spec)
+    optimizer.learning_rate = 0.25
+    optimizer.update(model, gradients_of(model))
+    assert optimizer.learning_rate == pytest.approx(0.05)
+    save_weights(optimizer, tmp_path / "optimizer")
+    again = nx.Optimizer(model, spec)
+    load_weights(again, tmp_path / "optimizer")
+    assert (again.step, again.learning_rate) == (1, pytest.approx(0.05))
+
+
+def test_the_rate_can_be_set_inside_of_a_compiled_function():
+    @nx.jit
+    def halve(optimizer):
+        optimizer.learning_rate = optimizer.learning_rate / 2
+
+    optimizer = nx.Optimizer(nn.Linear(4, 1), optim.SGD(0.5))
+    halve(optimizer)
+    halve(optimizer)
+    assert optimizer.learning_rate == 0.125 and halve.compilations == 1
+
+
+@pytest.mark.parametrize("value", [-1.0, math.inf, math.nan, "fast", None])
+def test_what_is_no_rate_cannot_be_set(value):
+    optimizer = nx.Optimizer(nn.Linear(4, 1), "sgd")
+    with pytest.raises(ArgumentError, match="finite number from 0"):
+        optimizer.learning_rate = value
+    assert optimizer.learning_rate == 1e-2
+
+
+def test_a_rate_that_is_hidden_or_0_is_told():
+    model = nn.Linear(4, 1)
+    with pytest.raises(ArgumentError, match="optax transformation"):
+        nx.Optimizer(model, optax.sgd(0.1)).learning_rate = 0.1
+    warming = nx.Optimizer(model, optim.SGD(schedules.LinearWarmup(0.1, 4)))
+    with pytest.raises(ArgumentError, match="own is 0.0 at step 0"):
+        warming.learning_rate = 0.1
+    warming.learning_rate = warming.learning_rate
+    warming.update(model, gradients_of(model))
+    assert warming.learning_rate == pytest.approx(0.025)
+
+
+@pytest.mark.parametrize("name", ["lr", "learning_rates", "momentum"])
+def test_an_attribute_that_would_change_nothing_is_refused(name):
+    optimizer = nx.Optimizer(nn.Linear(4, 1), "sgd")
+    with pytest.raises(AttributeError, match=f"{name}.*optimizer.learning_rate"):
+        setattr(optimizer, name, 0.1)
+    with pytest.raises(AttributeError):
+        getattr(optimizer, name)

@@ -378,3 +378,37 @@ def test_preflight_takes_a_frozen_model() -> None:
     assert [leaf.shape for leaf in jax.tree.leaves(state)] == [
         leaf.shape for leaf in jax.tree.leaves(program.state)
     ]
+
+
+@pytest.mark.parametrize("replicas", [1, 8])
+def test_the_rate_of_an_optimizer_is_set_without_a_compile(replicas: int) -> None:
+    model = nn.Sequential(nn.Linear(6, 1))
+    optimizer = nx.Optimizer(model, nx.optim.SGD(0.1))
+    batch = X[:48]
+    if replicas == 8:
+        batch = next(iter(nx.distribute.TPUStrategy().distribute([batch])))
+
+    def loss(model: Any, x: Any) -> Any:
+        return (model(x) ** 2).mean()
+
+    @nx.jit
+    def step(model: Any, optimizer: Any, x: Any) -> Any:
+        rate = optimizer.learning_rate
+        optimizer.update(model, nx.grad(loss)(model, x))
+        return rate
+
+    def kernel() -> Any:
+        return np.array(model.layers[0].kernel[...])
+
+    assert optimizer.learning_rate == 0.1
+    assert float(step(model, optimizer, batch)) == pytest.approx(0.1)
+    step(model, optimizer, batch)
+    compiled, before = step.compilations, kernel()
+    optimizer.learning_rate = 0.0
+    assert float(step(model, optimizer, batch)) == 0
+    np.testing.assert_array_equal(kernel(), before)
+    optimizer.learning_rate = np.float32(0.25)
+    gradient = np.asarray(nx.grad(loss)(model, X[:48]).layers[0].kernel[...])
+    step(model, optimizer, batch)
+    np.testing.assert_allclose(kernel(), before - 0.25 * gradient, rtol=1e-4, atol=1e-6)
+    assert optimizer.learning_rate == pytest.approx(0.25) and step.compilations == compiled

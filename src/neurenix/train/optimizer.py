@@ -5,7 +5,7 @@ Owns ``nx.Optimizer``. The rules themselves are optax's (``neurenix.optim``).
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
@@ -13,9 +13,12 @@ import optax
 from jax.core import Tracer
 
 from neurenix import optim
-from neurenix._core.errors import ArgumentTypeError, ShapeError
+from neurenix._core.errors import ArgumentTypeError, ShapeError, did_you_mean
 from neurenix._nnx import nnx
 from neurenix.distribute import get_replica_context
+from neurenix.train.learning_rate import OwnRate
+
+_PUBLIC = ("learning_rate", "state", "step", "transformation", "update")
 
 
 class Optimizer(nnx.Pytree):
@@ -33,7 +36,24 @@ class Optimizer(nnx.Pytree):
         >>> optimizer.update(model, gradients)
         >>> optimizer.step
         1
+        >>> optimizer.learning_rate = 0.05
+        >>> optimizer.learning_rate
+        0.05
     """
+
+    if not TYPE_CHECKING:  # a type checker would take any attribute for one that exists
+
+        def __setattr__(self, name: str, value: Any) -> None:
+            if name == "learning_rate":  # a variable's value; NNX would note a new attribute
+                self._set_learning_rate(value)
+                return
+            if type(self) is Optimizer and not name.startswith("_") and name not in _PUBLIC:
+                raise AttributeError(
+                    f"Optimizer has no attribute {name!r}, so setting it would change nothing."
+                    f"{did_you_mean(name, _PUBLIC)} The learning rate is set by "
+                    "optimizer.learning_rate = …; other options are those of nx.optim."
+                )
+            super().__setattr__(name, value)
 
     def __init__(self, model: nnx.Module, optimizer: Any = "adam") -> None:
         if not isinstance(model, nnx.Module):
@@ -42,7 +62,9 @@ class Optimizer(nnx.Pytree):
                 "Optimizer(model, optimizer)."
             )
         self.transformation = optim.get(optimizer)
+        self._own_rate = OwnRate(optimizer)
         self._count = nnx.OptState(jnp.zeros((), jnp.int32))
+        self._learning_rate_scale = nnx.OptState(jnp.ones((), jnp.float32))
         parameters = _parameters(model)
         self._trained = tuple(_shapes(parameters).items())
         state = self.transformation.init(parameters)
@@ -53,6 +75,30 @@ class Optimizer(nnx.Pytree):
         """Updates made: an int, or a traced scalar inside a compiled function."""
         count = self._count.get_value()
         return count if isinstance(count, Tracer) else int(count)
+
+    @property
+    def learning_rate(self) -> Any:
+        """The learning rate of the next update: a float, or a traced scalar when compiled.
+
+        Setting it puts a factor on the optimizer's own rate, or schedule. The factor is a variable,
+        so that compiled steps take it as it is, and it is saved with the optimizer's state.
+
+        Raises:
+            ArgumentError: the optimizer is an optax transformation, which hides its rate; the
+                value set is no rate; or the optimizer's own rate is 0, which no factor changes.
+        """
+        own, scale = self._own_rate.at(self.step), self._learning_rate_scale.get_value()
+        return own * (scale if isinstance(scale, Tracer) else float(scale))
+
+    @learning_rate.setter
+    def learning_rate(self, value: Any) -> None: ...
+
+    def _set_learning_rate(self, value: Any) -> None:
+        kept = self._learning_rate_scale.get_value()
+        factor = jnp.asarray(self._own_rate.factor(value, self.step, kept=kept), kept.dtype)
+        if not isinstance(factor, Tracer) and not isinstance(kept, Tracer) and kept.committed:
+            factor = jax.device_put(factor, kept.sharding)  # elsewhere it would compile anew
+        self._learning_rate_scale.set_value(factor)
 
     def update(self, model: nnx.Module, gradients: Any) -> None:
         """Change the model's parameters by one step along ``gradients``.
@@ -86,6 +132,8 @@ class Optimizer(nnx.Pytree):
 
         state = jax.tree.map(lambda leaf: leaf.get_value(), self.state, is_leaf=is_variable)
         updates, after = self.transformation.update(gradients, state, parameters)
+        scale = self._learning_rate_scale.get_value()
+        updates = jax.tree.map(lambda u: u * scale.astype(u.dtype), updates)
         nnx.update(model, optax.apply_updates(parameters, updates))
         jax.tree.map(
             lambda variable, new: variable.set_value(new), self.state, after, is_leaf=is_variable
