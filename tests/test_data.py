@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from collections import Counter
 from collections.abc import Callable
@@ -38,6 +39,8 @@ CHAINS: dict[str, Callable[[Dataset], Dataset]] = {
     "shuffled batches": lambda d: d.batch(2).shuffle(seed=5),
     "sharded batches": lambda d: d.batch(2).shard(0, 2).repeat(2),
     "taken": lambda d: d.shuffle(seed=6).take(7).repeat(2).batch(3).take(4),
+    "skipped": lambda d: d.skip(2).shuffle(seed=6).repeat(2).batch(3).skip(1),
+    "skipped and endless": lambda d: d.shuffle(seed=6).repeat().skip(5).batch(3),
     "mapped rows": lambda d: d.map(lambda r: {"x": r["x"] + 1, "y": r["y"]}).shuffle().batch(3),
     "mapped batches": lambda d: d.batch(3).map(lambda b: {"x": b["x"] - 1, "y": b["y"]}),
 }
@@ -147,6 +150,60 @@ def test_shards_are_disjoint_and_complete_in_every_epoch(count: int) -> None:
         assert max(map(len, shards)) - min(map(len, shards)) <= 1
 
 
+def test_what_is_taken_and_what_is_skipped_are_all() -> None:
+    ordered = rows().shuffle(seed=1)
+    for epoch in range(2):
+        taken, left = (labels(read(part, epoch)) for part in (ordered.take(4), ordered.skip(4)))
+        assert taken + left == labels(read(ordered, epoch))
+    assert labels(read(rows().skip(0))) == list(range(ROWS))
+    assert labels(read(rows().batch(4).skip(1))) == list(range(4, ROWS))
+
+
+PAIRS = Dataset.from_arrays([[1.0], [2.0]], [3, 4])
+
+
+@pytest.mark.parametrize(
+    "function",
+    [lambda x, y: (x * 2, y), lambda pair: (pair[0] * 2, pair[1]), lambda pair, k=2: (
+        pair[0] * k, pair[1])],
+    ids=["parts", "whole", "whole and a default"],
+)  # fmt: skip
+@pytest.mark.parametrize("first", ["map", "batch"])
+def test_a_function_takes_an_element_whole_or_in_parts(function: Any, first: str) -> None:
+    mapped = PAIRS.map(function).batch(2) if first == "map" else PAIRS.batch(2).map(function)
+    (x, y), *_ = mapped
+    assert (x.tolist(), y.tolist()) == ([[2.0], [4.0]], [3, 4])
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: next(iter(PAIRS.map(lambda x, y, w: x))), r"\(x, y, w\).*element of 2 parts"),
+        (lambda: next(iter(rows().map(lambda x, y: x))), r"\(x, y\) does not.*one part"),
+        (lambda: rows().map(3), "map.. takes a function, found 3"),
+    ],
+)
+def test_a_function_of_other_arguments_is_told(make: Any, message: str) -> None:
+    with pytest.raises(ArgumentTypeError, match=message):
+        make()
+
+
+@pytest.mark.parametrize(
+    ("name", "way"),
+    [("filter", r"x\[keep\]"), ("cache", "leave it out"), ("prefetch", "reads ahead"),
+     ("unbatch", r"batch\(\) out"), ("zip", "together"), ("batchs", "Did you mean 'batch'")],
+)  # fmt: skip
+def test_what_tf_data_has_and_a_dataset_has_not_names_the_way(name: str, way: str) -> None:
+    with pytest.raises(AttributeError, match=f"no '{name}'.*{way}"):
+        getattr(rows(), name)
+    assert not hasattr(rows(), name)
+
+
+def test_a_dataset_can_be_copied() -> None:
+    dataset = rows().shuffle(seed=1).batch(3)
+    assert labels(read(copy.copy(dataset))) == labels(read(dataset))
+
+
 def test_batches_are_fresh_arrays() -> None:
     dataset = rows().batch(ROWS)
     next(iter(dataset))["x"][:] = -1
@@ -201,6 +258,8 @@ def test_wide_numbers_become_32_bits_once() -> None:
         (lambda: rows().shuffle(seed=-1), r"seed must be 0 or more"),
         (lambda: rows().repeat(0), r"count must be 1 or more"),
         (lambda: rows().take(0), r"count must be 1 or more"),
+        (lambda: rows().skip(-1), r"count must be 0 or more"),
+        (lambda: rows().batch(4).skip(3), r"skip\(3\) leaves nothing of Dataset\(rows=11"),
         (lambda: rows().shard(3, 3), r"index must be from 0 to 2"),
         (lambda: rows(2).shard(2, 3), r"Shard 2 of 3 is empty"),
         (lambda: rows().iterator(epoch=-1), r"epoch must be 0 or more"),

@@ -10,15 +10,25 @@ import dataclasses
 import functools
 import itertools
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import jax
 import numpy as np
 
 from neurenix._core.errors import ArgumentTypeError, DataError
 from neurenix.data.columns import as_columns
+from neurenix.data.elsewhere import no_attribute, of_element
 from neurenix.data.iterator import DatasetIterator, Plan
-from neurenix.data.order import Batching, Order, Repeated, Sequential, Sharded, Shuffled, Taken
+from neurenix.data.order import (
+    Batching,
+    Order,
+    Repeated,
+    Sequential,
+    Sharded,
+    Shuffled,
+    Skipped,
+    Taken,
+)
 from neurenix.data.stream import StreamDataset
 
 
@@ -152,6 +162,23 @@ class Dataset:
         _at_least(1, "count", count)
         return self._reordered(lambda order: Taken(order, min(count, order.size)))
 
+    def skip(self, count: int) -> Dataset:
+        """Leave out the first ``count`` rows (after ``batch``: batches) of each epoch.
+
+        Skip before ``shuffle`` to hold out the rows that ``take`` takes.
+
+        Raises:
+            DataError: ``count`` is below 0, or nothing would be left.
+
+        Example:
+            >>> [int(row) for row in Dataset.from_arrays([5, 6, 7]).skip(1)]
+            [6, 7]
+        """
+        _at_least(0, "count", count)
+        if count >= self._plan.outer.size:
+            raise DataError(f"skip({count}) leaves nothing of {self!r}.")
+        return self._reordered(lambda order: Skipped(order, count))
+
     def shard(self, index: int, count: int) -> Dataset:
         """Read every ``count``-th row from the row ``index`` on: one process's share of the data.
 
@@ -175,21 +202,25 @@ class Dataset:
             raise DataError(f"Shard {index} of {count} is empty: {self!r}.")
         return self._reordered(lambda order: Sharded(order, index, count))
 
-    def map(self, function: Callable[[Any], Any]) -> Dataset:
+    def map(self, function: Callable[..., Any]) -> Dataset:
         """Apply a pure function to every row, or after ``batch`` to every batch.
 
         A function of a batch is called once per batch and is as fast as its NumPy; a function of
         a row is called once per row.
 
         Args:
-            function: takes and returns arrays in dicts or tuples, of one shape always.
+            function: takes and returns arrays in dicts or tuples, of one shape always. Of a pair
+                or triple it takes the whole, or each part as an argument: ``lambda x, y: …``.
+
+        Raises:
+            ArgumentTypeError: ``function`` is none, or, when rows are read, takes other arguments.
 
         Example:
             >>> data = Dataset.from_arrays({"x": np.ones((4, 2))}).batch(2)
             >>> data.map(lambda batch: batch["x"] * 2).element_spec
             ShapeDtypeStruct(shape=(2, 2), dtype=float32)
         """
-        plan = self._plan
+        plan, function = self._plan, of_element(function)
         if plan.batching is None:
             maps = (*plan.element_maps, function)
             return Dataset(dataclasses.replace(plan, element_maps=maps))
@@ -274,6 +305,11 @@ class Dataset:
     def __iter__(self) -> Iterator[Any]:
         """Return an iterator of the next epoch, counted from 0 for each dataset."""
         return self.iterator(epoch=next(self._epochs))
+
+    if not TYPE_CHECKING:  # a type checker would take any attribute for one that exists
+
+        def __getattr__(self, name: str) -> NoReturn:
+            raise no_attribute(name, [known for known in dir(type(self)) if known[0] != "_"])
 
     def __repr__(self) -> str:
         batched = "" if self.batch_size is None else f", batch_size={self.batch_size}"

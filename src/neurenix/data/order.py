@@ -156,6 +156,34 @@ class Taken:
 
 
 @dataclass(frozen=True)
+class Skipped:
+    """Each epoch of another order without its first ``count`` rows.
+
+    Example:
+        >>> Skipped(Sequential(3), 1).rows(np.arange(4))
+        array([1, 2, 1, 2])
+    """
+
+    inner: Order
+    count: int
+
+    @property
+    def size(self) -> int:
+        """The rows left."""
+        return self.inner.size - self.count
+
+    @property
+    def infinite(self) -> bool:
+        """Whether the inner order never ends."""
+        return self.inner.infinite
+
+    def rows(self, positions: Positions) -> Positions:
+        """Return the inner order's rows, from the first that is left in each epoch."""
+        epochs, places = np.divmod(positions, self.size)
+        return self.inner.rows(epochs * self.inner.size + self.count + places)
+
+
+@dataclass(frozen=True)
 class Sharded:
     """Rows ``index``, ``index + count``, ``index + 2 * count`` … of another order.
 

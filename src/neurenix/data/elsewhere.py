@@ -1,0 +1,79 @@
+"""What a user of ``tf.data`` looks for in a ``Dataset``: functions of several arguments, methods.
+
+Owns how a function of ``map`` is called, and what is said of methods that are not there.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from neurenix._core.errors import ArgumentTypeError, did_you_mean
+
+_INSTEAD = {
+    "as_numpy_iterator": "Iterating yields NumPy arrays: for batch in dataset.",
+    "cache": "The arrays are in memory already: leave it out.",
+    "concatenate": "Join the arrays: Dataset.from_arrays(np.concatenate([a, b])).",
+    "enumerate": "Write enumerate(dataset).",
+    "filter": "Choose the rows of the arrays: keep = y < 5; Dataset.from_arrays(x[keep], y[keep]).",
+    "padded_batch": "Pad the rows to one length before Dataset.from_arrays.",
+    "prefetch": "fit() reads ahead by itself, and the arrays are in memory: leave it out.",
+    "unbatch": "Leave batch() out.",
+    "zip": "Give the arrays together: Dataset.from_arrays((a, b), y).",
+}
+
+
+def no_attribute(name: str, known: Iterable[str]) -> AttributeError:
+    """Build the error for an attribute that a dataset does not have, with the way to go.
+
+    Example:
+        >>> no_attribute("cache", ["map"])
+        AttributeError("A Dataset has no 'cache'. The arrays are in memory already: leave it out.")
+    """
+    hint = f" {_INSTEAD[name]}" if name in _INSTEAD else did_you_mean(name, known)
+    return AttributeError(f"A Dataset has no {name!r}.{hint}")
+
+
+def of_element(function: Callable[..., Any]) -> Callable[[Any], Any]:
+    """Return ``function`` as one of a whole element.
+
+    One that cannot be called with a single argument gets the parts of a pair or triple as
+    arguments of their own: ``lambda x, y: …``.
+
+    Raises:
+        ArgumentTypeError: ``function`` is none; or, when an element is read, it has other parts.
+
+    Example:
+        >>> of_element(lambda x, y: (y, x))((1, 2)), of_element(lambda both: both[::-1])((1, 2))
+        ((2, 1), (2, 1))
+    """
+    if not callable(function):
+        raise ArgumentTypeError(f"map() takes a function, found {function!r}.")
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):  # a builtin that does not say
+        return function
+    if _fits(signature, (None,)):
+        return function
+
+    def spread(element: Any) -> Any:
+        parts = element if isinstance(element, tuple) else (element,)
+        if not _fits(signature, parts):
+            found = f"{len(parts)} parts" if isinstance(element, tuple) else "one part"
+            name = getattr(function, "__name__", type(function).__name__)
+            raise ArgumentTypeError(
+                f"map(): {name}{signature} does not take an element of {found}. Write a function "
+                "of one argument, the whole element, or of one for each part: lambda x, y: …"
+            )
+        return function(*parts)
+
+    return spread
+
+
+def _fits(signature: inspect.Signature, arguments: tuple[Any, ...]) -> bool:
+    try:
+        signature.bind(*arguments)
+    except TypeError:
+        return False
+    return True
