@@ -92,3 +92,42 @@ def test_model_flops_of_attention_count_a_causal_mask_half_and_no_recomputation(
     forward = 2 * (2 * 2 * 8 * 512 * 512 * 128)
     wanted = 3 * forward * (0.5 if causal else 1.0)
     assert model_flops(traced) == pytest.approx(wanted, rel=2e-3)
+
+
+def test_model_flops_of_attention_count_what_lies_in_a_window() -> None:
+    mesh = AbstractMesh((1,), ("data",), axis_types=(AxisType.Auto,))
+    query = jnp.zeros((2, 512, 8, 192), jnp.bfloat16)
+    value = jnp.zeros((2, 512, 8, 128), jnp.bfloat16)
+
+    def total(query: Any, key: Any, value: Any) -> Any:
+        found = splash.attention(query, key, value, causal=True, window=100)
+        return found.astype(jnp.float32).sum()
+
+    with jax.sharding.use_abstract_mesh(mesh):
+        traced = jax.make_jaxpr(jax.grad(total, argnums=(0, 1, 2)))(query, query, value)
+    seen = sum(min(t + 1, 100) for t in range(512))
+    wanted = 3 * 2 * 2 * 8 * seen * (192 + 128)
+    assert model_flops(traced) == pytest.approx(wanted, rel=2e-3)
+
+
+def test_windows_of_a_pattern_have_kernels_of_their_own(options: PreflightOptions) -> None:
+    report = preflight(
+        options, "v5e-8", {"fsdp": 4, "tensor": 2}, num_layers=5, window=100, global_every=2
+    )
+    assert report.fits
+    kernels = [o for o in report.operations if "splash" in o.name and "fwd" in o.name]
+    product = 2 * BATCH[0] * SIZES["num_heads"] * BATCH[1] ** 2 * SIZES["head_dim"] / 8
+    assert sum(o.flops for o in kernels) == 2 * product * 5
+
+
+@pytest.mark.parametrize("name", ["gpt-oss-20b", "deepseek3-671b"])
+def test_models_of_experts_compile_divided(options: PreflightOptions, name: str) -> None:
+    sizes = {"num_layers": 4, "embed_dim": 256, "num_heads": 4, "vocab_size": 512,
+             "mlp_dim": 128, "num_experts": 8, "max_length": 256, "remat": "full"}  # fmt: skip
+    own = {"gpt-oss-20b": {"num_kv_heads": 2}, "deepseek3-671b": {"dense_mlp_dim": 512}}
+    model = models.abstract(name, **sizes, **own[name])
+    model.compile(optimizer=nx.optim.AdamW(1e-3), loss=LOSS)
+    mesh = {"fsdp": 4, "tensor": 2}
+    report = nx.preflight(model, nx.spec(BATCH, "int32"), on="v5e-8", mesh=mesh, options=options)
+    assert report.fits, report.refused
+    assert any("splash" in o.name for o in report.operations)
