@@ -20,6 +20,7 @@ import numpy as np
 from neurenix._core.source_files import is_library
 from neurenix.compiler.flops import model_flops, ragged_sizes
 from neurenix.compiler.hlo import SourceLine
+from neurenix.compiler.leading_axis import Uses, uses_of_inputs
 from neurenix.compiler.source import is_entrance
 
 CALLBACKS = frozenset({"debug_callback", "debug_print", "io_callback", "pure_callback"})
@@ -92,8 +93,9 @@ class Traits:
     """What was seen in one program.
 
     ``divided_axes`` are the mesh axes over which the program itself divides: those of its
-    ``shard_map``s and sharding constraints. ``steps_per_call`` is not seen but told: how many steps
-    the host starts with one call.
+    ``shard_map``s and sharding constraints. ``row_by_row`` are the uses of each argument that the
+    program looks at, where all of them take it apart along its leading axis. ``steps_per_call`` is
+    not seen but told: how many steps the host starts with one call.
     """
 
     products: tuple[WrittenProduct, ...] = ()
@@ -101,6 +103,7 @@ class Traits:
     kernels: tuple[Kernel, ...] = ()
     recompiles: tuple[Recompile, ...] = ()
     divided_axes: tuple[str, ...] = ()
+    row_by_row: tuple[Uses, ...] = ()
     steps_per_call: int = 1
 
 
@@ -132,7 +135,11 @@ def read(jaxpr: Any) -> Traits:
         elif name == "pallas_call":
             kernels.append(Kernel(_kernel_name(equation), source_of(equation)))
     return Traits(
-        tuple(products), tuple(callbacks), tuple(kernels), divided_axes=tuple(sorted(divided))
+        tuple(products),
+        tuple(callbacks),
+        tuple(kernels),
+        divided_axes=tuple(sorted(divided)),
+        row_by_row=uses_of_inputs(jaxpr),
     )
 
 

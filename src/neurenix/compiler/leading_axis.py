@@ -1,0 +1,129 @@
+"""What a program does with the leading axis of each of its inputs: keep it, or loop over it.
+
+Owns the reading of a jaxpr for loops that take an input apart row by row, as gradient accumulation
+takes a batch apart into microbatches. What that means for a batch is ``preflight.batch``'s.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+_KEEP = frozenset(
+    {"convert_element_type", "copy", "sharding_constraint", "add", "div", "mul", "sub"}
+)
+_TAKE = frozenset({"dynamic_slice", "gather", "slice"})
+
+
+@dataclass(frozen=True)
+class RowByRow:
+    """A use that takes one row at a time.
+
+    ``carried`` are the shapes that the loop around it hands from one turn to the next, ``None``
+    where there is no loop. ``backwards`` says that it goes from the last row to the first, and
+    ``within`` are the uses of a row, where all of them take that apart in turn.
+    """
+
+    carried: tuple[tuple[int, ...], ...] | None = None
+    backwards: bool = False
+    within: tuple[RowByRow, ...] = ()
+
+
+Uses = tuple[RowByRow, ...]
+"""All uses of an input, or none of them where one leaves the leading axis whole."""
+
+
+def uses_of_inputs(jaxpr: Any) -> tuple[Uses, ...]:
+    """Return the uses of each input that a jaxpr without dead code looks at, in their order.
+
+    Example:
+        >>> import jax, jax.numpy as jnp
+        >>> def total(start, rows):
+        ...     return jax.lax.scan(lambda sum, row: (sum + row.mean(), None), start, rows)[0]
+        >>> uses_of_inputs(jax.jit(total).trace(0.0, jnp.ones((8, 4))).jaxpr)
+        ((), (RowByRow(carried=((),), backwards=False, within=()),))
+    """
+    reader = _Reader()
+    plain = getattr(jaxpr, "jaxpr", jaxpr)
+    found = [list(reader.uses(plain, variable)) for variable in plain.invars]
+    return tuple(_together(uses) for uses in found if uses)
+
+
+def _together(uses: list[RowByRow | None]) -> Uses:
+    known = tuple(use for use in uses if use is not None)
+    return known if len(known) == len(uses) else ()
+
+
+class _Reader:
+    """Finds uses of variables. It reads each jaxpr once."""
+
+    def __init__(self) -> None:
+        self._read: dict[int, dict[int, list[tuple[Any, int]]]] = {}
+
+    def uses(self, jaxpr: Any, variable: Any) -> Iterator[RowByRow | None]:
+        """Yield each use of a variable, ``None`` for one that leaves its leading axis whole."""
+        for equation, position in self._users(jaxpr)[id(variable)]:
+            yield from self._use(jaxpr, equation, position)
+        if any(out is variable for out in jaxpr.outvars):
+            yield None
+
+    def _users(self, jaxpr: Any) -> dict[int, list[tuple[Any, int]]]:
+        if id(jaxpr) not in self._read:
+            users = self._read[id(jaxpr)] = defaultdict(list)
+            for equation in jaxpr.eqns:
+                for position, operand in enumerate(equation.invars):
+                    users[id(operand)].append((equation, position))
+        return self._read[id(jaxpr)]
+
+    def _use(self, jaxpr: Any, equation: Any, position: int) -> Iterator[RowByRow | None]:
+        name, params = equation.primitive.name, equation.params
+        shape = equation.invars[position].aval.shape
+        outs = [out.aval.shape for out in equation.outvars]
+        if name == "scan" and position >= params["num_consts"] + params["num_carry"]:
+            body = params["jaxpr"].jaxpr
+            within = _together(list(self.uses(body, body.invars[position])))
+            yield replace(_loop(equation), within=within)
+        elif name in _KEEP and outs == [shape]:
+            yield from self.uses(jaxpr, equation.outvars[0])
+        elif name in _TAKE and position == 0 and shape[:1] != (1,) and outs[0] in _rows(shape):
+            yield RowByRow()
+        elif (inner := _called(equation, position)) is None:
+            yield None
+        else:
+            loop = _loop(equation) if name in ("scan", "while") else None
+            for use in self.uses(*inner):
+                yield loop if loop and use == RowByRow() else use
+
+
+def _rows(shape: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
+    return ((1, *shape[1:]), shape[1:])
+
+
+def _loop(equation: Any) -> RowByRow:
+    """Return the use that a loop makes of what it takes row by row."""
+    params = equation.params
+    if equation.primitive.name == "scan":
+        first = params["num_consts"]
+        carried = equation.invars[first : first + params["num_carry"]]
+    else:
+        carried = equation.invars[params["cond_nconsts"] + params["body_nconsts"] :]
+    return RowByRow(tuple(v.aval.shape for v in carried), bool(params.get("reverse")))
+
+
+def _called(equation: Any, position: int) -> tuple[Any, Any] | None:
+    """Return the jaxpr that a call or a loop hands an operand to whole, and its variable there."""
+    name, params = equation.primitive.name, equation.params
+    if name == "while":
+        first, count = params["cond_nconsts"], params["body_nconsts"]
+        body = params["body_jaxpr"].jaxpr
+        inside = first <= position < first + count
+        return (body, body.invars[position - first]) if inside else None
+    if name == "scan" and position >= params["num_consts"]:
+        return None
+    inner = params.get("jaxpr", params.get("call_jaxpr"))
+    plain = getattr(inner, "jaxpr", inner)
+    if plain is None or len(plain.invars) != len(equation.invars):
+        return None
+    return plain, plain.invars[position]
