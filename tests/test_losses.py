@@ -495,3 +495,17 @@ def test_an_infinite_loss_of_weight_zero_does_not_count(reduce):
 
 def test_a_smaller_loss_is_better():
     assert {loss.direction for loss, *_ in CASES.values()} == {"min"}
+
+
+@pytest.mark.parametrize("name", sorted({*losses.__all__} - {"Loss", "FunctionLoss", "get"}))
+def test_lists_are_arrays(name):
+    loss, y_pred = getattr(losses, name), [[0.25, 0.75], [0.5, 0.5]]
+    of_classes = "parse" in name or name in ("CrossEntropyLoss", "NLLLoss")
+    y_true = [0, 1] if of_classes else [[1, 0], [0, 1]]
+    arrays = jnp.array(y_true), jnp.array(y_pred)
+    if not isinstance(loss, type):
+        np.testing.assert_array_equal(loss(y_true, y_pred), loss(*arrays))
+        return
+    for weight in (None, [1.0, 3.0]):
+        np.testing.assert_array_equal(loss()(y_true, y_pred, weight), loss()(*arrays, weight))
+    np.testing.assert_array_equal(loss().per_example(y_true, y_pred), loss().per_example(*arrays))

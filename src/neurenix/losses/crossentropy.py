@@ -37,7 +37,8 @@ class SparseCategoricalCrossentropy(Loss):
     With ``ignore_index``, positions of that label have loss 0 and do not count: an example's loss
     is the mean over its positions that count, and the batch's the mean over the examples that
     have any (0 when none has). For the mean over all positions together, which PyTorch takes,
-    join the axes: labels (N·T,) and logits (N·T, C). Metrics do not know of it.
+    join the axes: labels (N·T,) and logits (N·T, C). ``compile`` and ``Trainer`` hand the label on
+    to metrics that can leave it out and name none.
 
     Args:
         from_logits: whether ``y_pred`` are logits. Otherwise they are probabilities, which are
@@ -119,9 +120,9 @@ class SparseCategoricalCrossentropy(Loss):
         """Return which positions count, (N, ...) booleans; None for all."""
         if self.ignore_index is None:
             return None
-        self._validate_shape(jnp.shape(y_true), jnp.shape(y_pred))
-        labels = jnp.reshape(y_true, jnp.shape(y_pred)[:-1])
-        return labels.astype(jnp.int32) != self.ignore_index
+        labels, shape = jnp.asarray(y_true), np.shape(y_pred)
+        self._validate_shape(labels.shape, shape)
+        return labels.reshape(shape[:-1]).astype(jnp.int32) != self.ignore_index
 
     def _without_ignored(self, labels: jax.Array, losses: jax.Array) -> jax.Array:
         return jnp.where(labels == self.ignore_index, 0, losses)
