@@ -218,6 +218,54 @@ def test_a_summary_of_nested_modules_and_other_dtypes():
     assert sum(row.num_parameters for row in summary.rows) == Model().num_parameters
 
 
+class Two(nn.Module):
+    def __init__(self):
+        self.words, self.numbers = nn.Embedding(50, 3), nn.Linear(4, 3)
+
+    def __call__(self, words, numbers):
+        return self.words(words).sum(1) + self.numbers(numbers)
+
+
+@pytest.mark.parametrize(
+    ("shapes", "dtypes"),
+    [
+        (((2, 5), (2, 4)), ("int32", "float32")),
+        ([(2, 5), [2, 4]], ["int32", "float32"]),
+        ({"numbers": (2, 4), "words": (2, 5)}, {"words": "int32", "numbers": "float32"}),
+        (((2, 5), (2, 4)), "int32"),
+    ],
+)
+def test_a_summary_of_several_inputs(shapes, dtypes):
+    rows = {row.name: row.output_shape for row in Two().summary(shapes, dtype=dtypes).rows}
+    assert rows == {"words": (2, 5, 3), "numbers": (2, 3)}
+
+
+def test_a_summary_without_a_batch_size_is_of_one_example():
+    summary = nn.Linear(4, 2).summary((None, 4))
+    assert summary.rows[0].output_shape == (1, 2)
+
+
+@pytest.mark.parametrize(
+    ("model", "shape", "options", "error", "text"),
+    [
+        (nn.Linear, (2, None), {}, ShapeError, r"only the first.*None; got \(2, None\)"),
+        (nn.Linear, (2.0, 4), {}, ShapeError, "whole numbers"),
+        (nn.Linear, (-1, 4), {}, ShapeError, "from 0"),
+        (nn.Linear, 4, {}, ArgumentTypeError, "got 4"),
+        (nn.Linear, "4", {}, ArgumentTypeError, "got '4'"),
+        (nn.Linear, ((2, 4), (2, 3)), {}, ArgumentTypeError, r"Linear\(x\).*2 inputs"),
+        (Two, (2, 4), {}, ArgumentTypeError, "one input.*'numbers'"),
+        (Two, {"words": (2, 5)}, {}, ArgumentTypeError, "inputs named words"),
+        (Two, ((2, 5), (2, 4)), {"dtype": ("int32",)}, ArgumentTypeError, "one for each"),
+        (nn.Linear, (2, 4), {"dtype": "flot32"}, UnknownNameError, "float32"),
+    ],
+)
+def test_what_no_summary_can_be_made_of_is_told(model, shape, options, error, text):
+    made = model(4, 2) if model is nn.Linear else model()
+    with pytest.raises(error, match=text):
+        made.summary(shape, **options)
+
+
 # --- saving -------------------------------------------------------------------------------------
 
 

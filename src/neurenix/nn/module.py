@@ -7,7 +7,7 @@ Owns the methods and how they pass on: training to ``neurenix.train``, moving to
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Self
 
 import jax
@@ -322,17 +322,18 @@ class Module(_TrainerSlot, nnx.Module):
         """How many numbers the parameters have, frozen or not; a shared one counts once."""
         return freezing.num_parameters(self)
 
-    def summary(
-        self, input_shape: Sequence[int], *, dtype: jax.typing.DTypeLike = "float32"
-    ) -> Summary:
+    def summary(self, input_shape: Any, *, dtype: Any = "float32") -> Summary:
         """Return a table of layers: output shape, parameters, bytes. Nothing is computed.
 
         Args:
-            input_shape: of one batch, the batch first; (N, H, W, C) for images.
-            dtype: of the input.
+            input_shape: of one batch, the batch first, which may be None for 1; (N, H, W, C) for
+                images. Of several inputs a tuple or a list of shapes, in the model's order, or a
+                dict by name.
+            dtype: of the input, or of all inputs; or one for each, in the form of the shapes.
 
         Raises:
-            ShapeError: the model does not take this shape.
+            ShapeError: the model does not take this shape, or it is none.
+            ArgumentTypeError: the model takes other inputs, or it is no shape at all.
         """
         return freezing.with_frozen(self, lambda m: summarize(m, input_shape, dtype=dtype))
 

@@ -7,15 +7,19 @@ on any NNX module.
 from __future__ import annotations
 
 import functools
+import operator
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import jax
 
+from neurenix._core.errors import ArgumentTypeError, ShapeError
 from neurenix._nnx import nnx
+from neurenix.tensor import dtypes
+from neurenix.train.step import call
 
 _PATCHING = threading.Lock()
 
@@ -78,19 +82,21 @@ class Summary:
         return "\n".join([*lines, total])
 
 
-def summarize(
-    module: nnx.Module, input_shape: Sequence[int], *, dtype: jax.typing.DTypeLike = "float32"
-) -> Summary:
-    """Trace ``module`` in evaluation mode on a shape, and return what each layer returned.
+def summarize(module: nnx.Module, input_shape: Any, *, dtype: Any = "float32") -> Summary:
+    """Trace ``module`` in evaluation mode on shapes, and return what each layer returned.
 
     Args:
-        module: any NNX module that takes one array.
-        input_shape: of one batch, the batch first.
-        dtype: of the input.
+        module: any NNX module.
+        input_shape: of one batch, the batch first, which may be None for 1; of several inputs a
+            tuple or a list of shapes, in the module's order, or a dict by name.
+        dtype: of the input, or of all inputs; or one for each, in the form of the shapes.
 
     Raises:
-        ShapeError: a layer does not take the shape it is given.
+        ShapeError: a size is no whole number, or a layer does not take the shape it is given.
+        ArgumentTypeError: ``input_shape`` or ``dtype`` has another form, or the module takes other
+            inputs.
     """
+    inputs = _inputs(input_shape, dtype)
     shapes: dict[tuple, Any] = {}
     graph, state = nnx.split(module)
 
@@ -99,9 +105,9 @@ def summarize(
         model.eval()
         paths = {id(node): path for path, node in _modules(model)}
         with _recording(model, paths, shapes):
-            return model(x)
+            return call(model, x)
 
-    jax.eval_shape(trace, state, jax.ShapeDtypeStruct(tuple(input_shape), dtype))
+    jax.eval_shape(trace, state, inputs)
     found = dict(_modules(module))
     order = [path for path in shapes if path in found]
     order += [path for path in found if path not in shapes]
@@ -120,6 +126,43 @@ def summarize(
     others = nnx.state(module, nnx.Not(nnx.Any(nnx.Param, nnx.RngState)))
     state_bytes = sum(map(_bytes, jax.tree.leaves(others)))
     return Summary(tuple(rows), parameters, parameter_bytes, state_bytes)
+
+
+def _inputs(shape: Any, dtype: Any) -> Any:
+    """Return the input or inputs of a module as shapes and dtypes."""
+    if isinstance(shape, Mapping):
+        kinds = dtype if isinstance(dtype, Mapping) else dict.fromkeys(shape, dtype)
+        if set(kinds) == set(shape):
+            return {name: _input(one, kinds[name]) for name, one in shape.items()}
+    elif isinstance(shape, Sequence) and any(isinstance(one, Sequence) for one in shape):
+        kinds = dtype if isinstance(dtype, (tuple, list)) else (dtype,) * len(shape)
+        if len(kinds) == len(shape):
+            return tuple(map(_input, shape, kinds))
+    else:
+        return _input(shape, dtype)
+    raise ArgumentTypeError(
+        f"summary: dtype is {dtype!r} for inputs of the shapes {shape!r}. Give one for all, or one "
+        "for each in the same form."
+    )
+
+
+def _input(shape: Any, dtype: Any) -> jax.ShapeDtypeStruct:
+    if not isinstance(shape, Sequence) or isinstance(shape, str):
+        raise ArgumentTypeError(
+            f"summary takes a shape with the batch first, such as (1, 28, 28, 1), or one such for "
+            f"each input; got {shape!r}."
+        )
+    sizes = [1 if axis == 0 and size is None else size for axis, size in enumerate(shape)]
+    try:
+        whole = tuple(map(operator.index, sizes))
+    except TypeError:
+        whole = (-1,)
+    if min(whole, default=0) < 0:
+        raise ShapeError(
+            "summary: the sizes of a shape are whole numbers from 0, and only the first, the "
+            f"batch, may be None; got {shape!r}."
+        )
+    return jax.ShapeDtypeStruct(whole, dtypes.dtype(dtype))
 
 
 @contextmanager
