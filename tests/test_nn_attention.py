@@ -76,6 +76,18 @@ def test_dropout_of_weights_keeps_the_mean_and_stops_in_evaluation(causal):
     np.testing.assert_allclose(layer.eval()(x), wanted, rtol=1e-5, atol=1e-6)
 
 
+def test_a_query_without_keys_is_a_number_in_training_too():
+    plain = nn.MultiHeadAttention(8, 4, num_kv_heads=2, causal=True)
+    layer = nn.MultiHeadAttention(8, 4, num_kv_heads=2, causal=True, dropout=1e-7)
+    nnx.update(layer, nnx.state(plain, nnx.Param))
+    x = jnp.asarray(RNG.normal(size=(2, 5, 8)), jnp.float32)
+    padded = jnp.arange(5) < jnp.array([[2], [0]])  # at the left: the first queries see nothing
+    mask = jnp.broadcast_to(~padded[:, None, :], (2, 5, 5))
+    np.testing.assert_allclose(layer(x, mask=mask), plain(x, mask=mask), rtol=1e-4, atol=1e-5)
+    gradient = nnx.grad(lambda layer: layer(x, mask=mask).sum())(layer)
+    assert all(bool(jnp.isfinite(leaf).all()) for leaf in jax.tree.leaves(gradient))
+
+
 # --- the TPU kernel -----------------------------------------------------------------------------
 
 MESH = AbstractMesh((2,), ("data",), axis_types=(AxisType.Auto,))

@@ -6,6 +6,7 @@ images calls ``expect_channels``.
 
 from __future__ import annotations
 
+import numbers
 from collections.abc import Sequence
 from typing import Any
 
@@ -91,26 +92,37 @@ def per_axis(name: str, value: int | Sequence[int], count: int, *, low: int) -> 
         ArgumentTypeError: it is neither.
         ArgumentError: the count is wrong or a number is below ``low``.
     """
-    values = (value,) * count if isinstance(value, int) else value
-    if not isinstance(values, Sequence) or not all(isinstance(v, int) for v in values):
+    given = value if isinstance(value, Sequence) else (value,) * count
+    whole = tuple(int(one) for one in given if _is_whole(one))
+    if len(whole) != len(given):
         raise ArgumentTypeError(
             f"The argument `{name}` must be a whole number or {count} of them; got {value!r}."
         )
-    if len(values) != count or min(values) < low:
+    if len(whole) != count or min(whole) < low:
         raise ArgumentError(
             f"The argument `{name}` must be a whole number, or {count} of them, from {low}; got "
             f"{value!r}."
         )
-    return tuple(values)
+    return whole
 
 
-def positive(**sizes: int) -> None:
-    """Raise ArgumentError unless every size is a whole number of at least 1."""
+def positive(**sizes: Any) -> tuple[int, ...]:
+    """Return the sizes, whole numbers of Python or NumPy, as ints in their order.
+
+    Raises:
+        ArgumentError: one is no whole number, or below 1.
+    """
     for name, value in sizes.items():
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        if not _is_whole(value) or value < 1:
+            hint = f" Write int({name})." if hasattr(value, "dtype") else ""
             raise ArgumentError(
-                f"The argument `{name}` must be a whole number of at least 1; got {value!r}."
+                f"The argument `{name}` must be a whole number of at least 1; got {value!r}.{hint}"
             )
+    return tuple(map(int, sizes.values()))
+
+
+def _is_whole(value: Any) -> bool:
+    return isinstance(value, numbers.Integral) and not isinstance(value, bool)
 
 
 def probability(name: str, value: float) -> None:

@@ -57,7 +57,7 @@ class BatchNorm(Module):
         affine: bool = True,
         dtype: jax.typing.DTypeLike | None = None,
     ) -> None:
-        positive(num_features=num_features)
+        (num_features,) = positive(num_features=num_features)
         if not 0 <= momentum <= 1:
             raise ArgumentError(f"The argument `momentum` must lie in [0, 1]; got {momentum}.")
         self.num_features, self.eps, self.momentum = num_features, eps, momentum

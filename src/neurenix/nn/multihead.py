@@ -17,6 +17,9 @@ from neurenix.nn.dropout import Dropout
 from neurenix.nn.linear import Linear
 from neurenix.nn.module import Module
 
+# The score of a key that a query may not look at: finite, so that a row without keys is no NaN.
+_HIDDEN = float(jnp.finfo(jnp.float32).min)
+
 
 class MultiHeadAttention(Module):
     """Attention of queries (N, T, embed_dim) over keys and values (N, S, embed_dim).
@@ -58,7 +61,9 @@ class MultiHeadAttention(Module):
         rngs: nnx.Rngs | None = None,
     ) -> None:
         kv_heads = num_heads if num_kv_heads is None else num_kv_heads
-        positive(embed_dim=embed_dim, num_heads=num_heads, num_kv_heads=kv_heads)
+        embed_dim, num_heads, kv_heads = positive(
+            embed_dim=embed_dim, num_heads=num_heads, num_kv_heads=kv_heads
+        )
         if embed_dim % num_heads or num_heads % kv_heads:
             raise ArgumentError(
                 f"`num_heads` = {num_heads} must divide `embed_dim` = {embed_dim}, and "
@@ -125,10 +130,10 @@ class MultiHeadAttention(Module):
         scores = jnp.einsum("nthd,nshd->nhts", q, k, preferred_element_type=jnp.float32)
         scores = scores / jnp.sqrt(jnp.float32(self.head_dim))
         if mask is not None:
-            scores = jnp.where(four_axes(mask, q, k), scores, -jnp.inf)
+            scores = jnp.where(four_axes(mask, q, k), scores, _HIDDEN)
         if self.causal:
             allowed = jnp.tril(jnp.ones(scores.shape[2:], jnp.bool_))
-            scores = jnp.where(allowed, scores, -jnp.inf)
+            scores = jnp.where(allowed, scores, _HIDDEN)
         weights = self.dropout(jax.nn.softmax(scores, axis=-1).astype(q.dtype))
         return jnp.einsum("nhts,nshd->nthd", weights, v)
 
