@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 from neurenix import nn
@@ -129,3 +130,38 @@ def test_a_tuple_between_layers_is_told_with_the_layer_that_returned_it():
 def test_a_tuple_as_input_is_told(make):
     with pytest.raises(ArgumentTypeError, match=r"takes one array; got a tuple.*x\[0\]"):
         make()(nn.LSTM(4, 8)(jnp.ones((2, 3, 4))))
+
+
+H = np.zeros((2, 5), np.float32)
+
+
+@pytest.mark.parametrize(
+    ("make", "state", "text"),
+    [
+        (nn.GRU, (H,), r"GRU takes one array h .*got \(tuple\)"),
+        (nn.GRU, [[0.0]], r"one array h .*got \(list\)"),
+        (nn.LSTM, (H,), r"LSTM takes a tuple \(h, c\) of arrays .*\(2, 5\)"),
+        (nn.LSTM, (H, H, H), r"\(h, c\)"),
+        (nn.LSTM, H, r"\(h, c\)"),
+        (nn.LSTM, (H, None), r"\(h, c\).*NoneType"),
+    ],
+)
+def test_a_state_of_another_structure_is_told(make, state, text):
+    with pytest.raises(ArgumentTypeError, match=text):
+        make(3, 5)(jnp.ones((2, 7, 3)), state)
+
+
+@pytest.mark.parametrize("kind", [np.int64, np.int32, np.uint8])
+def test_whole_numbers_of_numpy_are_sizes(kind):
+    labels = np.array([0, 2], kind)
+    assert nn.Linear(64, labels.max() + 1)(jnp.ones((1, 64))).shape == (1, 3)
+    assert nn.Conv2d(3, kind(4), (kind(3), 3))(jnp.ones((1, 8, 8, 3))).shape == (1, 6, 6, 4)
+    attention = nn.MultiHeadAttention(kind(200), kind(4))
+    assert type(attention.embed_dim) is type(attention.head_dim) is int
+    assert attention(jnp.ones((1, 2, 200))).shape == (1, 2, 200)
+    assert type(nn.LSTM(kind(3), kind(5)).hidden_size) is int
+    for wrong in (np.bool_(True), np.float32(3), np.int64(0)):
+        with pytest.raises(ArgumentError, match="whole number of at least 1"):
+            nn.Linear(64, wrong)
+    with pytest.raises(ArgumentError, match=r"Write int\(out_features\)"):
+        nn.Linear(64, jnp.asarray(labels).max() + 1)

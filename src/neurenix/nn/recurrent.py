@@ -20,7 +20,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from neurenix._core.errors import ShapeError
+from neurenix._core.errors import ArgumentTypeError, ShapeError
 from neurenix._nnx import nnx
 from neurenix.nn._checks import expect_array, expect_features, positive
 from neurenix.nn._parameters import promote_to_input, rngs_or_default, symmetric_uniform
@@ -29,6 +29,7 @@ from neurenix.nn.module import Module
 
 class _Recurrent(Module):
     _gates: ClassVar[int]
+    _state: ClassVar[tuple[str, ...]]
 
     def __init__(
         self,
@@ -40,7 +41,7 @@ class _Recurrent(Module):
         dtype: jax.typing.DTypeLike | None = None,
         rngs: nnx.Rngs | None = None,
     ) -> None:
-        positive(input_size=input_size, hidden_size=hidden_size)
+        input_size, hidden_size = positive(input_size=input_size, hidden_size=hidden_size)
         self.input_size, self.hidden_size, self.reverse = input_size, hidden_size, reverse
         rngs, dtype = rngs_or_default(rngs), dtype or jnp.float32
         init = symmetric_uniform(1 / math.sqrt(hidden_size))
@@ -71,12 +72,7 @@ class _Recurrent(Module):
         )
         if state is None:
             state = self._initial(x.shape[0], x.dtype)
-        for part in jax.tree.leaves(state):
-            if part.shape != (x.shape[0], self.hidden_size):
-                raise ShapeError(
-                    f"{name} takes a state of shape {(x.shape[0], self.hidden_size)}; got "
-                    f"{part.shape}."
-                )
+        self._expect_state(state, (x.shape[0], self.hidden_size))
         state = jax.tree.map(lambda part: part.astype(x.dtype), state)
         # The input's share of all steps is one large product; only the recurrence is in the loop.
         projected = x @ kernel
@@ -92,6 +88,19 @@ class _Recurrent(Module):
 
         state, outputs = lax.scan(step, state, projected.swapaxes(0, 1), reverse=self.reverse)
         return outputs.swapaxes(0, 1), state
+
+    def _expect_state(self, state: tuple[Any, ...], shape: tuple[int, int]) -> None:
+        name, parts = type(self).__name__, ", ".join(self._state)
+        arrays = all(hasattr(part, "shape") for part in state)
+        if len(state) != len(self._state) or not arrays:
+            takes = f"a tuple ({parts}) of arrays" if len(self._state) > 1 else f"one array {parts}"
+            given = ", ".join(type(part).__name__ for part in state)
+            raise ArgumentTypeError(
+                f"{name} takes {takes} of shape {shape} as its state; got ({given})."
+            )
+        for part in state:
+            if part.shape != shape:
+                raise ShapeError(f"{name} takes a state of shape {shape}; got {part.shape}.")
 
     @abstractmethod
     def _cell(self, now: jax.Array, hidden: jax.Array, state: Any) -> Any:
@@ -119,6 +128,7 @@ class LSTM(_Recurrent):
     """
 
     _gates = 4
+    _state = ("h", "c")
 
     def __call__(
         self, x: jax.Array, state: tuple[jax.Array, jax.Array] | None = None
@@ -131,8 +141,10 @@ class LSTM(_Recurrent):
 
         Raises:
             ShapeError: the shapes do not go together.
+            ArgumentTypeError: ``state`` is no (h, c).
         """
-        return self._run(x, None if state is None else tuple(state))
+        whole = state if isinstance(state, (tuple, list)) else (state,)
+        return self._run(x, None if state is None else tuple(whole))
 
     def _initial(self, batch: int, dtype: Any) -> tuple[jax.Array, jax.Array]:
         zeros = jnp.zeros((batch, self.hidden_size), dtype)
@@ -157,6 +169,7 @@ class GRU(_Recurrent):
     """
 
     _gates = 3
+    _state = ("h",)
 
     def __call__(self, x: jax.Array, state: jax.Array | None = None) -> tuple[jax.Array, jax.Array]:
         """Return all outputs (N, T, H) and the last h (N, H).
@@ -167,6 +180,7 @@ class GRU(_Recurrent):
 
         Raises:
             ShapeError: the shapes do not go together.
+            ArgumentTypeError: ``state`` is no array.
         """
         outputs, (h,) = self._run(x, None if state is None else (state,))
         return outputs, h
