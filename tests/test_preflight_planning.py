@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+import jax
 import jax.numpy as jnp
+import optax
 import pytest
 from flax import nnx
 
@@ -81,6 +83,57 @@ def test_a_deadline_leaves_out_what_is_too_slow() -> None:
     assert "the deadline is 1e-06 h" in strict.candidates[0].reason
     with pytest.raises(nx.ArgumentError, match="No candidate can run"):
         _ = strict.best
+
+
+def plain_step(params: Any, state: Any, x: Any) -> Any:
+    gradients = jax.grad(lambda params: jnp.square(x @ params["w"]).mean())(params)
+    updates, state = ADAM.update(gradients, state, params)
+    return optax.apply_updates(params, updates), state
+
+
+ADAM = optax.adam(1e-3)
+PARAMS = {"w": nx.spec((256, 256))}
+
+
+def test_a_plain_step_is_judged_by_its_examples() -> None:
+    args = PARAMS, jax.eval_shape(ADAM.init, PARAMS), nx.spec((2048, 256))
+    plan = nx.preflight.search(plain_step, *args, on="v5e-1", deadline=Deadline(2048e6, 30))
+    best, seconds = plan.candidates[0], plan.best.step_time.seconds
+    assert (best.batch, best.value) == (2048, pytest.approx(seconds / 2048))
+    late = nx.preflight.search(
+        plain_step, *args, on="v5e-1", objective="cost", deadline=Deadline(2048e6, 1e-3)
+    )
+    assert f"takes {seconds * 1e6 / 3600:.3g} h (est.)" in late.candidates[0].reason
+    told = nx.preflight.search(
+        plain_step, *args, on="v5e-1", options=PreflightOptions(examples=4096)
+    )
+    assert told.candidates[0].batch == told.best.batch_size == 4096
+
+
+def test_a_deadline_needs_to_know_what_a_call_works_on() -> None:
+    def ask(**options: Any) -> Any:
+        return nx.preflight.search(
+            jnp.tanh, nx.spec((64, 256)), on="v5e-1", deadline=Deadline(64e6, 1e6),
+            options=PreflightOptions(**options),
+        )  # fmt: skip
+
+    with pytest.raises(nx.ArgumentError, match=r"is not known to take .*examples=…"):
+        ask()
+    assert ask(examples=64).winner.batch == 64
+    with pytest.raises(nx.ArgumentError, match="1 example or more"):
+        ask(examples=0)
+    with pytest.raises(nx.ArgumentTypeError, match="whole number"):
+        ask(examples="64")
+    with pytest.raises(nx.ArgumentError, match="are its batch"):
+        nx.preflight.search(
+            model(), on="v5e-1", input_shape=(64, 256), options=PreflightOptions(examples=64)
+        )
+
+
+def test_a_choice_that_is_named_twice_is_one_candidate() -> None:
+    space = SearchSpace(batches=[64, 64], meshes=[{"data": 1}, {"data": 1}], remats=["none"] * 2)
+    plan = nx.preflight.search(model(), on="v5e-1", input_shape=(64, 256), space=space)
+    assert len(plan.candidates) == 1
 
 
 def test_products_of_narrow_types_are_pruned_by_their_own_peak() -> None:

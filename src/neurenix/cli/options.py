@@ -17,4 +17,10 @@ Slices = Annotated[str, typer.Option(help="slices, separated by commas: v5e-8,v6
 Region = Annotated[str, typer.Option(help="of the price: us, europe-west4, …")]
 Commitment = Annotated[str, typer.Option(help="of the price: on-demand, 1-year, 3-year, spot")]
 Price = Annotated[float | None, typer.Option(help="your own USD for a chip and an hour")]
+StepExamples = Annotated[
+    int | None,
+    typer.Option(
+        "--examples-per-step", help="of a step of your own, where its arguments do not show them"
+    ),
+]
 StepTimeout = Annotated[float, typer.Option(help="seconds in which a step must be reached")]

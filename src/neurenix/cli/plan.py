@@ -16,7 +16,16 @@ import typer
 
 from neurenix._core.errors import ArgumentError, NeurenixError
 from neurenix.cli.failure import MISTAKE, show
-from neurenix.cli.options import Arguments, Commitment, Price, Region, Script, Slices, StepTimeout
+from neurenix.cli.options import (
+    Arguments,
+    Commitment,
+    Price,
+    Region,
+    Script,
+    Slices,
+    StepExamples,
+    StepTimeout,
+)
 from neurenix.cli.output import check_folders, output_for, show_text, write_text
 from neurenix.cli.scripts import listed, simulate_first, slices_of
 
@@ -63,6 +72,7 @@ def plan(
     region: Region = "us",
     commitment: Commitment = "on-demand",
     price: Price = None,
+    examples_per_step: StepExamples = None,
     timeout: StepTimeout = 600,
 ) -> None:
     """Run a script up to its first training step and find where and how that step runs best.
@@ -73,6 +83,7 @@ def plan(
     from neurenix.compiler.compile import compiler_ready
     from neurenix.preflight.choice import Workload, mesh_of
     from neurenix.preflight.cost import Pricing
+    from neurenix.preflight.description import PreflightOptions
     from neurenix.preflight.html import plan_page
     from neurenix.preflight.planning import SearchSpace, check_objective, search
     from neurenix.preflight.script import first_step
@@ -91,6 +102,7 @@ def plan(
         for name, seconds in (("--budget", budget), ("--timeout", timeout)):
             if seconds <= 0:
                 raise ArgumentError(f"{name} must be positive; got {seconds:g}.")
+        options = PreflightOptions(examples=examples_per_step)
         check_folders(json_path, html_path)
         with output_for(json_path) as output:
             simulate_first(slices)
@@ -105,6 +117,7 @@ def plan(
                     deadline=deadline,
                     budget_seconds=budget,
                     pricing=pricing,
+                    options=options,
                 )
             show_text(found.text())
             if found.winner is not None:

@@ -17,7 +17,16 @@ import typer
 
 from neurenix._core.errors import ArgumentError, NeurenixError
 from neurenix.cli.failure import MISTAKE, show
-from neurenix.cli.options import Arguments, Commitment, Price, Region, Script, Slices, StepTimeout
+from neurenix.cli.options import (
+    Arguments,
+    Commitment,
+    Price,
+    Region,
+    Script,
+    Slices,
+    StepExamples,
+    StepTimeout,
+)
 from neurenix.cli.output import check_folders, output_for, show_text, write_text
 from neurenix.cli.scripts import simulate_first, slices_of
 
@@ -59,6 +68,7 @@ def preflight(
     region: Region = "us",
     commitment: Commitment = "on-demand",
     price: Price = None,
+    examples_per_step: StepExamples = None,
     timeout: StepTimeout = 600,
     compile_timeout: Annotated[
         float, typer.Option(help="seconds that the compiler may take for a slice")
@@ -88,7 +98,9 @@ def preflight(
         if timeout <= 0:
             raise ArgumentError(f"--timeout must be positive; got {timeout:g}.")
         options = PreflightOptions(
-            compiler=CompileOptions(timeout_seconds=compile_timeout), suggest=not no_suggest
+            compiler=CompileOptions(timeout_seconds=compile_timeout),
+            suggest=not no_suggest,
+            examples=examples_per_step,
         )
         check_folders(json_path, html_path)
         with output_for(json_path) as output:

@@ -74,7 +74,7 @@ class Workload:
 
     @property
     def batch(self) -> int | None:
-        """Examples in the global batch of a training step."""
+        """Examples in the global batch of a trainer's step."""
         shapes = [leaf.shape for leaf in jax.tree.leaves(self.args[:1])[:1] if leaf.shape]
         return int(shapes[0][0]) if self.trainer is not None and shapes else None
 

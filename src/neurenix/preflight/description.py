@@ -7,6 +7,7 @@ which ``neurenix.train`` describes itself, or any jittable function. It compiles
 from __future__ import annotations
 
 import math
+import numbers
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -15,6 +16,7 @@ import jax
 
 from neurenix import chips
 from neurenix._core.errors import (
+    ArgumentError,
     ArgumentTypeError,
     NotCompiledError,
     ShapeError,
@@ -36,11 +38,21 @@ class PreflightOptions:
         donate_argnums: of a plain function, the arguments whose memory the results take over.
         compiler: time limit, cache, XLA options.
         suggest: when a training step does not fit, compile what may make it fit.
+        examples: that one call of a plain function works on, where its arguments do not show it.
     """
 
     donate_argnums: tuple[int, ...] = ()
     compiler: CompileOptions = field(default_factory=CompileOptions)
     suggest: bool = True
+    examples: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.examples is None:
+            return
+        if not isinstance(self.examples, numbers.Integral) or isinstance(self.examples, bool):
+            raise ArgumentTypeError(f"examples is a whole number; got {self.examples!r}.")
+        if self.examples < 1:
+            raise ArgumentError(f"A call works on 1 example or more; got examples={self.examples}.")
 
 
 def describe(
@@ -80,6 +92,10 @@ def describer(
     """Return what describes the program for a slice; the target and its batch are checked now."""
     trainer = trainer_of(target)
     if trainer is not None:
+        if options.examples is not None:
+            raise ArgumentError(
+                "The examples of a training step are its batch; leave examples= out."
+            )
         batch = _batch(args, shape)
         return lambda where: _training_step(trainer, batch, where, mesh)
     if not callable(target):

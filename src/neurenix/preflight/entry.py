@@ -155,5 +155,5 @@ def preflight(
             if options.suggest:
                 workload = Workload.of(target, args, input_shape, dtype, options)
                 tried = suggestions(workload, analysis)
-            reports.append(Report(analysis, tried))
+            reports.append(Report(analysis, tried, examples=options.examples))
     return reports[0] if single else reports

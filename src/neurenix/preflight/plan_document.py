@@ -9,8 +9,9 @@ document is one object, sizes in bytes, times in seconds, and every time an esti
 - ``objective``; ``deadline`` (examples, hours) or null; ``pricing``.
 - ``candidates``, the best first: what was chosen (slice, mesh, batch, remat, compiler_options),
   ``won``, ``reason`` (why it lost; empty for the winner), ``estimated_value`` (what it was judged
-  by: seconds or USD for an example, of a plain function for a call; null where it cannot be taken),
-  and, null where it was not compiled, ``fits``, ``refused``, HBM of a device, and the estimates.
+  by: seconds or USD for an example, or for a call where no examples are known; null where it
+  cannot be taken), and, null where it was not compiled, ``fits``, ``refused``, HBM of a device, and
+  the estimates.
 - ``best``: the winner's whole report, of the schema that ``record`` describes, or null.
 """
 

@@ -27,6 +27,7 @@ from neurenix.compiler.target import Target
 from neurenix.compiler.time import peak_of
 from neurenix.preflight import html, plan_document, plan_text, terminal
 from neurenix.preflight.arguments import refuse_keywords
+from neurenix.preflight.batch import batch_of
 from neurenix.preflight.choice import Choice, Workload
 from neurenix.preflight.cost import Pricing, check_number
 from neurenix.preflight.description import PreflightOptions, axes_on
@@ -50,7 +51,8 @@ and three times the time to compile."""
 class Candidate:
     """One choice that was looked at. ``reason`` says why it lost, and is empty for the winner.
 
-    ``value`` is what it was judged by: seconds or USD per example (of a function: per call).
+    ``value`` is what it was judged by: seconds or USD per example (per call of a function that is
+    not known to take examples).
     """
 
     slice: chips.Slice
@@ -207,7 +209,7 @@ class SearchSpace:
             raise mistakes[0]
 
     def choices(self, workload: Workload, slices: Sequence[chips.Slice]) -> list[Choice]:
-        """Return every combination."""
+        """Return every combination, each once."""
         remats = workload.remats if self.remats == "auto" else self.remats
         if workload.trainer is None and (self.batches or remats):
             raise ArgumentError(
@@ -217,7 +219,7 @@ class SearchSpace:
         for remat in remats or ():
             if remat not in workload.remats:
                 raise unknown_name("remat policy", remat, workload.remats)
-        return [
+        choices = [
             Choice(where, mesh, batch, remat, compiler_options=option or {})
             for where in slices
             for mesh, batch, remat, option in itertools.product(
@@ -227,6 +229,7 @@ class SearchSpace:
                 self._options(where),
             )
         ]
+        return [choice for n, choice in enumerate(choices) if choice not in choices[:n]]
 
     def _options(self, where: chips.Slice) -> Sequence[Any]:
         if not isinstance(self.compiler_options, str):
@@ -287,7 +290,8 @@ def search(
         UnknownNameError: an objective, a slice, a mesh axis or a policy that does not exist.
         ShapeError: no candidate can be described: batches that no mesh divides, a mesh that fits
             no slice. One that can is enough; the others then lose with that reason.
-        ArgumentError, ArgumentTypeError: as ``preflight``.
+        ArgumentError, ArgumentTypeError: as ``preflight``; or there is a deadline, and a function
+            of which it is not known how many examples it takes.
 
     Example:
         ::
@@ -340,6 +344,7 @@ class _Described:
     choice: Choice
     program: Program
     least_seconds: float
+    examples: int | None
 
 
 class _Hunt:
@@ -356,7 +361,7 @@ class _Hunt:
         waiting = list(filter(None, map(self._described, choices)))
         if self._mistakes and len(self._mistakes) == len(choices):
             raise self._mistakes[0]
-        waiting.sort(key=lambda d: self._value(d.choice, d.least_seconds) or math.inf)
+        waiting.sort(key=lambda d: self._value(d, d.least_seconds) or math.inf)
         workers = self._workload.options.compiler.at_once
         while waiting:
             left = self._goal.end - time.monotonic()
@@ -370,7 +375,7 @@ class _Hunt:
                 described = waiting.pop(0)
                 why = self._cannot_win(described)
                 if why:
-                    self._lose(described.choice, why)
+                    self._finish(described.choice, described.examples, why)
                 else:
                     wave.append(described)
             if wave:
@@ -378,7 +383,8 @@ class _Hunt:
             elif left <= 0:
                 break
         for described in waiting:
-            self._lose(described.choice, "not compiled: the time for the search was up")
+            why = "not compiled: the time for the search was up"
+            self._finish(described.choice, described.examples, why)
 
     def ranked(self) -> tuple[Candidate, ...]:
         """Return all candidates, the best first, each loser with its reason."""
@@ -398,22 +404,28 @@ class _Hunt:
             program = self._workload.program(choice)
         except ShapeError as error:
             self._mistakes.append(error)
-            self._lose(choice, str(error).partition(". ")[0].removesuffix("."))
+            self._finish(choice, None, str(error).partition(". ")[0].removesuffix("."))
             return None
+        examples = batch_of(program, self._workload.options.examples).examples
+        if examples is None and self._goal.deadline is not None:
+            raise ArgumentError(
+                f"{program.name} is not known to take examples, so neither is the time for "
+                f"{self._goal.deadline.examples:,.0f} of them. Say how many one call takes: "
+                "options=PreflightOptions(examples=…), or --examples-per-step."
+            )
         generation = choice.slice.generation
         held = sum(leaf.device_bytes for leaf in program.leaves)
         if held > generation.hbm_bytes_per_device:
-            self._lose(
-                choice,
-                f"state and batch alone take {bytes_text(held)} of "
-                f"{bytes_text(generation.hbm_bytes_per_device)}",
+            whole = bytes_text(generation.hbm_bytes_per_device)
+            self._finish(
+                choice, examples, f"state and batch alone take {bytes_text(held)} of {whole}"
             )
             return None
         types = {product.dtypes for product in program.traits.products}
         fastest = max((peak_of(pair, generation) for pair in types), default=math.inf)
         peak = fastest * program.num_devices
         choice = replace(choice, mesh=program.axes)
-        return _Described(choice, program, program.model_flops / peak)
+        return _Described(choice, program, program.model_flops / peak, examples)
 
     def _cannot_win(self, described: _Described) -> str:
         choice = described.choice
@@ -427,7 +439,7 @@ class _Hunt:
                 and (tried.batch or 0) < (choice.batch or 0)
             ):
                 return f"a batch of {tried.batch} already did not fit"
-        least = self._value(choice, described.least_seconds)
+        least = self._value(described, described.least_seconds)
         if least is not None and least >= self._best:
             return "slower than the best even at the peak of the matrix units"
         return ""
@@ -437,46 +449,45 @@ class _Hunt:
         options = self._workload.compile_options(wave[0].choice, timeout)
         pairs = [(d.program, Target.of(d.choice.slice)) for d in wave]
         for described, answer in zip(wave, compile_all(pairs, options), strict=True):
-            where = described.choice.slice
-            self._judge(described.choice, Report(analyse(described.program, where, answer)))
+            analysis = analyse(described.program, described.choice.slice, answer)
+            self._judge(described, Report(analysis, examples=described.examples))
 
-    def _judge(self, choice: Choice, report: Report) -> None:
-        value, reason = None, ""
+    def _judge(self, described: _Described, report: Report) -> None:
+        choice, value, reason = described.choice, None, ""
         if report.step_time is None:
             reason = report.findings[0].message.split("\n", 1)[0]
         else:
-            value = self._value(choice, report.step_time.seconds)
+            value = self._value(described, report.step_time.seconds)
             if value is None:
                 reason = self._goal.pricing.missing(choice.slice.generation)
             elif self._goal.deadline is not None:
-                per_example = report.step_time.seconds / (self._batch(choice) or 1)
+                per_example = report.step_time.seconds / (described.examples or 1)
                 reason = self._goal.deadline.misses(per_example)
                 value = None if reason else value
         if value is not None:
             self._best = min(self._best, value)
-        self._done.append(self._candidate(choice, report, value, reason))
+        self._finish(choice, described.examples, reason, report, value)
 
-    def _value(self, choice: Choice, seconds: float) -> float | None:
+    def _value(self, described: _Described, seconds: float) -> float | None:
         """Return seconds or USD per example of a step of ``seconds``."""
-        per_example = seconds / (self._batch(choice) or 1)
+        where, per_example = described.choice.slice, seconds / (described.examples or 1)
         if self._goal.objective == "time":
             return per_example
-        rate = self._goal.pricing.rate(choice.slice.generation)
-        return None if rate is None else per_example * rate * choice.slice.num_chips / 3600
+        rate = self._goal.pricing.rate(where.generation)
+        return None if rate is None else per_example * rate * where.num_chips / 3600
 
-    def _batch(self, choice: Choice) -> int | None:
-        return choice.batch or self._workload.batch
-
-    def _lose(self, choice: Choice, reason: str) -> None:
-        self._done.append(self._candidate(choice, None, None, reason))
-
-    def _candidate(
-        self, choice: Choice, report: Report | None, value: float | None, reason: str
-    ) -> Candidate:
-        return Candidate(
+    def _finish(
+        self,
+        choice: Choice,
+        examples: int | None,
+        reason: str,
+        report: Report | None = None,
+        value: float | None = None,
+    ) -> None:
+        candidate = Candidate(
             slice=choice.slice,
             mesh=choice.mesh_text,
-            batch=self._batch(choice) or (report.batch_size if report else None),
+            batch=examples or choice.batch or self._workload.batch,
             remat=choice.remat or self._workload.remat,
             report=report,
             value=value,
@@ -484,3 +495,4 @@ class _Hunt:
             compiler_options=choice.options_text,
             choice=choice,
         )
+        self._done.append(candidate)

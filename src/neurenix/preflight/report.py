@@ -39,10 +39,16 @@ class Report:
             that make it fit.
     """
 
-    def __init__(self, analysis: Analysis, suggestions: tuple[Suggestion, ...] = ()) -> None:
+    def __init__(
+        self,
+        analysis: Analysis,
+        suggestions: tuple[Suggestion, ...] = (),
+        *,
+        examples: int | None = None,
+    ) -> None:
         self._analysis = analysis
         self.suggestions = suggestions
-        self._batch = batch_of(analysis.program)
+        self._batch = batch_of(analysis.program, examples)
         self._memory = _with_results(analysis)
 
     @property
