@@ -253,30 +253,6 @@ def test_an_infinite_loss_of_weight_0_never_counts() -> None:
         trainer.fit(X, targets, batch_size=8)
 
 
-@pytest.mark.parametrize(
-    "kind", [nx.nn.BatchNorm, lambda size: nnx.BatchNorm(size, rngs=nnx.Rngs(0))]
-)
-@pytest.mark.parametrize("as_data", [False, True])
-def test_batch_statistics_take_no_examples_that_replicas_need(kind: Any, as_data: bool) -> None:
-    model = nx.nn.Sequential(nx.nn.Linear(6, 8), kind(8), nx.nn.Linear(8, 3))
-    options = TrainOptions(strategy=nx.distribute.TPUStrategy())
-    trainer = Trainer(model, optimizer="sgd", loss=LOSS, options=options)
-    data = {"x": nx.data.Dataset.from_arrays(X, Y).batch(20)} if as_data else {"x": X, "y": Y}
-    size = {} if as_data else {"batch_size": 20}
-    message = r"20 do not divide by the 8 replicas.*layers.1 \(BatchNorm\).*batches of 16 or 24"
-    with pytest.raises(nx.ArgumentError, match=message):
-        trainer.fit(**data, **size)
-    trainer.evaluate(**data, **size)
-    if kind is nx.nn.BatchNorm:
-        model.layers[1].freeze()  # uses what it has, and no batch
-        trainer.fit(**data, **size)
-        model.layers[1].unfreeze()
-    trainer.fit(X, Y, batch_size=24)
-    trainer.fit(X[:5], Y[:5], batch_size=8)
-    with pytest.raises(nx.ArgumentError, match=r"Use batches of 8\."):
-        trainer.fit(X, Y, batch_size=5)
-
-
 def test_a_float64_loss_trains_in_steps_of_several(run_python: Any) -> None:
     done = run_python(
         code="import numpy as np, jax.numpy as jnp, neurenix as nx\n"

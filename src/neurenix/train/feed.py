@@ -51,8 +51,6 @@ class Feed:
 
     Attributes:
         passes: the same, with those begun here.
-        given_size: examples of a batch as the data has them.
-        batch_size: of those that ``chunks`` yields, a multiple of the replicas.
 
     Raises:
         DataError: the dataset is empty.
@@ -80,7 +78,6 @@ class Feed:
         size = num_examples(first)
         if isinstance(dataset, Dataset) and dataset.batch_size:
             size = dataset.batch_size
-        self.given_size = size
         self.batch_size = -(-size // replicas) * replicas
         self.uniform = self.batch_size == size and _is_uniform(dataset)
         self.weighted = weighted or not self.uniform or first.weight is not None

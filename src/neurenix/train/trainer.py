@@ -58,7 +58,6 @@ from neurenix.train.progress import Progress, shown
 from neurenix.train.run import Run
 from neurenix.train.split import ModuleSplit
 from neurenix.train.state import TrainState, counters
-from neurenix.train.statistics import check_shares
 from neurenix.train.step import StepDefinition, bind_metrics
 
 
@@ -160,8 +159,8 @@ class Trainer(Described):
             y: targets (N, …).
             epochs: number of the last epoch; the first is ``options.initial_epoch``.
             batch_size: examples of one step over all replicas, for arrays; 32 by default. The last
-                batch is filled up with its own examples, masked, so that none is lost and the step
-                compiles once; only the statistics of a ``BatchNorm`` count some of them twice.
+                batch is filled up and masked, so that no example is lost and the step compiles
+                once.
             steps_per_epoch: optimizer steps of an epoch; needed when the data never ends.
             validation_data: evaluated after every epoch: a dataset, ``(x, y)`` or
                 ``(x, y, sample_weight)``.
@@ -181,8 +180,7 @@ class Trainer(Described):
             UnknownNameError: a callback watches a number that the logs will not have.
             NotCompiledError: the trainer has no loss.
             ArgumentError: an option cannot be used; the loss couples the examples of a batch (it
-                is one number and no mean over them) and a batch would be filled up or weighted; the
-                model has a ``BatchNorm`` and the batch size does not divide by the replicas.
+                is one number and no mean over them) and a batch would be filled up or weighted.
             ArgumentTypeError: an option does not exist.
         """
         check_options("fit", more, FIT_OPTIONS)
@@ -213,9 +211,6 @@ class Trainer(Described):
         _check_end(feed, steps_per_epoch, "steps_per_epoch")
         self._check.first(definition, self._loss_needed(), feed.first)
         self._leave_whole(feed, definition)
-        if feed.given_size != feed.batch_size:
-            trained = definition.model.build(*definition.model.read(), training=True)
-            check_shares(trained, feed.given_size, strategy.num_replicas_in_sync)
         validate = self._validator(validation_data, batch_size or feed.batch_size, options)
         check_watched(called, definition.log_names, validated=validate is not None)
         for callback in called:
