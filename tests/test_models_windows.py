@@ -77,7 +77,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
 
 
 def gradients(model: models.Decoder, ids: jax.Array) -> dict[str, jax.Array]:
-    state = nnx.grad(lambda model: LOSS(ids, model(ids)))(model)
+    state = nnx.jit(nnx.grad(lambda model: LOSS(ids, model(ids))))(model)
     return {".".join(map(str, path)): v[...] for path, v in nnx.to_flat_state(state)}
 
 
