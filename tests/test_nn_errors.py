@@ -160,6 +160,11 @@ def test_whole_numbers_of_numpy_are_sizes(kind):
     assert type(attention.embed_dim) is type(attention.head_dim) is int
     assert attention(jnp.ones((1, 2, 200))).shape == (1, 2, 200)
     assert type(nn.LSTM(kind(3), kind(5)).hidden_size) is int
+    assert type(nn.Linear(kind(200), kind(3)).in_features) is int
+    assert nn.Embedding(kind(200), kind(3))(jnp.array([199])).shape == (1, 3)
+    assert nn.LayerNorm(kind(200))(jnp.ones((2, 200))).shape == (2, 200)
+    assert nn.GroupNorm(kind(2), kind(200))(jnp.ones((2, 4, 4, 200))).shape == (2, 4, 4, 200)
+    assert nn.ConvTranspose2d(kind(3), kind(4), 3)(jnp.ones((1, 4, 4, 3))).shape[-1] == 4
     for wrong in (np.bool_(True), np.float32(3), np.int64(0)):
         with pytest.raises(ArgumentError, match="whole number of at least 1"):
             nn.Linear(64, wrong)

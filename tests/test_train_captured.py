@@ -318,9 +318,8 @@ def test_an_argument_that_must_be_static_is_named(call: Callable[..., Any]) -> N
         call(lambda x: x, np.array(["a"]))
     with pytest.raises(nx.ArgumentTypeError, match=r"needs the value of n \(int\)"):
         call(lambda x, n: jnp.zeros(n) + x.sum(), X, 3)
-    with pytest.raises(jax.errors.TracerBoolConversionError) as caught:
+    with pytest.raises(nx.ArgumentTypeError, match="made of flag, at .*return x if flag"):
         call(choose, X, jnp.array(True))
-    assert any("is flag of choose" in note for note in caught.value.__notes__)
     with pytest.raises(nx.ArgumentTypeError, match="make Loop a subclass of nn.Module"):
         call(lambda loop, x: x, Loop(), X)
     with pytest.raises(nx.ArgumentTypeError, match="self is of type Loop.*subclass of nn.Module"):

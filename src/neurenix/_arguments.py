@@ -178,6 +178,7 @@ def explain(
                 ) from error
     traced = jax.tree_util.tree_flatten_with_path(list(values))[0]
     leaves = {jax.tree_util.keystr(path): (path, leaf) for path, leaf in traced}
+    known = []
     for match in _TRACED.finditer(str(error)):
         if match[1] not in leaves:
             continue
@@ -189,11 +190,13 @@ def explain(
                 f"{name} needs the value of {shown} ({_kind(leaf)}) while it is compiled for any. "
                 + _fixed(leaf, label, way_out, nested=len(path) > 1)
             ) from error
+        known.append(shown)
         error.add_note(f"{match[0]} is {shown} of {name}.")
     if isinstance(error, NEEDS_VALUES):
+        made_of = f", made of {', '.join(known)}," if known else ""
         raise ArgumentTypeError(
-            f"{name} needs the values of an array at {users_line(error)}, and while it is compiled "
-            "there are only shapes. Use jax.numpy instead of NumPy, jnp.where or jax.lax.cond "
+            f"{name} needs the values of an array{made_of} at {users_line(error)}, and while it is "
+            "compiled there are only shapes. Use jax.numpy instead of NumPy, jnp.where or jax.lax.cond "
             "instead of if, and return what float(), int() or print are to show."
         ) from error
 

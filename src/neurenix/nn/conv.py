@@ -41,7 +41,9 @@ class _Conv(Module, nnx.Conv):
         dtype: jax.typing.DTypeLike | None = None,
         rngs: nnx.Rngs | None = None,
     ) -> None:
-        positive(in_channels=in_channels, out_channels=out_channels, groups=groups)
+        in_channels, out_channels, groups = positive(
+            in_channels=in_channels, out_channels=out_channels, groups=groups
+        )
         if in_channels % groups or out_channels % groups:
             raise ArgumentError(
                 f"`groups` = {groups} must divide `in_channels` = {in_channels} and "
@@ -179,7 +181,7 @@ class DepthwiseConv2d(Conv2d):
         bias: bool = True,
         **options,
     ) -> None:
-        positive(in_channels=in_channels, multiplier=multiplier)
+        in_channels, multiplier = positive(in_channels=in_channels, multiplier=multiplier)
         super().__init__(
             in_channels,
             in_channels * multiplier,

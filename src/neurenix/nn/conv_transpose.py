@@ -42,7 +42,9 @@ class _ConvTranspose(Module):
         dtype: jax.typing.DTypeLike | None = None,
         rngs: nnx.Rngs | None = None,
     ) -> None:
-        positive(in_channels=in_channels, out_channels=out_channels, groups=groups)
+        in_channels, out_channels, groups = positive(
+            in_channels=in_channels, out_channels=out_channels, groups=groups
+        )
         if in_channels % groups or out_channels % groups:
             raise ArgumentError(
                 f"`groups` = {groups} must divide `in_channels` = {in_channels} and "

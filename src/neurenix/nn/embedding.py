@@ -50,7 +50,9 @@ class Embedding(Module, nnx.Embed):
         dtype: jax.typing.DTypeLike | None = None,
         rngs: nnx.Rngs | None = None,
     ) -> None:
-        positive(num_embeddings=num_embeddings, embedding_dim=embedding_dim)
+        num_embeddings, embedding_dim = positive(
+            num_embeddings=num_embeddings, embedding_dim=embedding_dim
+        )
         nnx.Embed.__init__(
             self,
             num_embeddings,

@@ -48,7 +48,7 @@ class Linear(Module, nnx.Linear):
         dtype: jax.typing.DTypeLike | None = None,
         rngs: nnx.Rngs | None = None,
     ) -> None:
-        positive(in_features=in_features, out_features=out_features)
+        in_features, out_features = positive(in_features=in_features, out_features=out_features)
         init = fan_in_uniform(in_features)
         nnx.Linear.__init__(
             self,

@@ -122,7 +122,7 @@ class GroupNorm(Module):
         affine: bool = True,
         dtype: jax.typing.DTypeLike | None = None,
     ) -> None:
-        positive(num_groups=num_groups, num_channels=num_channels)
+        num_groups, num_channels = positive(num_groups=num_groups, num_channels=num_channels)
         if num_channels % num_groups:
             raise ArgumentError(
                 f"`num_groups` = {num_groups} must divide `num_channels` = {num_channels}."
@@ -162,10 +162,8 @@ def affine(
 
 
 def _sizes(normalized_shape: int | Sequence[int]) -> tuple[int, ...]:
-    shape = (normalized_shape,) if isinstance(normalized_shape, int) else tuple(normalized_shape)
-    for size in shape:
-        positive(normalized_shape=size)
-    return shape
+    given = normalized_shape if isinstance(normalized_shape, Sequence) else (normalized_shape,)
+    return tuple(positive(normalized_shape=size)[0] for size in given)
 
 
 def _wide_checked(layer: str, x: jax.Array, shape: tuple[int, ...]) -> jax.Array:
