@@ -156,6 +156,12 @@ SCRIPTS: list[tuple[str, tuple[str, ...]]] = [
     ),
     ("print('nothing')", ("train.py ended without a step", "nx.preflight(function")),
     ("raise SystemExit(3)", ("exit code 3", "before any step")),
+    ("import os; os._exit(0)", ("train.py called os._exit(0) before any step",)),
+    (
+        "import os, threading, time\nthreading.Thread(target=os._exit, args=(0,)).start()\n"
+        "time.sleep(60)",
+        ("train.py called os._exit(0) before any step",),
+    ),
     ("x = 1\nx.no_such()", ("AttributeError: 'int' object has no", 'train.py", line 2')),
     ("def f(:\n", ("SyntaxError", 'train.py", line 1')),
     ("import neurenix as nx\nnx.chips.resolve('v5-9')", ("no slice 'v5-9'", "line 2")),

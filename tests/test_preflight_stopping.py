@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from pathlib import Path
@@ -86,6 +87,55 @@ def test_a_script_that_cannot_be_stopped_is_told_what_to_write(run_python, tmp_p
     assert "train.py reached a training step, and nothing ends it" in done.stderr
     assert "Write except Exception:" in done.stderr
     assert not (tmp_path / "taken").exists()
+
+
+WAYS_OUT = {
+    "_exit": ("os._exit(0)", r"os\._exit\(0\)"),
+    "another program": ("os.execvp('true', ['true'])", r"os\.execv\(…\)"),
+    "caught": ("try: os._exit(0)\nexcept: os._exit(3)", r"os\._exit\(0\)"),
+}
+
+
+@pytest.mark.parametrize(("code", "said"), WAYS_OUT.values(), ids=WAYS_OUT)
+def test_a_script_that_ends_the_process_has_no_step(tmp_path: Path, code: str, said: str) -> None:
+    (tmp_path / "train.py").write_text(f"import os\n{code}")
+    before = os._exit, os.execv
+    with pytest.raises(ArgumentError, match=f"train.py called {said} before any step"):
+        first_step(tmp_path / "train.py", timeout_seconds=60)
+    assert (os._exit, os.execv) == before
+
+
+def test_a_script_that_ends_the_process_after_its_step_has_one(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(f"import os\n{BEGIN}try: step()\nfinally: os._exit(0)")
+    assert len(first_step(tmp_path / "train.py")[1]) == 2
+
+
+CHILDREN = """
+import os, subprocess, sys
+ends = [lambda: sys.exit(3), lambda: os._exit(4), lambda: None, lambda: 1 / 0, step]
+for end in ends:
+    child = os.fork()
+    if child == 0:
+        end()
+        break
+    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+else:
+    print(subprocess.run(["echo", "ran"], capture_output=True).stdout, flush=True)
+    step()
+"""
+
+
+def test_children_end_as_they_wish_and_the_verdict_is_the_scripts(
+    run_python, tmp_path: Path
+) -> None:
+    (tmp_path / "train.py").write_text(BEGIN + CHILDREN)
+    code = "from neurenix.preflight import script as s; print('verdict', s.first_step('train.py'))"
+    done = run_python(code=code, env={"PYTHONWARNINGS": "ignore", "JAX_PLATFORMS": "cpu"})
+    lines = done.stdout.splitlines()
+    assert lines[:6] == ["3", "4", "0", "1", "2", "b'ran\\n'"], done.stdout + done.stderr
+    assert len([line for line in lines if line.startswith("verdict")]) == 1
+    assert "ZeroDivisionError" in done.stderr
+    assert "a process that the script forked reached a training step" in done.stderr
 
 
 @pytest.mark.parametrize(

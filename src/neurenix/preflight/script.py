@@ -17,7 +17,7 @@ import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from neurenix._core.errors import ArgumentError, CompilationError, NeurenixError
 from neurenix._core.source_files import is_library
@@ -33,6 +33,7 @@ _AGAIN_SECONDS = 2.0
 _GRACE_SECONDS = 10.0
 """For what a script does on its way out once it has reached a step."""
 
+_exit = os._exit  # as it is while a script runs with another in its place
 _JITS = re.compile(
     r"^[^#\n]*?(?:\b(?P<name>(?:jax\.(?:jit|pmap)|nnx\.(?:jit|pmap)|(?:eqx|equinox)\.filter_jit))\b"
     r"|\bfrom jax import [^#\n]*\bjit\b)",
@@ -49,6 +50,10 @@ class _Reached(intercept.StopScript):
 
 class _OutOfTime(intercept.StopScript):
     """The script did not reach a step in time."""
+
+
+class _Left(intercept.StopScript):
+    """The script ended the process, or began another program in it, past all that Python does."""
 
 
 def preflight_script(
@@ -111,9 +116,16 @@ def _run(script: Path, arguments: Sequence[str], timeout_seconds: float) -> _Rea
     it is.
     """
     reached: list[_Reached] = []
+    ways_out: list[str] = []
     waker = _Waker()
+    verdict_is_of = os.getpid()
 
     def stop(target: Any, args: tuple[Any, ...]) -> None:
+        if os.getpid() != verdict_is_of:
+            _end_child(
+                "a process that the script forked reached a training step, and is stopped there; "
+                "only a step of the script's own process is looked at"
+            )
         reached.append(_Reached(target, args))
         if threading.current_thread() is threading.main_thread():
             if len(reached) == 1:
@@ -123,6 +135,14 @@ def _run(script: Path, arguments: Sequence[str], timeout_seconds: float) -> _Rea
             raise reached[0]
         waker.wake()
         raise SystemExit  # which ends a thread, and nothing is printed
+
+    def leave(way_out: str) -> None:
+        ways_out.append(way_out)
+        if threading.current_thread() is threading.main_thread():
+            limit.shorten(_GRACE_SECONDS)
+            raise reached[0] if reached else _Left(way_out)
+        waker.wake()
+        raise SystemExit
 
     def at_fit(trainer: Any, x: Any, y: Any) -> None:
         stop(trainer, (x,) if y is None else (x, y))
@@ -135,19 +155,33 @@ def _run(script: Path, arguments: Sequence[str], timeout_seconds: float) -> _Rea
         f"{script} reached a training step, and nothing ends it: it catches what should, in a loop "
         "around the step. Write except Exception: where it says except: or except BaseException:."
     )
-    limit = _TimeLimit(lambda: caught if reached else f"{late} It catches what should stop it.")
+
+    def left_by() -> str:
+        return (
+            f"{script} called {ways_out[0]} before any step: it called neither fit nor a function "
+            f"compiled by nx.jit. {_instead(script)}"
+        )
+
+    def without_end() -> str:
+        if reached:
+            return caught
+        return left_by() if ways_out else f"{late} It catches what should stop it."
+
+    limit = _TimeLimit(without_end)
     left: SystemExit | None = None
     before, tracing = threading.enumerate(), sys.gettrace()
     try:
         with intercept.listening(at_fit, stop), _as_main(script, arguments):
-            with limit.of(timeout_seconds):
+            with limit.of(timeout_seconds), _ways_out(leave):
                 try:
-                    runpy.run_path(str(script), run_name="__main__")
+                    _run_as_main(script)
                     _wait_for_threads(before)
                 finally:
                     waker.close()
                     sys.settrace(tracing)
-    except (_Reached, _OutOfTime) as stopped:
+    except (_Reached, _OutOfTime, _Left) as stopped:
+        if not reached and ways_out:
+            raise ArgumentError(left_by()) from stopped.__cause__
         if not reached:
             raise CompilationError(late) from stopped.__cause__
     except SystemExit as error:
@@ -174,6 +208,58 @@ def _run(script: Path, arguments: Sequence[str], timeout_seconds: float) -> _Rea
         f"{script} ended without a step: it called neither fit nor a function compiled by nx.jit. "
         f"{_instead(script)}"
     )
+
+
+def _run_as_main(script: Path) -> None:
+    """Run the script. A process that it forked ends here as Python ends it, and says no verdict."""
+    owner = os.getpid()
+    try:
+        runpy.run_path(str(script), run_name="__main__")
+    except SystemExit as left:
+        if os.getpid() != owner:
+            _end_child(*((left.code, 1) if isinstance(left.code, str) else ("", left.code or 0)))
+        raise
+    except BaseException:
+        if os.getpid() != owner:
+            _end_child(traceback.format_exc().rstrip(), 1)
+        raise
+    if os.getpid() != owner:
+        _end_child("", 0)
+
+
+def _end_child(message: str, status: Any = 2) -> NoReturn:
+    """End a forked process, and leave what is its parent's (workers, folders) alone."""
+    if message:
+        print(message, file=sys.stderr)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    _exit(status if isinstance(status, int) else 1)
+
+
+@contextmanager
+def _ways_out(leave: Callable[[str], None]) -> Iterator[None]:
+    """Call ``leave`` where this process is about to end without a word or to become another.
+
+    Processes that it forks end as they wish.
+    """
+    owner = os.getpid()
+
+    def watched(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **named: Any) -> Any:
+            if os.getpid() == owner:
+                leave(f"os.{name}({args[0] if name == '_exit' and args else '…'})")
+            return original(*args, **named)
+
+        return call
+
+    originals = {name: getattr(os, name) for name in ("_exit", "execv", "execve")}
+    try:
+        for name, original in originals.items():
+            setattr(os, name, watched(name, original))
+        yield
+    finally:
+        for name, original in originals.items():
+            setattr(os, name, original)
 
 
 def _instead(script: Path) -> str:
@@ -281,7 +367,7 @@ class _TimeLimit:
         self._told += 1
         if self._told > _TOLD_AT_MOST:
             os.write(2, f"neurenix: {self._message()}\n".encode())
-            os._exit(2)
+            _exit(2)
         raise _OutOfTime("out of time")
 
 
