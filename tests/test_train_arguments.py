@@ -205,7 +205,11 @@ def test_a_loss_for_each_output(kind: Any, loss: Any, weights: Any, y: Any, per_
     key = "0" if kind is tuple else "a"
     output = trainer.predict(X)[0 if kind is tuple else "a"]
     mae = np.abs(output - X[:, :1]).mean()
-    np.testing.assert_allclose(trainer.evaluate(X, y)[f"{key}_mae"], mae, rtol=1e-5)
+    logs = trainer.evaluate(X, y, batch_size=10)
+    np.testing.assert_allclose(logs[f"{key}_mae"], mae, rtol=1e-5)
+    parts = [logs[f"{name}_loss"] for name in (("0", "1") if kind is tuple else ("a", "b"))]
+    np.testing.assert_allclose(parts[0], np.square(output - X[:, :1]).mean(), rtol=1e-5)
+    np.testing.assert_allclose(0.5 * parts[0] + parts[1], logs["loss"], rtol=1e-5)
     assert f"{key}_mse" in found.history
     spec = jax.ShapeDtypeStruct((8, 6), np.float32)
     program = trainer.step_program(nx.distribute.TPUStrategy().mesh, spec)

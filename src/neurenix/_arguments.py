@@ -196,8 +196,8 @@ def explain(
         made_of = f", made of {', '.join(known)}," if known else ""
         raise ArgumentTypeError(
             f"{name} needs the values of an array{made_of} at {users_line(error)}, and while it is "
-            "compiled there are only shapes. Use jax.numpy instead of NumPy, jnp.where or jax.lax.cond "
-            "instead of if, and return what float(), int() or print are to show."
+            "compiled there are only shapes. Use jax.numpy instead of NumPy, jnp.where or "
+            "jax.lax.cond instead of if, and return what float(), int() or print are to show."
         ) from error
 
 

@@ -18,7 +18,7 @@ import numpy as np
 from neurenix import losses
 from neurenix._core.errors import ArgumentError, ArgumentTypeError, unknown_name
 from neurenix.losses import BinaryCrossentropy, Loss
-from neurenix.metrics import Metric
+from neurenix.metrics import MeanMetric, Metric
 from neurenix.metrics import get as get_metric
 
 
@@ -114,6 +114,40 @@ class OutputMetric(Metric):
         return self.inner.result()
 
 
+class OutputLoss(OutputMetric):
+    """The mean loss of one output, called as in Keras: the output's name and ``_loss``.
+
+    Args:
+        key: name or position of the output.
+        loss: its loss; the weight of it in the sum is left out.
+    """
+
+    def __init__(self, key: Any, loss: Loss) -> None:
+        super().__init__(key, MeanLoss(loss))
+
+
+class MeanLoss(MeanMetric):
+    """The mean that a loss is, over all batches of an epoch.
+
+    Args:
+        loss: the loss.
+    """
+
+    direction = "min"
+
+    def __init__(self, loss: Loss) -> None:
+        super().__init__("loss")
+        self.loss = loss
+
+    def update(
+        self, y_true: jax.Array, y_pred: jax.Array, sample_weight: jax.Array | None = None
+    ) -> None:
+        """Add a batch; see :meth:`Loss.__call__`."""
+        counted = self.loss.counted(y_true, y_pred, sample_weight)
+        weight = jnp.float32(len(y_pred)) if counted is None else jnp.sum(counted)
+        self._add(self.loss(y_true, y_pred, sample_weight), weight)
+
+
 def as_loss(loss: Any, weights: Any = None) -> Loss | None:
     """Return the loss that ``compile`` was given: one, or one for each output.
 
@@ -156,7 +190,14 @@ def as_metrics(metrics: Any) -> list[Metric]:
     return [get_metric(metric) for metric in _listed(metrics)]
 
 
-def leave_out_as(metrics: Sequence[Metric], loss: Loss | None) -> None:
+def losses_of_outputs(loss: Loss | None, metrics: Sequence[Metric]) -> list[Metric]:
+    """Return a metric for the loss of every output, where there are several and none is there."""
+    if not isinstance(loss, OutputLosses) or any(isinstance(m, OutputLoss) for m in metrics):
+        return []
+    return [OutputLoss(key, part) for key, part, _ in loss.parts]
+
+
+def follow_loss(metrics: Sequence[Metric], loss: Loss | None) -> None:
     """Let metrics go by their loss in what they do not say themselves.
 
     One that can leave out a label, and names none, leaves out that of the loss; one with a

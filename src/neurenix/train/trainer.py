@@ -53,7 +53,7 @@ from neurenix.train.options import (
     FitOptions,
     TrainOptions,
 )
-from neurenix.train.outputs import as_loss, as_metrics, leave_out_as
+from neurenix.train.outputs import as_loss, as_metrics, follow_loss, losses_of_outputs
 from neurenix.train.progress import Progress, shown
 from neurenix.train.run import Run
 from neurenix.train.split import ModuleSplit
@@ -107,8 +107,9 @@ class Trainer(Described):
         self._own_rate = OwnRate(optimizer)
         self._optimizer = optim.get(optimizer)
         self._loss = as_loss(loss, loss_weights)
-        self._metrics = named_apart(as_metrics(metrics))
-        leave_out_as(self._metrics, self._loss)
+        given = as_metrics(metrics)
+        self._metrics = named_apart([*losses_of_outputs(self._loss, given), *given])
+        follow_loss(self._metrics, self._loss)
         self._strategy = options.strategy or get_strategy()
         self._definition: StepDefinition | None = None
         self._evaluation: CompiledEvaluation | None = None
