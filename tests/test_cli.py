@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 import subprocess
 import sys
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 
 import neurenix
+from neurenix.preflight import condition
 
 pytestmark = pytest.mark.cpu8
 
@@ -39,6 +41,11 @@ def test_help_names_the_commands(run_python) -> None:
     done = run_python(*CLI, "--help")
     for command in ("devices", "run", "env"):
         assert command in done.stdout
+
+
+def test_help_of_preflight_names_what_a_condition_may_ask_about(run_python) -> None:
+    words = set(re.split(r"[\s,;:.]+", run_python(*CLI, "preflight", "--help").stdout))
+    assert not {*condition.NAMES, *condition.UNITS, "and", "or", "not"} - {"µs"} - words
 
 
 def test_devices(run_python) -> None:

@@ -42,9 +42,11 @@ def plan(
     on: Slices,
     objective: Annotated[str, typer.Option(help="time or cost, of an example")] = "time",
     deadline_hours: Annotated[
-        float | None, typer.Option(help="leave out what takes longer, for so many --examples")
+        float | None, typer.Option(help="leave out what needs more hours for all --examples")
     ] = None,
-    examples: Annotated[float | None, typer.Option(help="to train on by the deadline")] = None,
+    examples: Annotated[
+        float | None, typer.Option(help="in all, to train on by the deadline")
+    ] = None,
     batch: Annotated[
         str | None, typer.Option(help="global batches to try: 64,128; else the script's own")
     ] = None,
@@ -76,6 +78,8 @@ def plan(
     timeout: StepTimeout = 600,
 ) -> None:
     """Run a script up to its first training step and find where and how that step runs best.
+
+    No TPU is needed, and nothing is trained: the TPU compiler compiles the step here.
 
     Every candidate is printed with why it lost. The exit status is 1 when none can be taken, and 2
     when there is no answer.

@@ -76,7 +76,14 @@ def preflight(
 ) -> None:
     """Run a script up to its first training step and say how that step runs on TPU slices.
 
+    No TPU is needed, and nothing is trained: the TPU compiler compiles the step here.
+
     The exit status is 1 when --fail-if is true of a slice, and 2 when there is no answer.
+
+    --fail-if may ask about fits, step_time, step_time_low, step_time_high, hbm_peak_bytes,
+    hbm_headroom, mfu, cost_per_step, findings, errors and warnings, with and, or, not,
+    < <= > >= == != and + - * /.
+    Units: s, ms, us, min, h; B, KiB, MiB, GiB, TiB, kB, MB, GB; %; USD.
     """
     from neurenix.compiler.compile import CompileOptions
     from neurenix.preflight.choice import mesh_of

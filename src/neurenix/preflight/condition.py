@@ -65,7 +65,7 @@ _UNITS_OF: dict[Dimension, dict[str, float]] = {
     _USD: {"USD": 1.0},
     _SHARE: {"%": 0.01},
 }  # fmt: skip
-_UNITS = {
+UNITS = {
     unit: (size, dimension)
     for dimension, units in _UNITS_OF.items()
     for unit, size in units.items()
@@ -180,9 +180,9 @@ class _Quantities(ast.NodeTransformer):
 
 def _quantity(match: re.Match[str]) -> _Quantity:
     number, unit = match[1], match[2].replace(_GREEK_MU, _MICRO)
-    if unit not in _UNITS:
-        raise unknown_name("unit", unit, _UNITS)
-    size, dimension = _UNITS[unit]
+    if unit not in UNITS:
+        raise unknown_name("unit", unit, UNITS)
+    size, dimension = UNITS[unit]
     quantity = _Quantity(float(number) * size)
     quantity.dimension, quantity.written = dimension, match[0]
     return quantity
