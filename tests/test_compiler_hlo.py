@@ -238,6 +238,39 @@ def test_an_unrolled_loop_runs_less_often(growth: str, trips: int) -> None:
     assert module.trip_count(module.entry, loop) == trips
 
 
+@pytest.mark.parametrize(
+    ("changes", "trips"),
+    [
+        ({"add(%two, %next)": "multiply(%two, %next)", "constant(0)": "constant(1)"}, 2),  # 1 4 10
+        ({"add(%two, %next)": "shift-left(%next, %two)", "constant(8)": "constant(100)"}, 4),
+        (
+            {
+                "add(%two, %next)": "subtract(%next, %two)",
+                "LT": "GT",
+                "constant(0)": "constant(20)",
+            },
+            12,
+        ),
+        ({"LT": "NE", "constant(8)": "constant(9)"}, 3),
+        ({"LT": "NE"}, None),  # 0, 3, 6, 9: never 8
+        ({"LT": "GE"}, 0),
+        ({"LT": "EQ", "constant(0)": "constant(8)"}, 1),
+        ({"add(%two, %next)": "subtract(%next, %two)", "LT": "LE"}, None),
+        ({"add(%two, %next)": "divide(%next, %two)"}, None),
+        ({"%zero = u32[] constant(0)": "%zero = u32[] parameter(1)"}, None),
+        ({"compare(%counter.1, %bound)": "compare(%bound, %counter.1)", "LT": "GE"}, 3),
+    ],
+)
+def test_counters_that_change_in_another_way(changes: dict[str, str], trips: int | None) -> None:
+    text = UNROLLED
+    for old, new in changes.items():
+        assert old in text
+        text = text.replace(old, new)
+    module = parse(text)
+    (loop,) = loops(module)
+    assert module.trip_count(module.entry, loop) == trips
+
+
 def test_a_computation_of_a_sparse_core_ends_where_it_ends() -> None:
     text = UNROLLED.replace("}\n\n%condition", '}, execution_thread="sparsecore"\n\n%condition')
     assert set(parse(text).computations) == {"body", "condition", "main"}

@@ -18,14 +18,18 @@ import numpy as np
 from jax.interpreters import partial_eval
 
 from neurenix.compiler.attention_kernels import attention_model_flops, window_of
+from neurenix.compiler.hlo import turns
 
 _RECOMPUTED = "rematted_computation"
+_MIRRORED = {"LT": "GT", "GT": "LT", "LE": "GE", "GE": "LE", "NE": "NE", "EQ": "EQ"}
 
 
 def model_flops(jaxpr: Any) -> float:
     """Count the floating-point operations of one call, of all devices together.
 
-    A ``cond`` counts its dearest branch. A ``while`` whose length only the data knows counts once.
+    A ``cond`` counts its dearest branch. A ``while`` counts as often as it runs if its counter
+    starts at a number, is compared with one, and numbers are added to it or multiply it; where
+    only the data knows, once.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -90,6 +94,8 @@ def _equation(equation: Any, window: int | None) -> float:
 def _times(equation: Any) -> int:
     if equation.primitive.name == "scan":
         return equation.params["length"]
+    if equation.primitive.name == "while":
+        return _while_turns(equation)
     if equation.primitive.name == "shard_map":
         mesh = equation.params["mesh"]
         manual = equation.params.get("manual_axes") or mesh.axis_names
@@ -98,6 +104,54 @@ def _times(equation: Any) -> int:
         grid = getattr(equation.params.get("grid_mapping"), "grid", ())
         return math.prod(size for size in grid if isinstance(size, int))
     return 1
+
+
+def _while_turns(equation: Any) -> int:
+    """Return how often a ``while`` runs; 1 where only the data knows."""
+    params = equation.params
+    condition, body = (params[name].jaxpr for name in ("cond_jaxpr", "body_jaxpr"))
+    of_condition, of_body = params["cond_nconsts"], params["body_nconsts"]
+    compare = _maker(condition, condition.outvars[0])
+    direction = getattr(compare, "primitive", None)
+    if compare is None or direction is None or str(direction).upper() not in _MIRRORED:
+        return 1
+    left, right = compare.invars
+    direction = str(direction).upper()
+    if _number(left) is not None:
+        left, right, direction = right, left, _MIRRORED[direction]
+    if left not in condition.invars[of_condition:]:
+        return 1
+    position = condition.invars.index(left) - of_condition
+    bound = _number(right)
+    if bound is None and right in condition.invars[:of_condition]:
+        bound = _number(equation.invars[condition.invars.index(right)])
+    start = _number(equation.invars[of_condition + of_body + position])
+    value = body.outvars[position]
+    step = _maker(body, value)
+    if bound is None or start is None or step is None or len(step.invars) != 2:
+        return 1
+    name, (first, second) = step.primitive.name, step.invars
+    if name in ("add", "mul") and _number(first) is not None:
+        first, second = second, first
+    number = _number(second)
+    if number is None or first is not body.invars[of_body + position]:
+        return 1
+    growth = {"add": (1, number), "sub": (1, -number), "mul": (number, 0)}.get(name)
+    count = turns(start, bound, direction, *growth) if growth else None
+    return 1 if count is None else count
+
+
+def _maker(jaxpr: Any, variable: Any) -> Any:
+    """Return the equation that makes a variable, or None."""
+    return next((e for e in jaxpr.eqns if any(v is variable for v in e.outvars)), None)
+
+
+def _number(variable: Any) -> int | None:
+    """Return the integer that stands in the program in place of a variable, if one does."""
+    value = getattr(variable, "val", None)
+    if value is None or np.ndim(value) or not np.issubdtype(np.asarray(value).dtype, np.integer):
+        return None
+    return int(value)
 
 
 def _inner(params: dict[str, Any]) -> list[Any]:

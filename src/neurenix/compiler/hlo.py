@@ -9,7 +9,9 @@ The text is read rather than the protocol buffer because no reader of it exists 
 
 from __future__ import annotations
 
+import operator
 import re
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -34,6 +36,12 @@ _OP_NAME = re.compile(r'op_name="((?:[^"\\]|\\.)*)"')
 _FILE_LINE = re.compile(r'source_file="((?:[^"\\]|\\.)*)" source_line=(\d+)')
 _FIELD = re.compile(r"(\w+)=(\d+)")
 _WORKER = "/neurenix/compiler/worker.py"
+_MIRRORED = {"GT": "LT", "GE": "LE", "LT": "GT", "LE": "GE"}
+_DIRECTIONS: dict[str, Callable[[int, int], bool]] = {
+    "LT": operator.lt, "LE": operator.le, "GT": operator.gt,
+    "GE": operator.ge, "NE": operator.ne, "EQ": operator.eq,
+}  # fmt: skip
+_MOST_TURNS = 64  # of a counter that is multiplied: it has so many bits
 
 
 @dataclass(frozen=True)
@@ -170,7 +178,8 @@ class Module:
 
         A loop of ``lax.scan`` ends in ``compare(counter, constant), direction=LT``; the counter
         starts at the constant that the loop's tuple carries in its place. It grows by more than 1
-        where the compiler has unrolled the body.
+        where the compiler has unrolled the body. A counter may as well fall, be multiplied, or be
+        compared in another direction.
         """
         known = _KNOWN_TRIPS.search(loop.attributes)
         if known:
@@ -187,45 +196,57 @@ class Module:
             return None
         if left.opcode == "constant":
             left, right = right, left
-            direction = {"GT": "LT", "GE": "LE"}.get(direction or "", direction)
+            direction = _MIRRORED.get(direction or "", direction)
         bound = _integer(right)
         if bound is None or left.opcode != "get-tuple-element":
             return None
         start = self._start(computation, loop, left)
-        if direction not in ("LT", "LE"):
+        growth = self._growth(loop, left)
+        if start is None or growth is None:
             return None
-        turns = bound + (direction == "LE") - start
-        return max(0, -(-turns // self._growth(loop, left)))
+        return turns(start, bound, direction or "", *growth)
 
-    def _growth(self, loop: Instruction, counter: Instruction) -> int:
-        """Return what one run of the body adds to the counter; 1 where that cannot be read."""
+    def _growth(self, loop: Instruction, counter: Instruction) -> tuple[int, int] | None:
+        """Return what one run of the body multiplies the counter with and then adds to it.
+
+        ``(1, 1)`` where it is not to be seen how the counter changes, as ``lax.scan`` writes it;
+        ``None`` where something else is done to it.
+        """
         body = self.computations.get(called_as(loop, "body"))
         index = counter.attribute("index")
         if body is None or index is None or body.root.opcode != "tuple":
-            return 1
+            return 1, 1
         value = body.by_name.get(body.root.operands[int(index)])
-        growth = 0
+        factor, growth = 1, 0
         for _ in range(64):
             if value is None:
-                return 1
+                return 1, 1
             if value.opcode == "get-tuple-element" and value.attribute("index") == index:
-                return max(1, growth)
+                return (factor, growth) if (factor, growth) != (1, 0) else (1, 1)
             if value.opcode in ("copy", "bitcast", "convert"):
                 value = body.by_name.get(value.operands[0])
-            elif value.opcode == "add" and len(value.operands) == 2:
-                left, right = (body.by_name.get(name) for name in value.operands)
-                step = _integer(right) if right is not None else None
-                if step is None:
-                    left, right = right, left
-                    step = _integer(right) if right is not None else None
-                if step is None:
-                    return 1
-                growth, value = growth + step, left
-            else:
-                return 1
-        return 1
+                continue
+            if value.opcode not in ("add", "subtract", "multiply", "shift-left"):
+                return None
+            left, right = (body.by_name.get(name) for name in value.operands)
+            step = _integer(right)
+            if step is None and value.opcode in ("add", "multiply"):
+                left, step = right, _integer(left)
+            if step is None:
+                return None
+            if value.opcode == "shift-left":
+                step = 2**step
+            if value.opcode in ("multiply", "shift-left"):
+                factor *= step
+            else:  # what is added here is multiplied by what comes after
+                growth += factor * (step if value.opcode == "add" else -step)
+            value = left
+        return None
 
-    def _start(self, computation: Computation, loop: Instruction, counter: Instruction) -> int:
+    def _start(
+        self, computation: Computation, loop: Instruction, counter: Instruction
+    ) -> int | None:
+        """Return the counter's first value: 0 where a loop around has it, None if data decides."""
         state = computation.by_name.get(loop.operands[0])
         index = counter.attribute("index")
         if state is None or state.opcode != "tuple" or index is None:
@@ -235,7 +256,50 @@ class Module:
             if value is None or value.opcode not in ("copy", "bitcast", "convert"):
                 break
             value = computation.by_name.get(value.operands[0])
-        return (_integer(value) if value is not None else None) or 0
+        if value is not None and value.opcode == "parameter" and computation is self.entry:
+            return None
+        return _integer(value) or 0
+
+
+def turns(start: int, bound: int, direction: str, factor: int, growth: int) -> int | None:
+    """Return how often a loop runs whose counter becomes ``factor * counter + growth`` each time.
+
+    Args:
+        start: of the counter.
+        bound: that the counter is compared with, before each turn.
+        direction: in which it goes on: ``"LT"``, ``"LE"``, ``"GT"``, ``"GE"``, ``"NE"``, ``"EQ"``.
+        factor: by which a turn multiplies the counter.
+        growth: that it then adds.
+
+    Returns:
+        ``None`` for a loop that does not end so, or only where numbers overflow.
+
+    Example:
+        >>> turns(0, 10, "LT", 1, 3), turns(10, 0, "GT", 1, -1), turns(1, 1024, "LT", 2, 0)
+        (4, 10, 10)
+        >>> turns(0, 10, "NE", 1, 2), turns(0, 10, "NE", 1, 3)
+        (5, None)
+    """
+    goes_on = _DIRECTIONS.get(direction)
+    if goes_on is None:
+        return None
+    if not goes_on(start, bound):
+        return 0
+    if factor != 1 or direction == "EQ":
+        for turn in range(_MOST_TURNS):
+            if not goes_on(start, bound):
+                return turn
+            start = factor * start + growth
+        return None
+    if growth == 0:
+        return None
+    if direction == "NE":
+        count, left = divmod(bound - start, growth)
+        return count if left == 0 and count > 0 else None
+    towards = bound - start if growth > 0 else start - bound
+    if direction[0] != ("L" if growth > 0 else "G"):
+        return None
+    return -(-(towards + (direction[1] == "E")) // abs(growth))
 
 
 def parse(text: str) -> Module:
