@@ -3,6 +3,9 @@
 Owns what of an operand is read: all of it, or a slice that the instruction takes; and what of a
 result is written: all, or the part that an update replaces. It does not own how long that takes
 (``time``).
+
+A scatter, like the update of a slice, is in place: where its operand is needed afterwards, the
+compiler has written a copy of it before. The rows that it changes are read, changed and written.
 """
 
 from __future__ import annotations
@@ -20,8 +23,8 @@ def moved_bytes(
 ) -> tuple[int, int]:
     """Return the bytes that are moved from and to HBM, and from and to VMEM, padding included.
 
-    Of an operand that is sliced the slice counts, of one that is updated in place nothing, of a
-    result that is such an operand the update.
+    Of an operand that is sliced the slice counts, of one that is updated in place nothing or, by
+    a scatter, as much as the updates; of a result that is such an operand the update.
 
     Example:
         >>> from neurenix.compiler.hlo import parse
@@ -42,7 +45,7 @@ def moved_bytes(
         operand = computation.by_name.get(name)
         if operand is None:
             continue
-        part = _read(module, instruction, position)
+        part = _read(module, computation, instruction, position)
         whole = sum(shape.padded_bytes for shape in operand.shapes)
         for shape in operand.shapes:
             if shape.memory_space in moved:
@@ -55,12 +58,15 @@ def moved_bytes(
     return moved[0], moved[1]
 
 
-def _read(module: Module, user: Instruction, position: int) -> int | None:
+def _read(module: Module, computation: Computation, user: Instruction, position: int) -> int | None:
     """Return how many bytes ``user`` takes of the operand at a position; ``None`` for all."""
     if user.opcode in _TAKES_A_PART and position == 0:
         return sum(shape.padded_bytes for shape in user.shapes)
     if user.opcode == "dynamic-update-slice" and position == 0:
         return 0
+    if user.opcode == "scatter" and position < len(user.shapes):
+        update = _update(computation, user, position)
+        return update.shapes[0].padded_bytes if update else None
     if user.opcode != "fusion":
         return None
     inner = module.computations.get(user.called[0]) if user.called else None
@@ -75,10 +81,12 @@ def _read_by_all(module: Module, computation: Computation, value: Instruction) -
         return None
     total = 0
     for user, position in computation.users.get(value.name, ()):
+        if user.opcode == "scatter" and not _is_result(computation, user):
+            return None
         if user.opcode == "bitcast":
             part = _read_by_all(module, computation, user)
         else:
-            part = _read(module, user, position)
+            part = _read(module, computation, user, position)
         if part is None:
             return None
         total += part
@@ -92,24 +100,60 @@ def _written(
     for shape, source in zip(
         instruction.shapes, _sources(module, computation, instruction), strict=False
     ):
-        update = source[0].by_name.get(source[1].operands[1]) if source else None
-        yield shape, update.shapes[0].padded_bytes if update else shape.padded_bytes
+        yield shape, source.shapes[0].padded_bytes if source else shape.padded_bytes
+
+
+def _update(
+    computation: Computation, instruction: Instruction, position: int = 0
+) -> Instruction | None:
+    """Return what an update of a slice or a scatter writes into one of its operands.
+
+    A scatter of several arrays has them first, then the indices, then the updates of each.
+    """
+    first = len(instruction.shapes) + 1 if instruction.opcode == "scatter" else 1
+    return computation.by_name.get(instruction.operands[first + position])
+
+
+def _is_result(computation: Computation, value: Instruction) -> bool:
+    """Return whether a value is what the computation returns, or a part of it, and nothing else."""
+    if value is computation.root:
+        return True
+    users = computation.users.get(value.name, ())
+    return bool(users) and all(
+        user.opcode in ("bitcast", "tuple", "get-tuple-element") and _is_result(computation, user)
+        for user, _ in users
+    )
+
+
+def _overwrites(computation: Computation, scatter: Instruction, position: int) -> bool:
+    """Return whether a scatter inside of a fusion changes what the fusion was given."""
+    value = computation.by_name.get(scatter.operands[position])
+    while value is not None and value.opcode == "bitcast":
+        value = computation.by_name.get(value.operands[0])
+    return value is not None and value.opcode == "parameter"
 
 
 def _sources(
-    module: Module, computation: Computation, instruction: Instruction
-) -> list[tuple[Computation, Instruction] | None]:
-    """Return, for each array of the result, the update in place that makes it, if one does."""
+    module: Module, computation: Computation, instruction: Instruction, *, fused: bool = False
+) -> list[Instruction | None]:
+    """Return, for each array of the result, what is written into it in place, if anything is."""
     if instruction.opcode == "dynamic-update-slice":
-        return [(computation, instruction)]
+        return [_update(computation, instruction)]
+    if instruction.opcode == "scatter":
+        return [
+            _update(computation, instruction, position)
+            if not fused or _overwrites(computation, instruction, position)
+            else None
+            for position in range(len(instruction.shapes))
+        ]
     if instruction.opcode == "bitcast" or instruction.opcode == "tuple":
-        found: list[tuple[Computation, Instruction] | None] = []
+        found: list[Instruction | None] = []
         for name in instruction.operands:
             operand = computation.by_name.get(name)
-            found += _sources(module, computation, operand) if operand else [None]
+            found += _sources(module, computation, operand, fused=fused) if operand else [None]
         return found
     if instruction.opcode == "fusion" and instruction.called:
         inner = module.computations.get(instruction.called[0])
         if inner is not None:
-            return _sources(module, inner, inner.root)
+            return _sources(module, inner, inner.root, fused=True)
     return [None] * len(instruction.shapes)
