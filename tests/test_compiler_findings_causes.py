@@ -1,4 +1,4 @@
-"""What findings say is the cause, and what remains of a program, on real programs compiled."""
+"""Causes of findings, what remains of a program and how long it takes, on programs compiled."""
 
 from __future__ import annotations
 
@@ -7,11 +7,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import pytest
+from jax.experimental import pallas
+from jax.experimental.pallas import tpu as pltpu
 from jax.sharding import AbstractMesh, AxisType
 from jax.sharding import PartitionSpec as P
 
 import neurenix as nx
-from neurenix import nn
+from neurenix import chips, nn
 from neurenix.compiler.findings import Finding
 from neurenix.preflight import CompileOptions, PreflightOptions, Report
 
@@ -130,3 +132,116 @@ def test_results_that_do_not_fit_are_named_and_no_optimizer_is_spoken_of(ask) ->
     (found,) = report.findings
     assert "optimizer" not in found.fix
     assert "donate_argnums" in found.fix
+
+
+def device_seconds(report: Report) -> float:
+    time = report.step_time
+    assert time is not None
+    assert time.low <= time.seconds <= time.high
+    return time.device_seconds
+
+
+V5E = chips.generation("v5e")
+LARGE = nx.spec((2048, 2048), "bfloat16")
+TURN = 2 * 2048**3  # FLOPs
+
+
+def test_a_switch_takes_as_long_as_one_of_its_branches(ask) -> None:
+    def choose(i: Any, x: Any, w: Any) -> Any:
+        return jax.lax.switch(i, [lambda k=k: x @ w[k] for k in range(4)])
+
+    weights = nx.spec((4, 4096, 4096), "bfloat16")
+    report = ask(choose, nx.spec((), "int32"), nx.spec((8, 4096), "bfloat16"), weights)
+    least = 2 * 4096**2 / V5E.hbm_bandwidth_bytes_per_second_per_device
+    assert least <= device_seconds(report) < 1.5 * least
+
+
+def test_rows_are_written_into_a_table_that_is_donated_and_copied_into_one_that_is_not(ask) -> None:
+    rows = 2**19, 128
+    given = nx.spec(rows), nx.spec((1024,), "int32"), nx.spec((1024, 128))
+
+    def write(table: Any, at: Any, new: Any) -> Any:
+        return table.at[at].set(new)
+
+    table = 4 * rows[0] * rows[1] / V5E.hbm_bandwidth_bytes_per_second_per_device
+    donated = ask(jax.jit(write, donate_argnums=0), *given)
+    assert device_seconds(donated) < table / 20
+    assert device_seconds(ask(write, *given)) > 2 * table
+    assert any("scatter" in note for note in donated.analysis.notes)
+
+    def again(table: Any, at: Any, new: Any) -> Any:
+        return table.at[at].set(new) * table
+
+    assert device_seconds(ask(jax.jit(again, donate_argnums=0), *given)) > 3 * table
+
+
+def blocks(a: Any, b: Any, out: Any, total: Any) -> None:
+    @pallas.when(pallas.program_id(2) == 0)
+    def _() -> None:
+        total[...] = jnp.zeros_like(total)
+
+    total[...] += jnp.dot(a[...], b[...], preferred_element_type=jnp.float32)
+    out[...] = total[...].astype(out.dtype)
+
+
+def test_a_kernel_without_a_stated_cost_takes_what_its_products_and_blocks_take(ask) -> None:
+    size, block = 2048, 256
+
+    def own(a: Any, b: Any) -> Any:
+        return pallas.pallas_call(
+            blocks,
+            grid=(size // block,) * 3,
+            in_specs=[
+                pallas.BlockSpec((block, block), lambda i, j, k: (i, k)),
+                pallas.BlockSpec((block, block), lambda i, j, k: (k, j)),
+            ],
+            out_specs=pallas.BlockSpec((block, block), lambda i, j, k: (i, j)),
+            out_shape=jax.ShapeDtypeStruct((size, size), jnp.bfloat16),
+            scratch_shapes=[pltpu.VMEM((block, block), jnp.float32)],
+        )(a, b)
+
+    report = ask(own, LARGE, LARGE)
+    (kernel,) = [o for o in report.operations if o.opcode == "custom-call"]
+    assert kernel.flops == TURN
+    fetched = 2 * (size // block) * 2 * size * size  # each operand once for each column of blocks
+    assert kernel.bytes == fetched + 2 * size * size
+    assert report.step_time.low >= TURN / V5E.peak_flops_per_second["bfloat16"]
+    assert report.mfu <= 1
+    assert any("Pallas kernel" in note for note in report.analysis.notes)
+
+
+@pytest.mark.parametrize(
+    ("start", "goes_on", "advance"),
+    [
+        (0, lambda i: i < 10, lambda i: i + 1),
+        (10, lambda i: i > 0, lambda i: i - 1),
+        (0, lambda i: i != 20, lambda i: i + 2),
+        (1, lambda i: i < 1024, lambda i: i * 2),
+    ],
+)
+def test_ten_turns_are_ten_in_time_and_in_flops(ask, start, goes_on, advance) -> None:
+    def turn(x: Any, w: Any) -> Any:
+        def body(carry: Any) -> Any:
+            return advance(carry[0]), jnp.tanh(carry[1] @ w)
+
+        return jax.lax.while_loop(lambda carry: goes_on(carry[0]), body, (start, x))[1]
+
+    report = ask(turn, LARGE, LARGE)
+    assert report.analysis.program.model_flops == 10 * TURN
+    assert sum(operation.flops for operation in report.operations) == 10 * TURN
+    assert 0.3 < report.mfu <= 1
+    assert not report.analysis.notes
+
+
+def test_turns_that_only_the_data_knows_are_counted_once_and_told(ask) -> None:
+    def turn(x: Any, w: Any, count: Any) -> Any:
+        return jax.lax.while_loop(
+            lambda carry: carry[0] < count,
+            lambda carry: (carry[0] + 1, jnp.tanh(carry[1] @ w)),
+            (0, x),
+        )[1]
+
+    report = ask(turn, LARGE, LARGE, nx.spec((), "int32"))
+    assert report.analysis.program.model_flops == TURN
+    (note,) = report.analysis.notes
+    assert "it is counted once" in note

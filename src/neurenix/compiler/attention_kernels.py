@@ -1,7 +1,10 @@
-"""What JAX's own TPU attention kernels compute, for those that state no cost.
+"""What TPU kernels that state no cost compute: JAX's own attention, and any other by its program.
 
-Owns the FLOPs of splash attention by the kernel's name and shapes. It does not own how fast a
-kernel is (``calibration``).
+Owns the FLOPs of splash attention by the kernel's name and shapes, and of other Pallas kernels the
+products and blocks that their compiled program shows. It does not own how fast a kernel is
+(``calibration``).
+
+Splash attention:
 
 Products of a block of queries with a block of keys, each 2 T S D, or 2 T S C with values of another
 size: forward two (scores, output); the gradient of queries three (scores again, of the weights, of
@@ -13,13 +16,20 @@ A sliding window is known by the scope ``window_…`` in which ``nn.splash`` cal
 
 from __future__ import annotations
 
+import base64
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
 
 import numpy as np
+from jax.extend.mlir import ir
+from jaxlib.mosaic.python import tpu  # JAX has no public name for the dialect of its kernels
 
 from neurenix.compiler.hlo import Computation, Instruction
+from neurenix.compiler.shapes import parse_shapes
 
 # How many there are of 2 T S D, and of 2 T S C.
 _PRODUCTS = {"fwd": (1, 1), "dq": (2, 1), "dkv": (2, 2), "all": (3, 2)}
@@ -27,6 +37,9 @@ _PRODUCTS = {"fwd": (1, 1), "dq": (2, 1), "dkv": (2, 2), "all": (3, 2)}
 _MODEL_PRODUCTS = {"fwd": (1, 1), "dq": (1, 0), "dkv": (1, 2), "all": (2, 2)}
 _NAME = re.compile(r"splash_m[hq]a_(fwd|dq|dkv)")
 _WINDOW = re.compile(r"\bwindow_(\d+)\b")
+_BODY = re.compile(r'"body":"([A-Za-z0-9+/=]+)"')
+_DEPTH = re.compile(r"dot_dimension_numbers<\[([\d, ]+)\]")
+_ARRAY = re.compile(r"(?:vector|memref)<((?:\d+x)*)(\w+)")
 _BLOCK = re.compile(r'block_(q|kv)(?:_dkv|_dq)?\\?\\?": (\d+)')
 
 
@@ -103,6 +116,139 @@ def window_of(scope: str) -> int | None:
     """
     found = _WINDOW.search(scope)
     return None if found is None else int(found[1])
+
+
+@dataclass(frozen=True)
+class KernelWork:
+    """What the program of a Pallas kernel shows: FLOPs with the types of their operands, and bytes.
+
+    ``products`` are all on the matrix unit, with every branch taken; ``sure_products`` are those
+    outside of branches. ``bytes`` are the blocks that the grid fetches and writes back, where their
+    place is a plain choice of the grid's indices.
+    """
+
+    products: tuple[tuple[float, tuple[str, ...]], ...]
+    sure_products: tuple[tuple[float, tuple[str, ...]], ...]
+    bytes: int
+
+    @property
+    def flops(self) -> float:
+        """Of all products."""
+        return sum(flops for flops, _ in self.products)
+
+
+def kernel_work(instruction: Instruction) -> KernelWork | None:
+    """Read the program of a Pallas kernel; ``None`` where it cannot be read."""
+    found = _BODY.search(instruction.attributes)
+    return _read_kernel(found[1]) if found else None
+
+
+@lru_cache(maxsize=64)
+def _read_kernel(body: str) -> KernelWork | None:
+    context = ir.Context()
+    context.allow_unregistered_dialects = True
+    tpu.register_dialect(context)
+    with context, ir.Location.unknown():
+        try:
+            module = ir.Module.parse(base64.b64decode(body))
+            functions = {_text(f, "sym_name"): f for f in module.body.operations}
+            kernel = next((f for f in functions.values() if _attribute(f, "window_params")), None)
+            kernel = kernel or next(iter(functions.values()))
+            grid = [max(1, n) for n in _integers(_attribute(kernel, "iteration_bounds"))]
+            found: list[tuple[float, tuple[str, ...], bool]] = []
+            _add_products(kernel, float(math.prod(grid)), True, found)
+            moved = sum(_block_bytes(kernel, functions, grid))
+        except (ValueError, KeyError, IndexError, StopIteration, ir.MLIRError):
+            return None
+    return KernelWork(
+        tuple((flops, dtypes) for flops, dtypes, _ in found),
+        tuple((flops, dtypes) for flops, dtypes, sure in found if sure),
+        moved,
+    )
+
+
+def _add_products(
+    operation: Any, times: float, sure: bool, found: list[tuple[float, tuple[str, ...], bool]]
+) -> None:
+    """Collect the products inside of an operation: FLOPs, types, whether no branch decides."""
+    name = _name(operation)
+    if name == "tpu.matmul":
+        left, right = (_array(value) for value in list(operation.operands)[:2])
+        contracted = _DEPTH.search(str(_attribute(operation, "dimension_numbers") or ""))
+        axes = [int(axis) for axis in contracted[1].split(",")] if contracted else [-1]
+        depth = math.prod(left[0][axis] for axis in axes)
+        flops = 2.0 * math.prod(_array(operation.results[0])[0]) * depth
+        found.append((times * flops, (left[1], right[1]), sure))
+    if name == "scf.for":
+        start, end, step = (_constant(value) for value in list(operation.operands)[:3])
+        if start is None or end is None or not step:
+            sure = False
+        else:
+            times *= max(0, -(-(end - start) // step))
+    for region in operation.regions:
+        for block in region:
+            for inner in block.operations:
+                _add_products(inner, times, sure and name not in ("scf.if", "scf.while"), found)
+
+
+def _block_bytes(kernel: Any, functions: dict[str, Any], grid: list[int]) -> Iterator[int]:
+    """Yield the bytes of all fetches of each operand's block, of results of all writes.
+
+    A block stays while the indices that choose it do: those of the grid's last axes change first.
+    """
+    arguments = list(kernel.regions[0].blocks[0].arguments)[len(grid) :]
+    prefetched = _attribute(kernel, "scalar_prefetch")
+    arguments = arguments[prefetched.value if prefetched is not None else 0 :]
+    windows: Any = _attribute(kernel, "window_params") or ()
+    for window, argument in zip(windows, arguments, strict=False):
+        fields = {entry.name: entry.attr for entry in window}
+        if "transform_indices" not in fields or "window_bounds" not in fields:
+            continue
+        block = functions[fields["transform_indices"].value].regions[0].blocks[0]
+        chosen = list(list(block.operations)[-1].operands)
+        places = list(block.arguments)[: len(grid)]
+        if any(value not in places and _constant(value) is None for value in chosen):
+            continue
+        last = max((places.index(value) for value in chosen if value in places), default=-1)
+        sizes = _integers(fields["window_bounds"])
+        bits = parse_shapes(f"{_array(argument)[1]}[1]")[0].bits
+        yield math.prod(grid[: last + 1]) * math.prod(sizes) * bits // 8
+
+
+def _name(operation: Any) -> str:
+    return operation.operation.name.removeprefix("stable_mosaic.")
+
+
+def _attribute(operation: Any, name: str) -> Any:
+    attributes = operation.operation.attributes
+    return attributes[name] if name in attributes else None
+
+
+def _text(operation: Any, name: str) -> str:
+    return _attribute(operation, name).value
+
+
+def _integers(attribute: Any) -> list[int]:
+    return [] if attribute is None else [int(n) for n in attribute]
+
+
+def _constant(value: Any) -> int | None:
+    """Return the integer that a value always is, if it is one."""
+    owner = value.owner
+    if isinstance(owner, ir.Block) or _name(owner) != "arith.constant":
+        return None
+    number = _attribute(owner, "value")
+    return number.value if isinstance(number, ir.IntegerAttr) else None
+
+
+def _array(value: Any) -> tuple[tuple[int, ...], str]:
+    """Return sizes of a vector or a buffer, and the type of its elements as XLA calls it."""
+    shaped = _ARRAY.search(str(value.type))
+    if shaped is None:
+        raise ValueError(f"{value.type} is no array.")
+    dtype = shaped[2].lower()
+    dtype = f"s{dtype[1:]}" if dtype.startswith("i") else dtype
+    return tuple(int(size) for size in shaped[1].split("x") if size), dtype
 
 
 def _flops(products: tuple[int, int], arrays: Sequence[Sequence[int]]) -> float:

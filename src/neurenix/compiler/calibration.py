@@ -9,7 +9,8 @@ Interval: 10 % either way, somewhat wider than 80 % of a normal distribution as 
 (7.3 %), since the runs are few and their models alike, for the share of a step that is well used
 matrix products and attention; for the rest of it, and for generations without a run, three times
 that, a judgement. Beyond it what nobody has measured: the low end takes element-wise work at the
-speed of HBM, the high end takes all but those products as long as the compiler's cycles say.
+speed of HBM, the high end takes all but those products as long as the compiler's cycles say. Of a
+Pallas kernel that states no cost, the low end takes its products at the peak.
 """
 
 from __future__ import annotations

@@ -6,7 +6,12 @@ or what hides them (``time``).
 A ring moves ``bytes (n - 1) / n`` through each device for a gather or a scatter and twice that for
 an all-reduce (scaling-book, ``sharding.md``). How many links carry it at once: two for every whole
 axis of the slice along which the group lies that closes into a ring, and one for every axis that
-does not; two at least. The link's rate is of one direction.
+does not, or of which the group is a part: the device at the end of a line has one link into it. The
+link's rate is of one direction.
+
+An exchange of all with all is as slow as the middle of the longest axis, which half of everything
+crosses. A permutation takes each array the shortest way, one axis of the slice after another, and
+is as slow as the link with most arrays; devices are taken to be numbered along the last axis first.
 """
 
 from __future__ import annotations
@@ -23,6 +28,7 @@ _MESH = re.compile(r"replica_groups=mesh\[([^\]]*)\][^{]*\{([^}]*)\}")
 _AXIS = re.compile(r"'([^']+)'(?:=(\d+))?(?::\(\d+\)(\d+))?")
 _LIST = re.compile(r"replica_groups=\{\{([\d,]+)\}")
 _PAIR = re.compile(r"\{(\d+),(\d+)\}")
+_GROUPS = re.compile(r"replica_groups=\S+")
 _IOTA = re.compile(r"replica_groups=\[(\d+),(\d+)\]<=")
 
 
@@ -66,8 +72,29 @@ def group_size(instruction: Instruction, default: int) -> int:
     return int(iota[2]) if iota else default
 
 
-def ici_seconds(instruction: Instruction, where: Slice) -> float:
+def links_of(instruction: Instruction) -> str:
+    """Return a name of the links that a collective needs: the same for the same groups.
+
+    Example:
+        >>> groups = "channel_id=1, replica_groups=mesh['a'=2,'b'=4] {'b'}, use_global_device_ids"
+        >>> links_of(Instruction("r", "all-reduce", (), (), "", groups, False))
+        "replica_groups=mesh['a'=2,'b'=4] {'b'}"
+    """
+    text = instruction.attributes
+    if base_opcode(instruction) == "collective-permute":
+        return str(_PAIR.findall(text))
+    found = _MESH.search(text) or _GROUPS.search(text)
+    return found[0] if found else ""
+
+
+def ici_seconds(instruction: Instruction, where: Slice, *, hops: bool = True) -> float:
     """Return how long a collective inside a slice takes with nothing else on the links.
+
+    Args:
+        instruction: the collective.
+        where: the slice.
+        hops: whether the time of the way counts too, which collectives in flight share, or the
+            bytes alone, which they do not.
 
     Example:
         >>> from neurenix import chips
@@ -87,17 +114,22 @@ def ici_seconds(instruction: Instruction, where: Slice) -> float:
     payload = sum(shape.padded_bytes for shape in shapes if math.prod(shape.sizes) > 1 or opcode)
     rate = where.generation.ici_link_bytes_per_second
     share = (devices - 1) / devices
-    hops = _hops(devices, where)
     if opcode == "collective-permute":
-        return max(s.padded_bytes for s in instruction.shapes) / rate + ICI_HOP_SECONDS
+        busiest, way = _permuted(instruction, where)
+        moved = max(s.padded_bytes for s in instruction.shapes)
+        return moved * busiest / rate + (way * ICI_HOP_SECONDS if hops else 0.0)
+    latency = _hops(devices, where) * ICI_HOP_SECONDS if hops else 0.0
     links = _links(devices, where)
     if opcode == "all-reduce":
-        return 2 * payload * share / (rate * links) + 2 * hops * ICI_HOP_SECONDS
+        return 2 * payload * share / (rate * links) + 2 * latency
     if opcode == "reduce-scatter":
-        return payload * (devices - 1) / (rate * links) + hops * ICI_HOP_SECONDS
+        return payload * (devices - 1) / (rate * links) + latency
     if opcode in ("all-to-all", "ragged-all-to-all"):
-        return payload * share / (rate * links) * max(1.0, hops / 2) + hops * ICI_HOP_SECONDS
-    return payload * share / (rate * links) + hops * ICI_HOP_SECONDS
+        middle = max(
+            (size / (8 if ring else 4) for size, ring in _along(devices, where)), default=0
+        )
+        return payload * max(share / links, middle) / rate + latency
+    return payload * share / (rate * links) + latency
 
 
 def dcn_seconds(num_bytes: int, where: Slice) -> float:
@@ -107,8 +139,66 @@ def dcn_seconds(num_bytes: int, where: Slice) -> float:
 
 
 def _links(devices: int, where: Slice) -> int:
-    ways = sum((2 if wraps else 1) for size, wraps in _spanned(devices, where) if size > 1)
-    return max(2, ways) if where.chips_per_slice > 2 else 1
+    """Return the links of the device that has fewest into its group."""
+    ways = sum((2 if ring else 1) for size, ring in _along(devices, where) if size > 1)
+    return ways or (2 if where.chips_per_slice > 2 else 1)
+
+
+def _along(devices: int, where: Slice) -> tuple[tuple[int, bool], ...]:
+    """Return the lengths that a group has along the slice's axes, and which of them are rings."""
+    whole = _spanned(devices, where)
+    chips, rest = divmod(devices, where.devices_per_chip)
+    if whole or rest:
+        return whole
+    parts = []
+    for size, wraps in zip(where.topology, where.wraps, strict=True):
+        part = math.gcd(chips, size)
+        if part > 1:
+            parts.append((part, wraps and part == size))
+            chips //= part
+    return tuple(parts)
+
+
+def _permuted(instruction: Instruction, where: Slice) -> tuple[float, int]:
+    """Return how many arrays of a permutation the busiest link carries, and the longest way."""
+    carried: dict[tuple[tuple[int, ...], int, int], float] = {}
+    longest = 1
+    for pair in _PAIR.findall(instruction.attributes):
+        ends = [int(end) for end in pair]
+        if max(ends) >= where.devices_per_slice:  # the slices do the same, each by itself
+            continue
+        place, target = (_coordinates(end // where.devices_per_chip, where) for end in ends)
+        way = 0
+        for axis, (size, wraps) in enumerate(zip(where.topology, where.wraps, strict=True)):
+            step, distance, share = _shortest(place[axis], target[axis], size, wraps)
+            way += distance
+            for direction in (step,) if share == 1.0 else (1, -1):
+                for far in range(distance):
+                    at = list(place)
+                    at[axis] = (place[axis] + direction * far) % size
+                    link = (tuple(at), axis, direction)
+                    carried[link] = carried.get(link, 0.0) + share
+            place[axis] = target[axis]
+        longest = max(longest, way)
+    return max(1.0, *carried.values()) if carried else 1.0, longest
+
+
+def _coordinates(chip: int, where: Slice) -> list[int]:
+    found = []
+    for size in reversed(where.topology):
+        chip, at = divmod(chip, size)
+        found.append(at)
+    return found[::-1]
+
+
+def _shortest(place: int, target: int, size: int, wraps: bool) -> tuple[int, int, float]:
+    """Return direction, distance and, of what goes there, the share that takes this direction."""
+    forwards = (target - place) % size
+    if not wraps:
+        return (1 if target > place else -1), abs(target - place), 1.0
+    if 2 * forwards == size:
+        return 1, forwards, 0.5
+    return (1, forwards, 1.0) if 2 * forwards < size else (-1, size - forwards, 1.0)
 
 
 def _hops(devices: int, where: Slice) -> float:

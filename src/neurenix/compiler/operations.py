@@ -1,22 +1,28 @@
 """What one instruction of the optimised program is: matrix products, collectives, kernels, copies.
 
-Owns reading these from the instruction and the computations that it calls. It does not own how
-many bytes it moves (``traffic``), how long it takes (``time``) or what should be said of it
-(``findings``).
+Owns reading these from the instruction and the computations that it calls, and the record of what
+one adds to a step. It does not own how many bytes it moves (``traffic``), how long it takes
+(``time``) or what should be said of it (``findings``).
 """
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from neurenix.compiler.hlo import Computation, Instruction, Module
+from neurenix.chips import Generation
+from neurenix.compiler.calibration import product_well_used
+from neurenix.compiler.hlo import Computation, Instruction, Module, SourceLine
 from neurenix.compiler.shapes import Shape
 
 _COST_ESTIMATE = re.compile(r'"cost_estimate":\{"flops":"?(\d+)"?.*?"bytes_accessed":"?(\d+)')
 
+_RATES = {  # by the beginning of a type's name: XLA's, then JAX's
+    "f8": "float8", "s8": "int8", "u8": "int8", "s4": "int4", "u4": "int4",
+    "float8": "float8", "int8": "int8", "uint8": "int8", "int4": "int4", "uint4": "int4",
+}  # fmt: skip
 FREE = frozenset(
     "parameter constant tuple get-tuple-element bitcast after-all partition-id replica-id iota "
     "opt-barrier add-dependency domain bitcast-convert".split()
@@ -24,6 +30,12 @@ FREE = frozenset(
 COLLECTIVES = frozenset(
     "all-reduce all-gather reduce-scatter all-to-all collective-permute ragged-all-to-all "
     "collective-broadcast".split()
+)
+
+_TRANSFORM = re.compile(r"jit\([^)]*\)|(?:jvp|transpose|vmap|remat)\(")
+_STRUCTURE = frozenset(
+    "call_exported while body cond closed_call checkpoint rematted_computation scan branch_0_fun "
+    "branch_1_fun shard_map custom_jvp_call custom_vjp_call pallas_call".split()
 )
 
 
@@ -45,6 +57,100 @@ class MatrixProduct:
     highest: bool
     instruction: Instruction
     flops: float
+
+
+@dataclass
+class Operation:
+    """An instruction with all its repetitions in one step.
+
+    ``seconds`` is what it adds to the step before the factor of its generation; for a collective or
+    a transfer, what is not hidden behind compute. ``floor_seconds`` is what its FLOPs and bytes
+    would need at the device's peak, ``cycles_seconds`` what the compiler's own cycles say; zero
+    where there are none, and ``uncounted`` if nothing else says how long it takes. ``unstated`` is
+    a Pallas kernel of which only the products and the blocks are known. ``kind`` is what it is
+    bound by:
+
+    - ``"compute"``: the matrix unit;
+    - ``"hbm"``: bytes from and to memory;
+    - ``"vector"``: element-wise work that, by the compiler's cycles, takes over twice as long as
+      its bytes;
+    - ``"overhead"``: the fixed cost of an operation that has little to do;
+    - ``"ici"`` and ``"dcn"``: exchanges inside of a slice and between slices;
+    - ``"host"``: values that are offloaded to the host's memory and fetched from it.
+    """
+
+    name: str
+    opcode: str
+    kind: str
+    seconds: float
+    floor_seconds: float
+    busy_seconds: float
+    count: int
+    flops: float
+    bytes: int
+    shape: str
+    op_name: str
+    source: SourceLine | None
+    products: tuple[MatrixProduct, ...] = ()
+    cycles_seconds: float = 0.0
+    uncounted: bool = False
+    unstated: bool = False
+
+    def add(self, other: Operation, count: int = 1) -> None:
+        """Count ``other``, the same operation, so many times more."""
+        self.seconds += other.seconds * count
+        self.floor_seconds += other.floor_seconds * count
+        self.busy_seconds += other.busy_seconds * count
+        self.cycles_seconds += other.cycles_seconds * count
+        self.flops += other.flops * count
+        self.bytes += other.bytes * count
+        self.count += other.count * count
+        self.products = other.products
+        self.uncounted = other.uncounted
+        self.unstated = other.unstated
+
+    @property
+    def well_used_product(self) -> bool:
+        """Whether its time is as sure as published runs make it: they consist of such products.
+
+        Attention kernels count among them.
+        """
+        if not self.products:
+            return self.kind == "compute" and not self.unstated
+        return product_well_used(self.cycles_seconds, self.floor_seconds)
+
+    @property
+    def transfer(self) -> bool:
+        """Whether it runs beside others, and ``busy_seconds`` are those of its bytes."""
+        return self.opcode.endswith("-start") or self.opcode in ("send", "recv")
+
+    @property
+    def scope(self) -> str:
+        """The ``jax.named_scope`` around the operation, or an empty string."""
+        path = _TRANSFORM.sub("", self.op_name).replace(")", "").split("/")[:-1]
+        return "/".join(part for part in path if part and part not in _STRUCTURE)
+
+
+def peak_of(dtypes: Sequence[str], generation: Generation) -> float:
+    """Return the FLOP/s at which operands are multiplied: those of the slower type of the two.
+
+    Args:
+        dtypes: as XLA or as JAX calls them, ``"s8"`` or ``"int8"``.
+        generation: of the device.
+
+    Example:
+        >>> from neurenix.chips import generation
+        >>> v5e = generation("v5e")
+        >>> peak_of(("int8", "int8"), v5e) / 1e12, peak_of(("f32", "s8"), v5e) / 1e12
+        (393.0, 197.0)
+    """
+    peaks = generation.peak_flops_per_second
+    kinds = (
+        next((kind for name, kind in _RATES.items() if dtype.startswith(name)), "bfloat16")
+        for dtype in dtypes
+    )
+    rates = [peaks.get(kind, 0.0) for kind in kinds]
+    return max(min(rates, default=0.0), peaks["bfloat16"])
 
 
 def base_opcode(instruction: Instruction) -> str:
@@ -230,11 +336,27 @@ def kernel_cost(instruction: Instruction) -> tuple[float, float] | None:
     return (float(found[1]), float(found[2])) if found else None
 
 
+def scatters(module: Module, instruction: Instruction) -> bool:
+    """Whether this is a scatter without cycles, alone or in a fusion."""
+    return instruction.estimated_cycles is None and any(
+        inner.opcode == "scatter" for inner in inner_instructions(module, instruction)
+    )
+
+
 def is_kernel(instruction: Instruction) -> bool:
     """Whether this is a Pallas kernel."""
     return (
         instruction.opcode == "custom-call"
         and instruction.attribute("custom_call_target") == "tpu_custom_call"
+    )
+
+
+def reduces_and_scatters(module: Module, instruction: Instruction) -> bool:
+    """Whether this is a fusion of an all-reduce with the slice of it that each device keeps."""
+    return any(
+        "reduce-scatter" in name
+        for inner in inner_instructions(module, instruction)
+        for name in inner.called
     )
 
 

@@ -1,20 +1,19 @@
 """How long a step takes, estimated from the scheduled program.
 
 Owns the walk over the schedule: cycles of compute, transfers and collectives that run beside it
-and are waited for where the program waits, loops times their trip counts. What remains visible of
-a transfer is *exposed*. It does not own what a collective costs (``collectives``) or how cycles
-become seconds of hardware (``calibration``).
+and are waited for where the program waits, loops times their trip counts, of branches the dearest.
+What remains visible of a transfer is *exposed*. It does not own what a collective costs
+(``collectives``) or how cycles become seconds of hardware (``calibration``).
 """
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from neurenix.chips import VMEM_BANDWIDTH_OVER_HBM, Generation, Slice
-from neurenix.compiler.attention_kernels import attention_cost
+from neurenix.chips import VMEM_BANDWIDTH_OVER_HBM, Slice
+from neurenix.compiler.attention_kernels import attention_cost, kernel_work
 from neurenix.compiler.calibration import (
     DISPATCH_SECONDS,
     MULTI_SLICE,
@@ -22,96 +21,38 @@ from neurenix.compiler.calibration import (
     Calibration,
     calibration,
     product_seconds,
-    product_well_used,
 )
-from neurenix.compiler.collectives import DIRECTIONS, dcn_seconds, directions, ici_seconds
-from neurenix.compiler.hlo import Computation, Instruction, Module, SourceLine, called_as
+from neurenix.compiler.collectives import (
+    DIRECTIONS,
+    dcn_seconds,
+    directions,
+    ici_seconds,
+    links_of,
+)
+from neurenix.compiler.hlo import Computation, Instruction, Module, called_as
 from neurenix.compiler.operations import (
     COLLECTIVES,
     FREE,
-    MatrixProduct,
+    Operation,
     base_opcode,
     collective_inside,
     host_bytes,
     is_kernel,
     kernel_cost,
     leaves_device,
+    peak_of,
+    reduces_and_scatters,
+    scatters,
     top_level_products,
     touches_host,
 )
 from neurenix.compiler.traffic import moved_bytes
 
-_TRANSFORM = re.compile(r"jit\([^)]*\)|(?:jvp|transpose|vmap|remat)\(")
-_STRUCTURE = frozenset(
-    "call_exported while body cond closed_call checkpoint rematted_computation scan branch_0_fun "
-    "branch_1_fun shard_map custom_jvp_call custom_vjp_call pallas_call".split()
-)
 _SMALL_SECONDS = 5e-6
 _LITTLE_SECONDS = 1e-6
 _PASSES = 10  # over the bytes of what has no cycles, at most: a judgement, for the interval
-_RATES = {  # by the beginning of a type's name: XLA's, then JAX's
-    "f8": "float8", "s8": "int8", "u8": "int8", "s4": "int4", "u4": "int4",
-    "float8": "float8", "int8": "int8", "uint8": "int8", "int4": "int4", "uint4": "int4",
-}  # fmt: skip
 HOST_LANES = ("from host", "to host")  # PCIe carries both ways at once
 _CHANNEL = re.compile(r"channel_id=(\d+)")
-
-
-@dataclass
-class Operation:
-    """An instruction with all its repetitions in one step.
-
-    ``seconds`` is what it adds to the step before the factor of its generation; for a collective or
-    a transfer, what is not hidden behind compute. ``floor_seconds`` is what its FLOPs and bytes
-    would need at the device's peak, ``cycles_seconds`` what the compiler's own cycles say; zero
-    where there are none, and ``uncounted`` if nothing else says how long it takes. ``kind`` is what
-    it is bound by:
-
-    - ``"compute"``: the matrix unit;
-    - ``"hbm"``: bytes from and to memory;
-    - ``"vector"``: element-wise work that, by the compiler's cycles, takes over twice as long as
-      its bytes;
-    - ``"overhead"``: the fixed cost of an operation that has little to do;
-    - ``"ici"`` and ``"dcn"``: exchanges inside of a slice and between slices;
-    - ``"host"``: values that are offloaded to the host's memory and fetched from it.
-    """
-
-    name: str
-    opcode: str
-    kind: str
-    seconds: float
-    floor_seconds: float
-    busy_seconds: float
-    count: int
-    flops: float
-    bytes: int
-    shape: str
-    op_name: str
-    source: SourceLine | None
-    products: tuple[MatrixProduct, ...] = ()
-    cycles_seconds: float = 0.0
-    uncounted: bool = False
-
-    @property
-    def well_used_product(self) -> bool:
-        """Whether its time is as sure as published runs make it: they consist of such products.
-
-        Attention kernels count among them.
-        """
-        if not self.products:
-            return self.kind == "compute"
-        return product_well_used(self.cycles_seconds, self.floor_seconds)
-
-    @property
-    def transfer(self) -> bool:
-        """Whether it runs beside others, and ``busy_seconds`` are those of its bytes."""
-        return self.opcode.endswith("-start") or self.opcode in ("send", "recv")
-
-    @property
-    def scope(self) -> str:
-        """The ``jax.named_scope`` around the operation, or an empty string."""
-        path = _TRANSFORM.sub("", self.op_name).replace(")", "").split("/")[:-1]
-        return "/".join(part for part in path if part and part not in _STRUCTURE)
 
 
 @dataclass(frozen=True)
@@ -146,7 +87,10 @@ class Schedule:
     """The walk over one program for one slice; ``operations`` is filled by ``run``.
 
     ``calibrated`` is whether operations are weighed as published runs have it (``calibration``), or
-    left as the compiler's cycles and the model of transfers have them.
+    left as the compiler's cycles and the model of transfers have them. Filled by ``run`` are also
+    ``unknown_loops``, which were counted once, ``unmodelled``, by name what the compiler gives no
+    cycles, ``branches``, by name the conditionals and how many seconds a step takes less if it
+    always takes the cheapest branch, and ``links``, seconds of bytes by the links that carry them.
     """
 
     module: Module
@@ -155,6 +99,8 @@ class Schedule:
     operations: dict[str, Operation] = field(default_factory=dict)
     unknown_loops: list[Instruction] = field(default_factory=list)
     unmodelled: dict[str, int] = field(default_factory=dict)
+    branches: dict[str, tuple[Instruction, float]] = field(default_factory=dict)
+    links: dict[tuple[str, str], float] = field(default_factory=dict)
 
     def run(self) -> float:
         """Return the seconds of one step by the compiler's cycles, and fill ``operations``."""
@@ -182,13 +128,15 @@ class Schedule:
             return now
         if opcode == "while":
             return now + self._loop(computation, instruction, count)
-        if opcode in ("call", "conditional"):
-            return now + max(
-                (self._computation(c, count) for c in self._called(instruction)), default=0.0
-            )
+        if opcode == "conditional":
+            return now + self._dearest(instruction, count)
+        if opcode == "call":
+            return now + sum(self._computation(c, count) for c in self._called(instruction))
         half = self._half(instruction)
         if half == "start":
             kind, duration = self._transfer(instruction)
+            if kind == "ici":
+                self._occupy(instruction, count)
             if kind != "hbm":  # whose rate is that of the memory itself
                 duration *= self._weight(kind)
             lanes = self._lanes(instruction, kind)
@@ -199,6 +147,8 @@ class Schedule:
             return now
         if half == "done":
             return self._wait(instruction, count, now, pending)
+        if instruction.estimated_cycles is None:
+            self._occupy(instruction, count)
         seconds, operation = self._compute(computation, instruction)
         rate = self.where.generation.hbm_bandwidth_bytes_per_second_per_device
         free["hbm"] = max(free["hbm"], now) + operation.bytes / rate
@@ -223,6 +173,42 @@ class Schedule:
             trips = 1
         body = self.module.computations[called_as(loop, "body")]
         return trips * self._computation(body, count * trips)
+
+    def _dearest(self, conditional: Instruction, count: int) -> float:
+        """Walk over all branches, and keep what the one that takes longest does."""
+        tried: list[tuple[float, Schedule]] = []
+        for computation in self._called(conditional):
+            alone = Schedule(self.module, self.where, self.calibrated)
+            tried.append((alone._computation(computation, count), alone))
+        if not tried:
+            return 0.0
+        seconds, kept = max(tried, key=lambda branch: branch[0])
+        for name, operation in kept.operations.items():
+            if name in self.operations:
+                self.operations[name].add(operation)
+            else:
+                self.operations[name] = operation
+        self.unknown_loops += kept.unknown_loops
+        for name, number in kept.unmodelled.items():
+            self.unmodelled[name] = self.unmodelled.get(name, 0) + number
+        for links, busy in kept.links.items():
+            self.links[links] = self.links.get(links, 0.0) + busy
+        self.branches |= kept.branches
+        least = min(branch[0] for branch in tried)
+        self.branches[conditional.name] = conditional, (seconds - least) * count
+        return seconds
+
+    def _occupy(self, instruction: Instruction, count: int) -> None:
+        """Count the bytes of a collective, alone or in a fusion, for the links that it needs."""
+        collective = collective_inside(self.module, instruction)
+        if collective is None:
+            return
+        seconds = ici_seconds(collective, self.where, hops=False) * count
+        if reduces_and_scatters(self.module, instruction):
+            seconds /= 2
+        for direction in directions(collective):
+            key = links_of(collective), direction
+            self.links[key] = self.links.get(key, 0.0) + seconds
 
     def _called(self, instruction: Instruction) -> list[Computation]:
         return [
@@ -291,14 +277,22 @@ class Schedule:
         moved, inside = moved_bytes(self.module, computation, instruction)
         products = tuple(top_level_products(self.module, computation, instruction))
         flops = sum(product.flops for product in products)
-        stated, uncounted = None, False
+        stated, work, uncounted = None, None, False
         if is_kernel(instruction):
             stated = kernel_cost(instruction) or attention_cost(computation, instruction, moved)
+            work = None if stated else kernel_work(instruction)
         if stated:
             flops, moved = stated[0], int(stated[1])
-        compute = flops / peaks["bfloat16"]
-        if not stated:
-            compute = sum(
+        compute = sure = flops / peaks["bfloat16"]
+        if work:
+            flops = work.flops
+            moved = moved if inside else max(moved, work.bytes)  # blocks of VMEM cost nothing
+            compute, sure = (
+                sum(part / peak_of(dtypes, generation) for part, dtypes in parts)
+                for parts in (work.products, work.sure_products)
+            )
+        elif not stated:
+            compute = sure = sum(
                 product.flops / peak_of(product.dtypes, generation) for product in products
             )
         rate = generation.hbm_bandwidth_bytes_per_second_per_device
@@ -308,10 +302,14 @@ class Schedule:
             seconds = max(cycles / generation.clock_hertz, compute if products else 0.0)
         elif is_kernel(instruction):
             seconds = max(compute * self._weight("kernel"), transfer)
+            if not stated and seconds > _LITTLE_SECONDS:
+                name = f"what the Pallas kernel {_kernel_name(instruction)} does beside products"
+                self.unmodelled[name] = self.unmodelled.get(name, 0) + 1
+                uncounted = not flops
         else:
             seconds = self._without_cycles(instruction, transfer)
             uncounted = self._uncounted(instruction) and seconds > _LITTLE_SECONDS
-        floor = min(seconds, max(compute, transfer, within))
+        floor = min(seconds, max(sure, transfer, within))
         if floor < seconds / 3 and seconds < _SMALL_SECONDS:
             kind = "overhead"
         elif compute > transfer:
@@ -322,6 +320,7 @@ class Schedule:
             kind = "hbm"
         operation = self._describe(instruction, kind)
         operation.uncounted = uncounted
+        operation.unstated = is_kernel(instruction) and not stated
         if cycles is not None:
             operation.cycles_seconds = seconds
         if products and self.calibrated:
@@ -344,10 +343,13 @@ class Schedule:
                 return 0.0
         if self._uncounted(instruction) and transfer > _LITTLE_SECONDS:
             name = instruction.attribute("custom_call_target") or instruction.opcode
+            name = "scatter" if scatters(self.module, instruction) else name
             self.unmodelled[name] = self.unmodelled.get(name, 0) + 1
         return transfer
 
     def _uncounted(self, instruction: Instruction) -> bool:
+        if scatters(self.module, instruction):
+            return True
         return instruction.opcode not in ("fusion", "copy", "convert", "broadcast")
 
     def _describe(self, instruction: Instruction, kind: str) -> Operation:
@@ -372,37 +374,12 @@ class Schedule:
         kept = self.operations.setdefault(
             instruction.name, self._describe(instruction, operation.kind)
         )
-        kept.seconds += seconds * count
-        kept.floor_seconds += operation.floor_seconds * count
-        kept.busy_seconds += operation.busy_seconds * count
-        kept.cycles_seconds += operation.cycles_seconds * count
-        kept.flops += operation.flops * count
-        kept.bytes += operation.bytes * count
-        kept.count += count
-        kept.products = operation.products
-        kept.uncounted = operation.uncounted
+        operation.seconds, operation.count = seconds, 1
+        kept.add(operation, count)
 
 
-def peak_of(dtypes: Sequence[str], generation: Generation) -> float:
-    """Return the FLOP/s at which operands are multiplied: those of the slower type of the two.
-
-    Args:
-        dtypes: as XLA or as JAX calls them, ``"s8"`` or ``"int8"``.
-        generation: of the device.
-
-    Example:
-        >>> from neurenix.chips import generation
-        >>> v5e = generation("v5e")
-        >>> peak_of(("int8", "int8"), v5e) / 1e12, peak_of(("f32", "s8"), v5e) / 1e12
-        (393.0, 197.0)
-    """
-    peaks = generation.peak_flops_per_second
-    kinds = (
-        next((kind for name, kind in _RATES.items() if dtype.startswith(name)), "bfloat16")
-        for dtype in dtypes
-    )
-    rates = [peaks.get(kind, 0.0) for kind in kinds]
-    return max(min(rates, default=0.0), peaks["bfloat16"])
+def _kernel_name(instruction: Instruction) -> str:
+    return instruction.name.rstrip("0123456789").rstrip(".")
 
 
 def peak_flops_per_second(schedule: Schedule) -> float:
@@ -420,10 +397,36 @@ def peak_flops_per_second(schedule: Schedule) -> float:
     return flops / seconds if seconds else generation.peak_flops_per_second["bfloat16"]
 
 
+def utilization(
+    schedule: Schedule, model_flops: float, seconds: float, num_devices: int
+) -> float | None:
+    """Return MFU: model FLOPs over what the devices' peak does in that time; None without any.
+
+    Counted are at most the FLOPs of the products and kernels of the compiled program, those of
+    recomputation among them. Where XLA merges equal products, or computes the part of one that is
+    used, the rest of the model's FLOPs is work that no device does.
+
+    Args:
+        schedule: after ``run``.
+        model_flops: of all devices for one step.
+        seconds: of one step.
+        num_devices: that share the work.
+    """
+    if not model_flops:
+        return None
+    operations = schedule.operations.values()
+    if not any(op.unstated and not op.flops for op in operations):  # who knows what that computes
+        model_flops = min(model_flops, num_devices * sum(op.flops for op in operations))
+    return model_flops / (seconds * peak_flops_per_second(schedule) * num_devices)
+
+
 def step_time(
     schedule: Schedule, raw_seconds: float, batch_bytes_per_device: int, steps_per_call: int = 1
 ) -> StepTime:
-    """Turn the schedule's seconds into an estimate with an interval and a bound.
+    """Turn the schedule's seconds into an estimate with an interval around it and a bound.
+
+    No step is shorter than its operations at the device's peak, its bytes in HBM, or the bytes that
+    the same links carry, one collective after the other.
 
     Args:
         schedule: after ``run``.
@@ -447,9 +450,10 @@ def step_time(
         slower += max(0.0, op.cycles_seconds - op.seconds)
         if op.uncounted:  # one pass over its bytes; nobody knows how many it makes
             slower += (_PASSES - 1) * op.seconds
-        if op.kind in ("hbm", "vector") and not op.products:
+        if op.unstated or (op.kind in ("hbm", "vector") and not op.products):
             faster += max(0.0, op.seconds - op.floor_seconds)
-    floor = max(work, traffic)
+    links = max(schedule.links.values(), default=0.0)
+    floor = max(work, traffic, links)
     device = max(raw_seconds * factor, floor)
     width = math.exp(factors.half_width(sure / raw_seconds if raw_seconds else 0.0))
     pcie = where.generation.pcie_bytes_per_second_per_chip / where.devices_per_chip
@@ -459,13 +463,17 @@ def step_time(
         totals[op.kind] = totals.get(op.kind, 0.0) + op.seconds
     whole = sum(totals.values()) or 1.0
     shares = {kind: part / whole for kind, part in sorted(totals.items(), key=lambda p: -p[1])}
+    seconds = max(device, host)
+    bound = next(iter(shares), "compute")
+    if links and device == links:
+        bound = "ici"
     return StepTime(
-        seconds=max(device, host),
-        low=max((raw_seconds - faster) * factor / width, floor),
-        high=max((raw_seconds + slower) * factor * width, host * 2),
+        seconds=seconds,
+        low=min(seconds, max((raw_seconds - faster) * factor / width, floor)),
+        high=max((raw_seconds + slower) * factor * width, device * width, host * 2),
         device_seconds=device,
         host_seconds=host,
-        bound="host" if host > device else next(iter(shares), "compute"),
+        bound="host" if host > device else bound,
         shares=shares,
         basis=factors.basis,
         unmodelled=tuple(sorted(schedule.unmodelled)),
