@@ -53,6 +53,18 @@ def seed(value: int) -> None:
         _seed, _drawn = number, 0
 
 
+def current_seed() -> int:
+    """Return the number that the stream was started with last; nothing is drawn.
+
+    Example:
+        >>> import neurenix as nx
+        >>> nx.seed(7)
+        >>> nx.random.current_seed()
+        7
+    """
+    return _seed
+
+
 def next_key() -> jax.Array:
     """Return a key that was not returned before, and move the stream on.
 

@@ -277,7 +277,7 @@ def make_dataset(
     _check_list(x, y)
     dataset = Dataset.from_arrays(x, y, w=_host_weights(sample_weight))
     if shuffle:
-        dataset = dataset.shuffle(seed=random._seed)
+        dataset = dataset.shuffle(seed=random.current_seed())
     return dataset.batch(batch_size or DEFAULT_BATCH_SIZE)
 
 
