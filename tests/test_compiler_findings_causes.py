@@ -245,3 +245,26 @@ def test_turns_that_only_the_data_knows_are_counted_once_and_told(ask) -> None:
     assert report.analysis.program.model_flops == TURN
     (note,) = report.analysis.notes
     assert "it is counted once" in note
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x, w: (x @ w).sum() + (x @ w).max(),
+        lambda x, w: (x @ w)[0],
+        lambda x, w: jnp.ones_like(x) @ w + x,
+    ],
+)
+def test_work_that_the_compiler_leaves_out_is_no_utilization(ask, function) -> None:
+    assert ask(function, LARGE, LARGE).mfu <= 1
+
+
+def test_a_branch_that_is_seldom_taken_is_told(ask) -> None:
+    def turn(x: Any, w: Any) -> Any:
+        def body(x: Any, i: Any) -> Any:
+            return jax.lax.cond(i % 4 == 0, lambda x: jnp.tanh(x @ w), lambda x: x, x), None
+
+        return jax.lax.scan(body, x, jnp.arange(16))[0]
+
+    (note,) = ask(turn, LARGE, LARGE).analysis.notes
+    assert "Which branch is taken" in note

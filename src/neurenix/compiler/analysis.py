@@ -14,8 +14,11 @@ from neurenix.compiler.findings import Evidence, Finding, find, of_refusal
 from neurenix.compiler.hlo import parse
 from neurenix.compiler.memory import Memory
 from neurenix.compiler.program import Program
-from neurenix.compiler.time import Operation, Schedule, StepTime, peak_flops_per_second, step_time
+from neurenix.compiler.time import Operation, Schedule, StepTime, step_time, utilization
 from neurenix.compiler.training import sent_bytes
+
+_MUCH = 0.05
+"""Of a step, what a choice of branches must make of it to be told."""
 
 
 @dataclass(frozen=True)
@@ -52,29 +55,36 @@ def analyse(program: Program, where: Slice, answer: Compiled | Refusal) -> Analy
     operations = tuple(sorted(schedule.operations.values(), key=lambda o: -o.seconds))
     spent = sum(answer.seconds.values())
     evidence = Evidence(program, where, memory, operations, time, raw, module, spent)
-    peak = peak_flops_per_second(schedule) * program.num_devices
     return Analysis(
         program=program,
         where=where,
         fits=True,
         memory=memory,
         time=time,
-        mfu=program.model_flops / (time.seconds * peak) if program.model_flops else None,
+        mfu=utilization(schedule, program.model_flops, time.seconds, program.num_devices),
         operations=operations,
         findings=find(evidence),
-        notes=answer.notes + _notes(schedule, time),
+        notes=answer.notes + _notes(schedule, time, raw),
         compile_seconds=spent,
         from_cache=answer.from_cache,
     )
 
 
-def _notes(schedule: Schedule, time: StepTime) -> tuple[str, ...]:
+def _notes(schedule: Schedule, time: StepTime, raw_seconds: float) -> tuple[str, ...]:
     notes = []
     for loop in schedule.unknown_loops:
         place = schedule.module.source(loop)
         notes.append(
             f"The loop at {place or loop.name} runs as often as the data says; it is counted once."
         )
+    for conditional, spread in schedule.branches.values():
+        if spread > _MUCH * raw_seconds:
+            place = schedule.module.source(conditional)
+            notes.append(
+                f"Which branch is taken at {place or conditional.name} the data says; the one that "
+                "takes longest is counted every time. With the shortest every time the step takes "
+                f"{spread / raw_seconds:.0%} less."
+            )
     if time.unmodelled:
         notes.append(
             f"The compiler gives no cycles for {', '.join(time.unmodelled)}: counted is one pass "
