@@ -268,3 +268,9 @@ def test_a_branch_that_is_seldom_taken_is_told(ask) -> None:
 
     (note,) = ask(turn, LARGE, LARGE).analysis.notes
     assert "Which branch is taken" in note
+
+
+def test_the_branch_that_keeps_weights_finite_is_not_told() -> None:
+    model = nx.nn.Linear(1024, 1024).compile(loss="mse")
+    report = nx.preflight(model, nx.spec((64, 1024)), on="v5e-1")
+    assert not [note for note in report.analysis.notes if "branch" in note]

@@ -36,6 +36,16 @@ def is_library(path: str) -> bool:
     )
 
 
+def is_neurenix(path: str) -> bool:
+    """Whether a file is one of Neurenix.
+
+    Example:
+        >>> is_neurenix(__file__)
+        True
+    """
+    return path.startswith(_PACKAGE)
+
+
 def users_line(error: BaseException) -> str:
     """Return file, number and text of the user's innermost line on the way to an error.
 

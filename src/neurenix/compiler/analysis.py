@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from neurenix._core.source_files import is_neurenix
 from neurenix.chips import Slice
 from neurenix.compiler import memory as memory_module
 from neurenix.compiler.compile import Compiled, Refusal
@@ -78,8 +79,10 @@ def _notes(schedule: Schedule, time: StepTime, raw_seconds: float) -> tuple[str,
             f"The loop at {place or loop.name} runs as often as the data says; it is counted once."
         )
     for conditional, spread in schedule.branches.values():
+        place = schedule.module.source(conditional)
+        if place is not None and is_neurenix(place.file):
+            continue  # the step's own, which changes the weights unless training has diverged
         if spread > _MUCH * raw_seconds:
-            place = schedule.module.source(conditional)
             notes.append(
                 f"Which branch is taken at {place or conditional.name} the data says; the one that "
                 "takes longest is counted every time. With the shortest every time the step takes "
