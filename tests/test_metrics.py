@@ -428,3 +428,10 @@ def test_one_hot_rows_have_no_ignored_label():
     for metric in (one, other):
         metric.update(ONE_HOT, SCORES)
     assert one.result() == other.result()
+
+
+@pytest.mark.parametrize("metric", [metrics.Accuracy, metrics.F1Score])
+@pytest.mark.parametrize("wrong", ["pad", 1.5])
+def test_a_label_to_ignore_is_a_whole_number(metric, wrong):
+    with pytest.raises(ArgumentTypeError, match="ignore_index"):
+        metric(ignore_index=wrong)

@@ -114,6 +114,14 @@ def test_sizes_that_cannot_be_are_refused() -> None:
         TINY.replace(num_experts=4, experts_per_token=5)
     with pytest.raises(ArgumentError, match="balance is a number from 0"):
         TINY.replace(balance=-0.1)
+    with pytest.raises(ArgumentTypeError, match="latent is a models.Latent"):
+        TINY.replace(latent=5)
+    with pytest.raises(ArgumentTypeError, match="rope_scaling is one of"):
+        TINY.replace(rope_scaling=3)
+    heads = jnp.ones((1, 4, 2, 8))
+    for wrong in (0, "a", 1.5):
+        with pytest.raises(ArgumentError, match="`window` is a whole number of at least 1"):
+            nx.nn.dot_product_attention(heads, heads, heads, window=wrong)
     with pytest.raises(ArgumentError, match="saved or offloaded"):
         models.Remat(save=("context",), offload=("context",))
 

@@ -199,7 +199,10 @@ def test_a_mask_of_another_structure_is_told_before_a_step(mask, message):
 
 def test_a_mask_may_speak_of_a_whole_layer():
     params = {"body": {"kernel": jnp.ones((2, 2))}, "head": {"kernel": jnp.ones((2, 2))}}
-    mask = lambda params: {"body": False, "head": True}  # noqa: E731
+
+    def mask(params):
+        return {"body": False, "head": True}
+
     tx = optim.AdamW(0.1, weight_decay=0.5, decay_mask=mask).to_optax()
     updates, _ = tx.update(jax.tree.map(jnp.zeros_like, params), tx.init(params), params)
     np.testing.assert_array_equal(updates["body"]["kernel"], 0)

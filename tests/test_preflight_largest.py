@@ -62,8 +62,9 @@ def test_mistakes_are_told_before_any_compile() -> None:
         nx.preflight.largest_batch(model(), on=["v5e-4", "v5e-8"], input_shape=(8, 256))
     with pytest.raises(nx.ArgumentError, match="step=12 cannot be divided over the 8 parts"):
         nx.preflight.largest_batch(model(), on="v5e-8", input_shape=(8, 256), step=12)
+    wrong: Any = "a"
     with pytest.raises(nx.ArgumentTypeError, match="step is a whole number of examples; got 'a'"):
-        nx.preflight.largest_batch(model(), on="v5e-8", input_shape=(8, 256), step="a")  # type: ignore[arg-type]
+        nx.preflight.largest_batch(model(), on="v5e-8", input_shape=(8, 256), step=wrong)
 
 
 @pytest.mark.parametrize("name", ["preflight", "search", "largest_batch"])

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from neurenix._core.errors import ShapeError
-from neurenix.metrics.base import MeanMetric, whole_number, without_ignored
+from neurenix.metrics.base import MeanMetric, checked_label, whole_number, without_ignored
 
 
 class _OfClasses(MeanMetric):
@@ -21,7 +21,7 @@ class _OfClasses(MeanMetric):
 
     def __init__(self, name: str | None = None, *, ignore_index: int | None = None) -> None:
         super().__init__(name)
-        self.ignore_index = ignore_index
+        self.ignore_index = checked_label(ignore_index)
 
     def update(
         self, y_true: jax.Array, y_pred: jax.Array, sample_weight: jax.Array | None = None

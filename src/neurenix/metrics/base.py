@@ -145,6 +145,20 @@ def match_weight(sample_weight: jax.Array, shape: tuple[int, ...]) -> jax.Array:
     return jnp.broadcast_to(weight, shape)
 
 
+def checked_label(ignore_index: Any) -> int | None:
+    """Return the label that a metric leaves out.
+
+    Raises:
+        ArgumentTypeError: it is no whole number, nor None.
+    """
+    try:
+        return None if ignore_index is None else operator.index(ignore_index)
+    except TypeError as error:
+        raise ArgumentTypeError(
+            f"The argument `ignore_index` must be a whole number or None; got {ignore_index!r}."
+        ) from error
+
+
 def without_ignored(
     y_true: jax.Array,
     shape: tuple[int, ...],

@@ -12,6 +12,7 @@ from neurenix._core.errors import ArgumentError
 from neurenix.metrics.accuracy import binary_targets, is_yes_or_no, said_yes, sparse_labels
 from neurenix.metrics.base import (
     Metric,
+    checked_label,
     match_weight,
     safe_ratio,
     whole_number,
@@ -43,7 +44,7 @@ class _Counts(Metric):
         ignore_index: int | None = None,
     ) -> None:
         super().__init__(name)
-        self.ignore_index = ignore_index
+        self.ignore_index = checked_label(ignore_index)
         self.threshold = threshold
         self.class_id = None if class_id is None else whole_number("class_id", class_id, low=0)
         self.true_positives = self._sum()

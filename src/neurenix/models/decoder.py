@@ -64,6 +64,11 @@ class DecoderConfig(StackConfig):
         positive(self, "vocab_size", "max_length", "loss_tiles")
         one_of(self, "positions", ("rope", "learned", "none"))
         one_of(self, "logits_dtype", DTYPES)
+        if not isinstance(self.rope_scaling, Scaling | None):
+            raise ArgumentTypeError(
+                f"{self.name}: rope_scaling is one of models.LinearScaling, RopeScaling and "
+                f"YarnScaling, or None; got {self.rope_scaling!r}."
+            )
         if self.positions == "rope" and self.head_dim % 2:
             raise ArgumentError(f"{self.name}: rope needs an even head_dim; got {self.head_dim}.")
 

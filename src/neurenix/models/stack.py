@@ -15,7 +15,7 @@ from typing import Any, Self
 
 import jax.numpy as jnp
 
-from neurenix._core.errors import ArgumentError, unknown_name
+from neurenix._core.errors import ArgumentError, ArgumentTypeError, unknown_name
 from neurenix.models.remat import Remat, check_remat
 
 DTYPES = ("float32", "bfloat16")
@@ -149,6 +149,10 @@ class StackConfig(Replaceable):
         object.__setattr__(self, "num_kv_heads", self.num_kv_heads or self.num_heads)
         positive(self, "num_layers", "embed_dim", "num_heads", "num_kv_heads", "mlp_dim")
         if self.latent is not None:
+            if not isinstance(self.latent, Latent):
+                raise ArgumentTypeError(
+                    f"{self.name}: latent is a models.Latent(…) or None; got {self.latent!r}."
+                )
             if self.sinks or self.qk_norm:
                 raise ArgumentError(f"{self.name}: latent attention has no sinks and no qk_norm.")
             object.__setattr__(self, "head_dim", self.latent.head_dim)

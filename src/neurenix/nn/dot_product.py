@@ -27,6 +27,7 @@ from __future__ import annotations
 
 import functools
 import math
+import numbers
 from collections.abc import Callable
 from typing import Any
 
@@ -196,7 +197,8 @@ def _check(query: jax.Array, key: jax.Array, value: jax.Array) -> None:
 
 
 def _check_options(query: jax.Array, window: int | None, sinks: jax.Array | None) -> None:
-    if window is not None and (isinstance(window, bool) or int(window) != window or window < 1):
+    whole = isinstance(window, numbers.Integral) and not isinstance(window, bool)
+    if window is not None and (not whole or window < 1):
         raise ArgumentError(f"`window` is a whole number of at least 1, or None; got {window!r}.")
     if sinks is not None and sinks.shape != query.shape[2:3]:
         raise ShapeError(
