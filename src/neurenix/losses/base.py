@@ -191,9 +191,9 @@ def check_finite(y_true: np.ndarray) -> None:
 def check_range(y_true: np.ndarray, low: float, high: float, why: str) -> None:
     """Raise DataError when a target is not finite or outside ``[low, high]``; say where."""
     check_finite(y_true)
-    outside = (y_true < low) | (y_true > high)
-    if not bool(outside.any()):
+    if not y_true.size or (y_true.min() >= low and y_true.max() <= high):
         return
+    outside = (y_true < low) | (y_true > high)
     where = tuple(int(i) for i in np.argwhere(outside)[0])
     raise DataError(
         f"The targets `y_true` must lie in {low} … {high}, {why}; "
