@@ -53,20 +53,24 @@ class FlatFunction:
         self._jitted = jax.jit(program, donate_argnums=0)
 
     def flatten(self, state: Any) -> list[Any]:
-        """Return the leaves of ``state`` and remember its structure."""
+        """Return the leaves of ``state``, and take it for the newest one."""
         leaves, self._treedef = jax.tree.flatten(state)
         if self._sharding is not None:
             self._lie = [leaf.sharding for leaf in leaves]
-        self._results = []
+        self._results = [(leaves, None)]
         return leaves
 
-    def unflatten(self, leaves: list[Any]) -> Any:
-        """Return the state that ``leaves`` are of."""
+    @property
+    def state(self) -> Any:
+        """The newest state: of the latest call to succeed, even if Ctrl-C came right after it."""
+        return self._unflatten(self._results[-1][0])
+
+    def _unflatten(self, leaves: list[Any]) -> Any:
         return jax.tree.unflatten(self._treedef, leaves)
 
     def __call__(self, leaves: list[Any], *rest: Any) -> tuple[list[Any], Any]:
         """Return the state's leaves after the call, and what else the function returns."""
-        results = self._results  # keeps the last result when this call fails
+        results = self._results  # the last one stays when this call fails
         uninterrupted(results, self._jitted, (leaves, *rest))
         del results[:-1]
         if self.compilations != self._reported:
@@ -74,14 +78,9 @@ class FlatFunction:
             self._watch.compiled(rest)
         return results[-1]
 
-    @property
-    def newest(self) -> list[Any] | None:
-        """The leaves that the latest call to succeed has returned, even if Ctrl-C cut it short."""
-        return self._results[-1][0] if self._results else None
-
     def _flat(self, leaves: list[Any], *rest: Any) -> tuple[list[Any], Any]:
         with known_mesh(self._sharding):
-            state, out = self._function(self.unflatten(leaves), *rest)
+            state, out = self._function(self._unflatten(leaves), *rest)
         after = jax.tree.leaves(state)
         if self._sharding is not None:
             after = list(map(jax.lax.with_sharding_constraint, after, self._lie))

@@ -43,7 +43,7 @@ class Run:
         self._trainer, self._definition = trainer, definition
         self._step, self._feed, self._callbacks = step, feed, callbacks
         self._progress = Progress()
-        self._leaves = step.train.flatten(trainer.initial_state(self._definition))
+        step.train.flatten(trainer.initial_state(self._definition))
         looks = [c for c in callbacks if _overrides(c, "on_train_batch_end")]
         self._epoch_run = EpochRun(
             step,
@@ -77,8 +77,8 @@ class Run:
                 if trainer.stop_training:
                     break
         finally:
-            self._progress.close()
             self._sync()
+            self._progress.close()
             trainer.steps_made = int(self._state().step)
             self._call("on_train_end")
         return history
@@ -89,14 +89,12 @@ class Run:
         trainer, feed = self._trainer, self._feed
         self._call("on_epoch_begin", epoch)
         state = self._state()._replace(**trainer.epoch_start(self._definition))
-        self._leaves = self._step.train.flatten(state)
+        leaves = self._step.train.flatten(state)
         self._progress.begin(f"Epoch {epoch + 1}/{last}", steps or feed.steps)
         began = time.perf_counter()
         try:
             chunks = feed.chunks(steps, self._step.steps)
-            logs, made = self._epoch_run.run(
-                self._leaves, chunks, self._hold, self._progress.advance
-            )
+            logs, made = self._epoch_run.run(leaves, chunks, self._progress.advance)
         except Diverged as diverged:
             self._diverged(diverged, epoch)
             return None
@@ -136,11 +134,8 @@ class Run:
             "rate, clip gradients (clip_norm=1.0), or look at the data of that batch."
         )
 
-    def _hold(self, leaves: list[Any]) -> None:
-        self._leaves = leaves
-
     def _state(self) -> TrainState:
-        return self._step.train.unflatten(self._leaves)
+        return self._step.train.state
 
     def _sync(self) -> None:
         self._trainer.keep(self._definition, self._state())
@@ -159,10 +154,9 @@ class Run:
             model_state=model_state,
             optimizer=self._trainer.optimizer_state,
         )
-        self._leaves = self._step.train.flatten(state)
+        self._step.train.flatten(state)
 
-    def _batch_end(self, step: int, leaves: list[Any], logs: Mapping[str, float]) -> bool:
-        self._leaves = leaves
+    def _batch_end(self, step: int, logs: Mapping[str, float]) -> bool:
         self._sync()
         for callback in self._looks:
             callback.on_train_batch_end(step, logs)
