@@ -16,6 +16,7 @@ from neurenix._core.errors import (
     ShapeError,
     UnknownNameError,
 )
+from neurenix.losses import crossentropy
 
 N, T, C = 6, 3, 4
 RNG = np.random.default_rng(0)
@@ -413,10 +414,18 @@ def test_a_label_out_of_range_is_not_a_number(loss, label):
     assert bool(jnp.isnan(loss(labels, LOG_P)))
 
 
-def test_integer_classes_are_selected_and_not_gathered():
+@pytest.mark.parametrize(("platform", "scatters"), [("cpu", True), ("tpu", False)])
+def test_integer_classes_are_gathered_on_a_cpu_only(platform: str, scatters: bool):
     gradient = jax.jit(jax.grad(lambda p: losses.CrossEntropyLoss()(LABELS, p)))
-    program = gradient.lower(LOGITS).as_text()
-    assert "gather" not in program and "scatter" not in program
+    program = gradient.trace(LOGITS).lower(lowering_platforms=(platform,)).as_text()
+    assert ("scatter" in program) is scatters
+
+
+def test_both_ways_to_pick_a_class_agree():
+    values, labels = jnp.asarray(X), jnp.asarray(LABELS)
+    np.testing.assert_array_equal(
+        crossentropy._gathered(values, labels), crossentropy._selected(values, labels)
+    )
 
 
 IGNORING = {
