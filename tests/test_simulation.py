@@ -40,14 +40,21 @@ def test_unknown_slice_and_numerics() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "devices"), [("v3-8", 8), ("v5p-8", 4), ("tpu7x-2x2x1", 8), ("2x v5e-4", 8)]
+    ("name", "devices", "said"),
+    [
+        ("v3-8", 8, "(8 devices, 4 chips)"),
+        ("v5p-8", 4, "(4 devices, 4 chips)"),
+        ("tpu7x-2x2x1", 8, "(8 devices, 4 chips)"),
+        ("2x v5e-4", 8, "(8 devices, 8 chips)"),
+        ("v5e-1", 1, "(1 device, 1 chip)"),
+    ],
 )
-def test_devices_are_those_of_the_slice(run_python, name: str, devices: int) -> None:
+def test_devices_are_those_of_the_slice(run_python, name: str, devices: int, said: str) -> None:
     done = run_python(
         code=f"from neurenix.simulation import simulate; simulate({name!r}); import jax; {SHOW}"
     )
     assert json.loads(done.stdout) == [devices, devices, 1], done.stderr
-    assert done.stderr.count("is simulated on this machine's CPU") == 1
+    assert done.stderr.count(f"is simulated on this machine's CPU {said}") == 1
 
 
 @pytest.mark.parametrize("platforms", ["cpu", "tpu", "cpu,tpu", ""])

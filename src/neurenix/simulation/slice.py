@@ -72,7 +72,7 @@ class SimulatedSlice:
 
     def __str__(self) -> str:
         rounding = ", TPU numerics" if self.numerics == "tpu" else ""
-        return f"simulated {self.name} ({self.num_devices} devices{rounding})"
+        return f"simulated {self.name} ({_counted(self.num_devices, 'device')}{rounding})"
 
 
 _active: SimulatedSlice | None = None
@@ -197,11 +197,15 @@ def _announce(request: SimulatedSlice) -> None:
         )
     print(
         f"neurenix: {request.slice.name} is simulated on this machine's CPU "
-        f"({request.num_devices} devices, {request.slice.num_chips} chips"
+        f"({_counted(request.num_devices, 'device')}, {_counted(request.slice.num_chips, 'chip')}"
         f"{', TPU numerics' if request.numerics == 'tpu' else ''}); "
         f"times measured here are not a TPU's.{cost}",
         file=sys.stderr,
     )
+
+
+def _counted(number: int, what: str) -> str:
+    return f"{number} {what}" if number == 1 else f"{number} {what}s"
 
 
 def _too_late(request: SimulatedSlice) -> str:
