@@ -231,6 +231,16 @@ def test_a_module_that_sows_trains() -> None:
     assert trainer.predict(X).shape == (32, 3)
 
 
+@pytest.mark.parametrize("bad", [0, 7, 8, 20, 31])
+def test_the_first_bad_batch_is_named_however_late_it_is_looked_at(bad: int) -> None:
+    x = X.copy()
+    x[bad, 2] = np.nan
+    trainer = Trainer(MLP(), loss=LOSS)
+    with pytest.raises(nx.TrainingDivergedError, match=rf"step {bad} \(.*batch itself"):
+        trainer.fit(x, Y, batch_size=1, shuffle=False)
+    assert trainer.steps_made == bad
+
+
 def test_values_that_are_not_finite_in_the_data_are_named() -> None:
     x = X.copy()
     x[3, 2] = np.nan
