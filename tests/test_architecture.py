@@ -33,6 +33,7 @@ FLOORS = {
     "neurenix.tensor": 22,
     "neurenix._nnx": 25,
     "neurenix._binding": 26,
+    "neurenix._filled": 26,
     "neurenix._recompilation": 26,
     "neurenix._arguments": 27,
     "neurenix._captured": 27,

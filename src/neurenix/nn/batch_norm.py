@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from neurenix._core.errors import ArgumentError, ShapeError
+from neurenix._filled import examples_of
 from neurenix._nnx import nnx
 from neurenix.distribute import get_replica_context
 from neurenix.nn._checks import expect_features, positive
@@ -22,9 +23,10 @@ class BatchNorm(Module):
 
     In training (``model.train()``, the default) mean and biased variance are those of the batch,
     over all axes but the last, in float32; over *all* replicas when the batch is split over
-    several devices, by ``fit`` or in ``strategy.run``. The running statistics then move, as in
-    PyTorch: ``running = (1 - momentum) · running + momentum · batch``, with the **unbiased**
-    variance.
+    several devices, by ``fit`` or in ``strategy.run``. Rows that ``fit`` adds to fill up the last
+    batch, or one that the replicas do not divide, are left out. The running statistics then move,
+    as in PyTorch: ``running = (1 - momentum) · running + momentum · batch``, with the
+    **unbiased** variance.
     (Flax and Keras call ``1 - momentum`` momentum, and take the biased variance.) In evaluation
     (``model.eval()``) the running statistics are used.
 
@@ -88,10 +90,30 @@ class BatchNorm(Module):
                 f"shape {x.shape}. Call model.eval(), or give a larger batch."
             )
         axes = tuple(range(x.ndim - 1))
+        examples = examples_of(x)
+        if examples is not None:
+            return self._statistics_of(examples, x, axes)
         mean = replica.all_reduce("mean", jnp.mean(x, axis=axes))
         variance = replica.all_reduce("mean", jnp.mean(jnp.square(x - mean), axis=axes))
         self._move(self.mean, mean)
         self._move(self.var, variance * (count / (count - 1)))
+        return mean, variance
+
+    def _statistics_of(
+        self, examples: jax.Array, x: jax.Array, axes: tuple[int, ...]
+    ) -> tuple[jax.Array, jax.Array]:
+        """Return mean and variance over the rows that are examples.
+
+        Fewer than two values per channel leave the running statistics as they were.
+        """
+        count = jnp.sum(examples, dtype=x.dtype) * (x.size // self.num_features // len(x))
+        at_least_one = jnp.maximum(count, 1)
+        mean = jnp.sum(x, axis=axes, where=examples) / at_least_one
+        variance = jnp.sum(jnp.square(x - mean), axis=axes, where=examples) / at_least_one
+        enough = count > 1
+        unbiased = variance * (count / jnp.maximum(count - 1, 1))
+        self._move(self.mean, jnp.where(enough, mean, self.mean[...]))
+        self._move(self.var, jnp.where(enough, unbiased, self.var[...]))
         return mean, variance
 
     def _move(self, running: nnx.BatchStat, batch: jax.Array) -> None:

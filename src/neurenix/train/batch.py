@@ -10,9 +10,13 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from neurenix._core.errors import ArgumentTypeError, DataError, ShapeError
+
+# The weight of a row that is no example. Weights of examples are never negative.
+ADDED = -1.0
 
 _TARGET_NAMES = ("label", "labels", "target", "targets", "y")
 _WEIGHT_NAMES = ("sample_weight", "weight")
@@ -24,12 +28,27 @@ class Batch(NamedTuple):
     Attributes:
         x: input, shape (N, …); a tuple is passed as positional arguments, a dict as keywords.
         y: targets, shape (N, …), or None.
-        weight: float32 weight of each example, shape (N,), or None for all one.
+        weight: float32 weight of each example, shape (N,), or None for all one; of a row that
+            was added to fill the batch up it is ``ADDED``.
     """
 
     x: Any
     y: Any = None
     weight: Any = None
+
+    def examples_and_weight(self) -> tuple[Any, Any]:
+        """Return which rows are examples, bool (N,), and weights that are 0 for the others.
+
+        Both are None if there are no weights.
+
+        Example:
+            >>> batch = pad(Batch(np.ones((3, 2))), 4)
+            >>> [part.tolist() for part in batch.examples_and_weight()]
+            [[True, True, True, False], [1.0, 1.0, 1.0, 0.0]]
+        """
+        if self.weight is None:
+            return None, None
+        return self.weight != ADDED, jnp.maximum(self.weight, 0)
 
 
 def as_batch(element: Any) -> Batch:
@@ -87,9 +106,10 @@ def num_examples(batch: Batch) -> int:
 
 
 def pad(batch: Batch, size: int) -> Batch:
-    """Return the batch with ``size`` examples, those added with weight 0.
+    """Return the batch with ``size`` rows, those added with the weight ``ADDED``.
 
-    The examples added repeat the batch's own, so that batch statistics stay near the truth.
+    They repeat the batch's own. ``nn.BatchNorm`` leaves them out; the statistics of a layer that
+    takes them for examples stay near the truth.
     """
     count = num_examples(batch)
     weight = np.ones(count, np.float32) if batch.weight is None else batch.weight
@@ -97,7 +117,7 @@ def pad(batch: Batch, size: int) -> Batch:
         return batch._replace(weight=np.asarray(weight, np.float32))
     index = np.arange(size) % count
     x, y = jax.tree.map(lambda leaf: np.asarray(leaf)[index], (batch.x, batch.y))
-    padded = np.zeros(size, np.float32)
+    padded = np.full(size, ADDED, np.float32)
     padded[:count] = weight
     return Batch(x, y, padded)
 

@@ -45,7 +45,8 @@ def explain(definition: StepDefinition, state: TrainState, batch: Batch) -> str:
     for path, output in outputs:
         if not _finite(output):
             return f"The first output that is not finite is that of layer {path}."
-    loss = definition.loss(batch.y, prediction, batch.weight)
+    _, weight = batch.examples_and_weight()
+    loss = definition.loss(batch.y, prediction, weight)
     if not _finite(loss):
         return (
             f"The model's output is finite; the loss {definition.loss.name} of it is not. Check "
@@ -54,7 +55,7 @@ def explain(definition: StepDefinition, state: TrainState, batch: Batch) -> str:
 
     def mean_loss(parameters: Any) -> Any:
         module = definition.model.build(parameters, state.model_state, training=True)
-        return definition.loss(batch.y, call(module, batch.x), batch.weight)
+        return definition.loss(batch.y, call(module, batch.x), weight)
 
     bad_gradient = _first_bad(jax.grad(mean_loss)(state.parameters))
     if bad_gradient is not None:

@@ -21,6 +21,7 @@ import optax
 
 from neurenix._binding import Binding, Structure
 from neurenix._core.errors import ArgumentError, ArgumentTypeError, ShapeError
+from neurenix._filled import examples_among_rows
 from neurenix.losses import Loss
 from neurenix.train.batch import Batch
 from neurenix.train.split import ModuleSplit, OtherState
@@ -98,8 +99,9 @@ class StepDefinition:
             healthy &= _all_finite(gradients)
 
         def update(arrays: Arrays) -> Arrays:
-            updates, optimizer = self.optimizer.update(
-                gradients, arrays.optimizer, arrays.parameters
+            # The loss for those that follow it, such as optax.contrib.reduce_on_plateau.
+            updates, optimizer = optax.with_extra_args_support(self.optimizer).update(
+                gradients, arrays.optimizer, arrays.parameters, value=loss
             )
             scale = state.learning_rate_scale
             updates = jax.tree.map(lambda u: u * scale.astype(u.dtype), updates)
@@ -197,22 +199,25 @@ class StepDefinition:
         model_state, gradients, loss, weight = carry
         scale = 1.0 / jnp.maximum(weight, _TINY)
         gradients = jax.tree.map(lambda g: g * scale.astype(g.dtype), gradients)
-        prediction = jax.tree.map(lambda p: p.swapaxes(0, 1).reshape(-1, *p.shape[2:]), predictions)
+        size = jax.tree.leaves(batch.x)[0].shape[0] // parts
+        prediction = jax.tree.map(functools.partial(_of_all_parts, size=size), predictions)
         return loss * scale, weight, prediction, model_state, gradients
 
     def _forward(
         self, parameters: Any, model_state: OtherState, batch: Batch, *, training: bool
     ) -> tuple[jax.Array, jax.Array, Any, OtherState]:
         """Return the weighted mean loss, the sum of weights, the output, the model's state."""
-        prediction, after = self._apply(parameters, model_state, batch.x, training=training)
-        if batch.weight is not None:
-            prediction = _counting(prediction, batch.weight)
-        counted = self.loss.counted(batch.y, prediction, batch.weight)
+        examples, weight = batch.examples_and_weight()
+        with examples_among_rows(examples):
+            prediction, after = self._apply(parameters, model_state, batch.x, training=training)
+        if weight is not None:
+            prediction = _counting(prediction, weight)
+        counted = self.loss.counted(batch.y, prediction, weight)
         if counted is None:
             total = jnp.float32(jax.tree.leaves(batch.x)[0].shape[0])
         else:
             total = jnp.sum(counted, dtype=jnp.float32)
-        loss = self.loss(batch.y, prediction, batch.weight)
+        loss = self.loss(batch.y, prediction, weight)
         return loss.astype(jnp.float32), total, prediction, after
 
     def _apply(
@@ -232,8 +237,9 @@ class StepDefinition:
 
     def _updated_metrics(self, leaves: list[Any], batch: Batch, prediction: Any) -> list[Any]:
         metrics = self.metrics.rebuild(leaves, ())
+        _, weight = batch.examples_and_weight()
         for metric in metrics:
-            metric.update(batch.y, prediction, sample_weight=batch.weight)
+            metric.update(batch.y, prediction, sample_weight=weight)
         updated = self.metrics.leaves_of(metrics)
         if updated is None:
             raise ArgumentError("A metric changes its structure in update(); add no attributes.")
@@ -277,6 +283,17 @@ def call(module: Any, x: Any) -> Any:
             "Several inputs of a model are a tuple of arrays, in its order, or a dict by name."
         ) from None
     return module(*positional, **named)
+
+
+def _of_all_parts(leaf: jax.Array, *, size: int) -> jax.Array:
+    """Return an output of the whole batch from those of A parts, (A, …).
+
+    One with a row for each of a part's ``size`` examples has all rows in the batch's order; of
+    another, such as a penalty, it is the mean or, of integers, the last part's.
+    """
+    if leaf.shape[1:2] == (size,):
+        return leaf.swapaxes(0, 1).reshape(-1, *leaf.shape[2:])
+    return leaf.mean(0) if jnp.issubdtype(leaf.dtype, jnp.inexact) else leaf[-1]
 
 
 def _counted(inputs: int) -> str:
