@@ -12,7 +12,8 @@ from neurenix.compiler.collectives import dcn_seconds, group_size, ici_seconds
 from neurenix.compiler.hlo import Instruction, parse
 from neurenix.compiler.operations import Operation
 from neurenix.compiler.shapes import parse_shapes
-from neurenix.compiler.time import Schedule, step_time, utilization
+from neurenix.compiler.time import Schedule, step_time
+from neurenix.compiler.utilization import utilization
 from neurenix.compiler.traffic import moved_bytes
 
 pytestmark = pytest.mark.pure
@@ -497,3 +498,36 @@ def test_a_batch_that_arrives_slowly_is_bound_by_the_host() -> None:
 )
 def test_the_scope_of_an_operation(op_name: str, scope: str) -> None:
     assert Operation("a", "b", "hbm", 0, 0, 0, 1, 0, 0, "", op_name, None).scope == scope
+
+
+def test_what_the_links_take_beyond_the_schedule_is_time_of_the_exchanges() -> None:
+    big = "f32[16384,1024]{1,0:T(8,128)}"
+    body = (
+        busy("work", 1e6),
+        f"%r = {big} all-reduce(%p), channel_id=1, {GROUPS}",
+        f"%s = {big} all-reduce(%p), channel_id=2, {GROUPS}",
+    )
+    walked = Schedule(parse(module(f"%p = {big} parameter(0)", *body)), V5E)
+    raw = walked.run()
+    alone = Schedule(parse(module(f"%p = {big} parameter(0)", body[0])), V5E)
+    assert walked.operations["work"].seconds == pytest.approx(alone.run())
+    assert sum(op.seconds for op in walked.operations.values()) == pytest.approx(raw)
+    time = step_time(walked, raw, 0)
+    links = 2 * 2 * 2**26 * 7 / 8 / (2 * V5E.generation.ici_link_bytes_per_second)
+    assert time.device_seconds == pytest.approx(links)
+    assert time.bound == "ici"
+    assert time.shares["ici"] == pytest.approx(1 - alone.run() / raw)
+
+
+def test_cycles_that_overflowed_in_the_compiler_are_none() -> None:
+    walked = Schedule(parse(module(f"%p = {MIB} parameter(0)", busy("work", 1000))), V5E)
+    fusion = busy("reduced", 1).replace("negate(%p)", "fusion(%p), kind=kOutput")
+    wrong = fusion.replace('"1"', f'"{2**63 - 1}"')
+    overflowed = Schedule(parse(module(f"%p = {MIB} parameter(0)", wrong)), V5E)
+    least = overflowed.run()
+    rate = V5E.generation.hbm_bandwidth_bytes_per_second_per_device
+    assert least == pytest.approx(2 * 2**20 / rate)
+    assert walked.run() < least < 1e-4
+    assert overflowed.unmodelled == {"fusion": 1}
+    time = step_time(overflowed, least, 0)
+    assert time.high > 5 * time.device_seconds

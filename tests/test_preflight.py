@@ -397,3 +397,20 @@ def test_several_steps_in_one_call_cost_the_host_less(options: PreflightOptions)
     report = nx.preflight(model, nx.spec((64, 64)), nx.spec((64, 64)), on="v5e-8", options=options)
     assert report.step_time is not None
     assert report.step_time.host_seconds < 5e-6
+
+
+def test_the_batches_of_all_steps_of_a_call_lie_on_the_device(options: PreflightOptions) -> None:
+    reports = []
+    for steps in (1, 4, 64):
+        model = nn.Sequential(nn.Linear(4096, 8)).compile("sgd", "mse", steps_per_execution=steps)
+        batch = nx.spec((32768, 4096)), nx.spec((32768, 8))
+        reports.append(nx.preflight(model, *batch, on="v5e-1", options=options))
+    one, four, many = reports
+    batch_bytes = one.hbm.roles["batch"]
+    assert batch_bytes >= 4 * 32768 * (4096 + 8)
+    assert four.hbm.roles["batch"] == 4 * batch_bytes
+    assert four.hbm.peak_bytes == one.hbm.peak_bytes + 3 * batch_bytes
+    assert sum(b.padded_bytes for b in four.hbm.buffers if b.role == "batch") == 4 * batch_bytes
+    assert [report.refused for report in reports] == [None, None, "hbm"]
+    assert many.hbm.peak_bytes == one.hbm.peak_bytes + 63 * batch_bytes
+    assert "steps_per_execution=64 sends the batches of 64 steps" in many.findings[0].message

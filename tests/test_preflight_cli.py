@@ -101,6 +101,16 @@ def test_what_changed_since_a_file(preflight, tmp_path: Path) -> None:
     assert "the slice was v5e-8 and is v6e-8" in done.stdout
 
 
+def test_a_price_of_ones_own_changes_nothing_since_a_file_with_it(preflight) -> None:
+    asked = ("train.py", "--on", "v5e-8", "--price", "5")
+    assert preflight(*asked, "--json", "own.json").returncode == 0
+    done = preflight(*asked, "--compare", "own.json")
+    assert done.returncode == 0, done.stderr
+    compared = done.stdout[done.stdout.index("Compared with own.json") :]
+    assert "5 USD" not in compared
+    assert "cost" not in compared
+
+
 def test_prices_by_region_and_commitment(preflight) -> None:
     done = preflight(
         "train.py", "--on", "v5e-8,v6e-8", "--region", "europe-west4", "--fail-if", "fits"

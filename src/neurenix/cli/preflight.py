@@ -32,6 +32,7 @@ from neurenix.cli.scripts import simulate_first, slices_of
 
 if TYPE_CHECKING:
     from neurenix.preflight.compare import Comparison
+    from neurenix.preflight.cost import Pricing
     from neurenix.preflight.report import Report
 
 _DOES_NOT_FIT = "not fits"
@@ -123,7 +124,7 @@ def preflight(
             for report in reports:
                 show_text(report.text(pricing=pricing))
                 if earlier is not None:
-                    show_text(_compared(report, earlier, str(compare)))
+                    show_text(_compared(report, earlier, str(compare), pricing))
                 print()
             if json_path is not None:
                 documents = [report.to_dict(pricing) for report in reports]
@@ -150,11 +151,11 @@ def _failed(report: Report, why: str) -> bool:
     return True
 
 
-def _compared(report: Report, earlier: Sequence[Any], name: str) -> str:
+def _compared(report: Report, earlier: Sequence[Any], name: str, pricing: Pricing) -> str:
     from neurenix.preflight.compare import compare, matching
     from neurenix.preflight.terminal import width_here
 
-    now = report.record()
+    now = report.record(pricing)
     before = matching(earlier, now)
     if before is None:
         return f"{name} holds no report for {report.slice.name}, so there is nothing to compare."

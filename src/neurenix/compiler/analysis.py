@@ -5,7 +5,7 @@ Owns the order in which the parts are asked; each part owns its own judgement.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from neurenix._core.source_files import is_neurenix
 from neurenix.chips import Slice
@@ -13,10 +13,11 @@ from neurenix.compiler import memory as memory_module
 from neurenix.compiler.compile import Compiled, Refusal
 from neurenix.compiler.findings import Evidence, Finding, find, of_refusal
 from neurenix.compiler.hlo import parse
-from neurenix.compiler.memory import Memory
+from neurenix.compiler.memory import Buffer, Memory
 from neurenix.compiler.program import Program
-from neurenix.compiler.time import Operation, Schedule, StepTime, step_time, utilization
+from neurenix.compiler.time import Operation, Schedule, StepTime, step_time
 from neurenix.compiler.training import sent_bytes
+from neurenix.compiler.utilization import utilization
 
 _MUCH = 0.05
 """Of a step, what a choice of branches must make of it to be told."""
@@ -49,10 +50,15 @@ def analyse(program: Program, where: Slice, answer: Compiled | Refusal) -> Analy
         return _refused(program, where, answer, limit)
     module = parse(answer.hlo)
     memory = memory_module.of_compiled(program, module, answer.memory, limit_bytes=limit)
+    sent = sent_bytes(program, memory)
+    steps = program.traits.steps_per_call
+    one_step, memory = memory, _with_batches_of(memory, steps)
+    if one_step.peak_bytes <= limit < memory.peak_bytes:
+        too_many = _too_many_batches(where, one_step, memory, steps)
+        return _not_fitting(program, where, memory, too_many, answer)
     schedule = Schedule(module, where)
     raw = schedule.run()
-    sent = sent_bytes(program, memory)
-    time = step_time(schedule, raw, sent, program.traits.steps_per_call)
+    time = step_time(schedule, raw, sent, steps)
     operations = tuple(sorted(schedule.operations.values(), key=lambda o: -o.seconds))
     spent = sum(answer.seconds.values())
     evidence = Evidence(program, where, memory, operations, time, raw, module, spent)
@@ -97,9 +103,49 @@ def _notes(schedule: Schedule, time: StepTime, raw_seconds: float) -> tuple[str,
     return tuple(dict.fromkeys(notes))
 
 
+def _with_batches_of(memory: Memory, steps: int) -> Memory:
+    """Return the memory of a call that makes several steps: all their batches lie there at once."""
+    ours = [buffer for buffer in memory.buffers if buffer.role == "batch"]
+    logical, padded = (
+        (steps - 1) * sum(sizes)
+        for sizes in ([b.logical_bytes for b in ours], [b.padded_bytes for b in ours])
+    )
+    if not padded:
+        return memory
+    others = Buffer(f"{steps - 1} more batches", "batch", "", logical, padded)
+    return replace(
+        memory,
+        peak_bytes=memory.peak_bytes + padded,
+        arguments_bytes=memory.arguments_bytes + padded,
+        padding_bytes=memory.padding_bytes + padded - logical,
+        roles=memory.roles | {"batch": memory.roles.get("batch", 0) + padded},
+        buffers=(*memory.buffers, others),
+    )
+
+
+def _too_many_batches(where: Slice, one_step: Memory, memory: Memory, steps: int) -> Finding:
+    one, needed, limit = (
+        f"{size / 2**30:.2f} GiB"
+        for size in (one_step.peak_bytes, memory.peak_bytes, memory.limit_bytes)
+    )
+    return Finding(
+        "refused-hbm",
+        "error",
+        f"It needs {needed} of HBM on each device, and {where.name} has {limit}. One step would "
+        f"fit, with {one}; steps_per_execution={steps} sends the batches of {steps} steps at once.",
+        "Make fewer steps in one call (a smaller steps_per_execution), or take a smaller batch.",
+        effect_bytes=max(0, -memory.headroom_bytes),
+    )
+
+
 def _refused(program: Program, where: Slice, answer: Refusal, limit: int) -> Analysis:
     memory = memory_module.of_refused(program, answer.needed_bytes, limit_bytes=limit)
-    finding = of_refusal(program, where, answer)
+    return _not_fitting(program, where, memory, of_refusal(program, where, answer), answer)
+
+
+def _not_fitting(
+    program: Program, where: Slice, memory: Memory, why: Finding, answer: Compiled | Refusal
+) -> Analysis:
     return Analysis(
         program=program,
         where=where,
@@ -108,7 +154,7 @@ def _refused(program: Program, where: Slice, answer: Refusal, limit: int) -> Ana
         time=None,
         mfu=None,
         operations=(),
-        findings=(finding,),
+        findings=(why,),
         notes=answer.notes,
         compile_seconds=0.0,
         from_cache=answer.from_cache,

@@ -30,6 +30,7 @@ _NAME = re.compile(r"%([\w.\-]+)")
 _CALLED = re.compile(r"(?:calls|body|condition|to_apply)=%?([\w.\-]+)")
 _BRANCHES = re.compile(r"branch_computations=\{([^}]*)\}")
 _CYCLES = re.compile(r'"estimated_cycles":"?(-?\d+)')
+_OVERFLOW = 2**63 - 1
 _KNOWN_TRIPS = re.compile(r'"known_trip_count":\{"n":"?(\d+)')
 _FRAME = re.compile(r"stack_frame_id=(\d+)")
 _OP_NAME = re.compile(r'op_name="((?:[^"\\]|\\.)*)"')
@@ -75,9 +76,18 @@ class Instruction:
 
     @cached_property
     def estimated_cycles(self) -> int | None:
-        """The scheduler's cycles for this instruction; ``None`` where it gives none."""
+        """The scheduler's cycles for this instruction; ``None`` where it gives none.
+
+        -1 is none, and so is what ``cycles_overflow`` tells.
+        """
         found = _CYCLES.search(self.attributes)
-        return int(found[1]) if found and int(found[1]) >= 0 else None
+        return int(found[1]) if found and 0 <= int(found[1]) < _OVERFLOW else None
+
+    @cached_property
+    def cycles_overflow(self) -> bool:
+        """Whether the compiler's own count overflowed: it writes 2⁶³ - 1 (libtpu 0.0.42.1)."""
+        found = _CYCLES.search(self.attributes)
+        return found is not None and int(found[1]) >= _OVERFLOW
 
     @cached_property
     def called(self) -> tuple[str, ...]:

@@ -90,7 +90,8 @@ class Schedule:
     left as the compiler's cycles and the model of transfers have them. Filled by ``run`` are also
     ``unknown_loops``, which were counted once, ``unmodelled``, by name what the compiler gives no
     cycles, ``branches``, by name the conditionals and how many seconds a step takes less if it
-    always takes the cheapest branch, and ``links``, seconds of bytes by the links that carry them.
+    always takes the cheapest branch, and ``links``, by the links that carry them seconds of the
+    bytes of each instruction.
     """
 
     module: Module
@@ -100,11 +101,35 @@ class Schedule:
     unknown_loops: list[Instruction] = field(default_factory=list)
     unmodelled: dict[str, int] = field(default_factory=dict)
     branches: dict[str, tuple[Instruction, float]] = field(default_factory=dict)
-    links: dict[tuple[str, str], float] = field(default_factory=dict)
+    links: dict[tuple[str, str], dict[str, float]] = field(default_factory=dict)
 
     def run(self) -> float:
         """Return the seconds of one step by the compiler's cycles, and fill ``operations``."""
-        return self._computation(self.module.entry, 1)
+        seconds = self._computation(self.module.entry, 1)
+        return seconds + self._queue(seconds) if self.calibrated else seconds
+
+    @property
+    def factor(self) -> float:
+        """Estimated seconds for a second of the schedule, by the published runs."""
+        several = MULTI_SLICE if self.where.num_slices > 1 else 1.0
+        return calibration(self.where.generation.name).factor * several
+
+    def _queue(self, seconds: float) -> float:
+        """Return the seconds by which the busiest links take longer than the whole schedule.
+
+        They belong to the collectives whose bytes these links carry one after the other.
+        """
+        busiest = max(self.links.values(), key=lambda carried: sum(carried.values()), default={})
+        missing = sum(busiest.values()) / self.factor - seconds
+        known = [(self.operations[n], part) for n, part in busiest.items() if n in self.operations]
+        collectives = [(op, part) for op, part in known if op.kind == "ici"]
+        if missing <= 0 or not collectives:
+            return 0.0
+        for operation, part in collectives:
+            more = missing * part / sum(part for _, part in collectives)
+            operation.seconds += more
+            operation.floor_seconds += more
+        return missing
 
     def _computation(self, computation: Computation, count: int) -> float:
         now = 0.0
@@ -191,8 +216,9 @@ class Schedule:
         self.unknown_loops += kept.unknown_loops
         for name, number in kept.unmodelled.items():
             self.unmodelled[name] = self.unmodelled.get(name, 0) + number
-        for links, busy in kept.links.items():
-            self.links[links] = self.links.get(links, 0.0) + busy
+        for links, carried in kept.links.items():
+            for name, busy in carried.items():
+                self._carry(links, name, busy)
         self.branches |= kept.branches
         least = min(branch[0] for branch in tried)
         self.branches[conditional.name] = conditional, (seconds - least) * count
@@ -207,8 +233,11 @@ class Schedule:
         if reduces_and_scatters(self.module, instruction):
             seconds /= 2
         for direction in directions(collective):
-            key = links_of(collective), direction
-            self.links[key] = self.links.get(key, 0.0) + seconds
+            self._carry((links_of(collective), direction), instruction.name, seconds)
+
+    def _carry(self, links: tuple[str, str], name: str, seconds: float) -> None:
+        carried = self.links.setdefault(links, {})
+        carried[name] = carried.get(name, 0.0) + seconds
 
     def _called(self, instruction: Instruction) -> list[Computation]:
         return [
@@ -301,7 +330,8 @@ class Schedule:
         if cycles is not None:
             seconds = max(cycles / generation.clock_hertz, compute if products else 0.0)
         elif is_kernel(instruction):
-            seconds = max(compute * self._weight("kernel"), transfer)
+            compute *= self._weight("kernel")
+            seconds = max(compute, transfer)
             if not stated and seconds > _LITTLE_SECONDS:
                 name = f"what the Pallas kernel {_kernel_name(instruction)} does beside products"
                 self.unmodelled[name] = self.unmodelled.get(name, 0) + 1
@@ -348,7 +378,7 @@ class Schedule:
         return transfer
 
     def _uncounted(self, instruction: Instruction) -> bool:
-        if scatters(self.module, instruction):
+        if instruction.cycles_overflow or scatters(self.module, instruction):
             return True
         return instruction.opcode not in ("fusion", "copy", "convert", "broadcast")
 
@@ -382,44 +412,6 @@ def _kernel_name(instruction: Instruction) -> str:
     return instruction.name.rstrip("0123456789").rstrip(".")
 
 
-def peak_flops_per_second(schedule: Schedule) -> float:
-    """Return a device's peak for the types that a program multiplies, weighed by their work.
-
-    Args:
-        schedule: after ``run``.
-    """
-    generation = schedule.where.generation
-    flops = seconds = 0.0
-    for operation in schedule.operations.values():
-        for product in operation.products:
-            flops += product.flops * operation.count
-            seconds += product.flops * operation.count / peak_of(product.dtypes, generation)
-    return flops / seconds if seconds else generation.peak_flops_per_second["bfloat16"]
-
-
-def utilization(
-    schedule: Schedule, model_flops: float, seconds: float, num_devices: int
-) -> float | None:
-    """Return MFU: model FLOPs over what the devices' peak does in that time; None without any.
-
-    Counted are at most the FLOPs of the products and kernels of the compiled program, those of
-    recomputation among them. Where XLA merges equal products, or computes the part of one that is
-    used, the rest of the model's FLOPs is work that no device does.
-
-    Args:
-        schedule: after ``run``.
-        model_flops: of all devices for one step.
-        seconds: of one step.
-        num_devices: that share the work.
-    """
-    if not model_flops:
-        return None
-    operations = schedule.operations.values()
-    if not any(op.unstated and not op.flops for op in operations):  # who knows what that computes
-        model_flops = min(model_flops, num_devices * sum(op.flops for op in operations))
-    return model_flops / (seconds * peak_flops_per_second(schedule) * num_devices)
-
-
 def step_time(
     schedule: Schedule, raw_seconds: float, batch_bytes_per_device: int, steps_per_call: int = 1
 ) -> StepTime:
@@ -436,7 +428,7 @@ def step_time(
     """
     where = schedule.where
     factors: Calibration = calibration(where.generation.name)
-    factor = factors.factor * (MULTI_SLICE if where.num_slices > 1 else 1.0)
+    factor = schedule.factor
     operations = schedule.operations.values()
     rate = where.generation.hbm_bandwidth_bytes_per_second_per_device
     faster = slower = sure = work = traffic = 0.0
@@ -452,7 +444,7 @@ def step_time(
             slower += (_PASSES - 1) * op.seconds
         if op.unstated or (op.kind in ("hbm", "vector") and not op.products):
             faster += max(0.0, op.seconds - op.floor_seconds)
-    links = max(schedule.links.values(), default=0.0)
+    links = max((sum(carried.values()) for carried in schedule.links.values()), default=0.0)
     floor = max(work, traffic, links)
     device = max(raw_seconds * factor, floor)
     width = math.exp(factors.half_width(sure / raw_seconds if raw_seconds else 0.0))
@@ -465,7 +457,7 @@ def step_time(
     shares = {kind: part / whole for kind, part in sorted(totals.items(), key=lambda p: -p[1])}
     seconds = max(device, host)
     bound = next(iter(shares), "compute")
-    if links and device == links:
+    if links and math.isclose(device, links):
         bound = "ici"
     return StepTime(
         seconds=seconds,

@@ -223,16 +223,20 @@ class Report:
         """Return the report as the data that its JSON holds."""
         return Record(self.to_dict(pricing), f"{self.name} on {self.slice.name}")
 
-    def compare(self, before: Report | Record | str | os.PathLike[str]) -> Comparison:
+    def compare(
+        self, before: Report | Record | str | os.PathLike[str], pricing: Pricing | None = None
+    ) -> Comparison:
         """Return what changed since ``before``: a report, a record, or the path of a JSON file.
+
+        ``pricing`` is that of this report's cost, and of ``before`` where that is a report.
 
         Raises:
             ArgumentError: the file holds no report that this one can be compared with.
             ArgumentTypeError: it is none of these.
         """
-        now = self.record()
+        now = self.record(pricing)
         if isinstance(before, Report):
-            return compare(before.record(), now)
+            return compare(before.record(pricing), now)
         if isinstance(before, Record):
             return compare(before, now)
         if not isinstance(before, (str, os.PathLike)):
