@@ -269,9 +269,10 @@ def test_a_sum_of_which_each_keeps_a_part_is_half_of_one_on_the_links() -> None:
         "  ROOT %k = f32[2048,1024]{1,0:T(8,128)} dynamic-slice(%r, %i, %i)\n}\n\nENTRY",
     )
     walked = Schedule(parse(text), V5E)
-    seconds = step_time(walked, walked.run(), 0).device_seconds
+    time = step_time(walked, walked.run(), 0)
     rate = 2 * V5E.generation.ici_link_bytes_per_second
-    assert seconds == pytest.approx(2**26 * 7 / 8 / rate)
+    assert time.device_seconds == pytest.approx(2**26 * 7 / 8 / rate)
+    assert (time.bound, set(time.shares)) == ("ici", {"ici"})
 
 
 def branch(name: str, cycles: float) -> str:

@@ -117,16 +117,18 @@ class Schedule:
     def _queue(self, seconds: float) -> float:
         """Return the seconds by which the busiest links take longer than the whole schedule.
 
-        They belong to the collectives whose bytes these links carry one after the other.
+        They belong to the collectives, alone or in a fusion, whose bytes these links carry one
+        after the other.
         """
         busiest = max(self.links.values(), key=lambda carried: sum(carried.values()), default={})
         missing = sum(busiest.values()) / self.factor - seconds
         known = [(self.operations[n], part) for n, part in busiest.items() if n in self.operations]
-        collectives = [(op, part) for op, part in known if op.kind == "ici"]
-        if missing <= 0 or not collectives:
+        if missing <= 0 or not known:
             return 0.0
-        for operation, part in collectives:
-            more = missing * part / sum(part for _, part in collectives)
+        for operation, part in known:
+            more = missing * part / sum(part for _, part in known)
+            if more > operation.seconds:
+                operation.kind = "ici"
             operation.seconds += more
             operation.floor_seconds += more
         return missing
