@@ -518,3 +518,66 @@ def test_lists_are_arrays(name):
     for weight in (None, [1.0, 3.0]):
         np.testing.assert_array_equal(loss()(y_true, y_pred, weight), loss()(*arrays, weight))
     np.testing.assert_array_equal(loss().per_example(y_true, y_pred), loss().per_example(*arrays))
+
+
+@pytest.mark.parametrize(
+    ("library", "name"), [("torch.nn.modules.loss", "MSELoss"), ("keras.src.losses", "Huber")]
+)
+def test_a_loss_of_another_library_is_refused(library, name):
+    foreign = type(name, (), {"__module__": library, "__call__": lambda self, t, p: 0.0})
+    for given in (foreign(), foreign):
+        with pytest.raises(ArgumentTypeError, match=rf"loss {name} is of .*nx\.losses\.{name}\(\)"):
+            losses.get(given)
+
+
+def test_functions_of_torch_are_refused_and_those_of_keras_are_not():
+    def mse_loss(first, second):
+        return ((first - second) ** 2).mean()
+
+    mse_loss.__module__ = "keras.src.losses.losses"
+    assert losses.get(mse_loss).name == "mse_loss"
+    mse_loss.__module__ = "torch.nn.functional"
+    with pytest.raises(ArgumentTypeError, match="loss mse_loss is of torch"):
+        losses.get(mse_loss)
+
+
+SOFT = np.array([[0.7, 0.2, 0.1], [0.1, 0.8, 0.1]], np.float32)
+RAW = np.array([[1.5, 0.2, -2.0], [0.3, 0.1, 0.9]], np.float32)
+
+
+@pytest.mark.parametrize(
+    ("loss", "first", "second"),
+    [
+        (losses.BCEWithLogitsLoss(), RAW[0], np.ones(3, np.float32)),
+        (losses.BCELoss(), SOFT[0], np.array([1, 0, 0])),
+        (losses.CrossEntropyLoss(), RAW, SOFT),
+        (losses.CrossEntropyLoss(), RAW[1:], SOFT[1:]),
+        (losses.CategoricalCrossentropy(), RAW[1:], SOFT[1:]),
+        (losses.KLDivergence(), np.log(SOFT), SOFT),
+    ],
+)
+def test_predictions_that_come_first_are_told(loss, first, second):
+    with pytest.raises(DataError, match=r"`y_true`.*\(y_true, y_pred\): targets first"):
+        loss(jnp.asarray(first), jnp.asarray(second))
+    assert np.isfinite(jax.jit(lambda t, p: loss(t, p))(first, second))  # nothing, while traced
+    assert np.isfinite(loss(first, second, jnp.ones(len(first))))  # nor of what may not count
+
+
+@pytest.mark.parametrize(
+    "targets",
+    [
+        SOFT,
+        SOFT.astype(jnp.bfloat16),
+        np.eye(3)[[0, 2]],
+        np.array([[1, 1, 0], [0, 0, 0]]),  # several answers, and padding
+        np.array([[0.5, 0, 0], [0, 0, 0.25]]),  # one answer, weighted
+    ],
+)
+def test_targets_that_may_be_meant_are_taken(targets):
+    assert np.isfinite(losses.CategoricalCrossentropy(from_logits=True)(targets, RAW))
+    assert np.isfinite(losses.BinaryCrossentropy(from_logits=True)(targets, RAW))
+
+
+def test_labels_in_the_place_of_predictions_are_told():
+    with pytest.raises(ShapeError, match=r"\(y_true, y_pred\): targets first"):
+        losses.CrossEntropyLoss()(jnp.asarray(RAW), jnp.array([0, 1]))

@@ -435,3 +435,21 @@ def test_one_hot_rows_have_no_ignored_label():
 def test_a_label_to_ignore_is_a_whole_number(metric, wrong):
     with pytest.raises(ArgumentTypeError, match="ignore_index"):
         metric(ignore_index=wrong)
+
+
+@pytest.mark.parametrize(
+    ("library", "name", "told"),
+    [
+        ("keras.src.metrics", "MeanAbsoluteError", r"keras.*nx\.metrics\.MeanAbsoluteError\(\)"),
+        ("torchmetrics.classification", "BinaryF1Score", r"nx\.metrics\.F1Score\(\)"),
+        ("torchmetrics.text", "BLEUScore", r"class of nx\.metrics.*function \(y_true, y_pred\)"),
+    ],
+)
+def test_a_metric_of_another_library_is_refused(library, name, told):
+    foreign = type(name, (), {"__module__": library, "__call__": lambda self, t, p: 0.0})
+    derived = type("Mine", (foreign,), {"__module__": "__main__"})
+    for given in (foreign(), foreign):
+        with pytest.raises(ArgumentTypeError, match=f"metric {name} is of .*{told}"):
+            metrics.get(given)
+    with pytest.raises(ArgumentTypeError, match="metric Mine is of"):
+        metrics.get(derived())

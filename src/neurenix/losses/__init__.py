@@ -3,6 +3,9 @@
 Owns the public names; each formula is in the module named after its family.
 """
 
+from typing import TYPE_CHECKING
+
+from neurenix._core.names import names_of
 from neurenix.losses.base import Loss
 from neurenix.losses.crossentropy import (
     BinaryCrossentropy,
@@ -80,3 +83,19 @@ __all__ = [
     "mean_squared_error",
     "sparse_categorical_crossentropy",
 ]
+
+# What other libraries call what is called otherwise here.
+_ELSEWHERE = {
+    "KLDivLoss": "losses.KLDivergence",
+    "MAE": "losses.MeanAbsoluteError",
+    "MAPE": "losses.MeanAbsolutePercentageError",
+    "MSE": "losses.MeanSquaredError",
+    "MSLE": "losses.MeanSquaredLogarithmicError",
+    "SmoothL1Loss": "losses.HuberLoss",
+    "cross_entropy": "losses.sparse_categorical_crossentropy(y_true, y_pred, from_logits=True)",
+    "mae": "losses.mean_absolute_error",
+    "mse": "losses.mean_squared_error",
+}
+
+if not TYPE_CHECKING:  # a type checker would take any name for one that exists
+    __getattr__ = names_of(__name__, __all__, _ELSEWHERE)

@@ -17,8 +17,12 @@ from typing import ClassVar
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
 
 from neurenix._core.errors import DataError, ShapeError
+
+ORDER = "The order of arguments is (y_true, y_pred): targets first, as in Keras and unlike PyTorch."
+_ROUGHLY = 0.02  # what half precision may add to a probability, or to the sum of a row
 
 
 @dataclass(frozen=True)
@@ -81,9 +85,12 @@ class Loss(ABC):
 
         Raises:
             ShapeError: the shapes do not go together.
+            DataError: the targets are no probabilities where they must be, as predictions are
+                that were given first; without weights, and where values are at hand.
         """
         weight = self.counted(y_true, y_pred, sample_weight)
         if weight is None:
+            self._check_order(y_true, y_pred)
             return jnp.mean(self.per_example(y_true, y_pred))
         if weight.ndim > 1:
             losses = self.elementwise(y_true, y_pred)
@@ -108,6 +115,10 @@ class Loss(ABC):
         """
         self._validate_shape(np.shape(y_true), tuple(y_pred_shape))
         self._validate_values(np.asarray(y_true), tuple(y_pred_shape))
+
+    def _check_order(self, y_true: jax.Array, y_pred: jax.Array) -> None:
+        """Refuse predictions in the place of targets; a loss that can tell them does."""
+        del y_true, y_pred  # both may be any numbers
 
     def _validate_shape(self, y_true: tuple[int, ...], y_pred: tuple[int, ...]) -> None:
         same_shape(self.name, y_true, y_pred)
@@ -176,6 +187,43 @@ def same_shape(name: str, y_true: tuple[int, ...], y_pred: tuple[int, ...]) -> N
         f"The loss {name} compares targets and predictions one by one, and `y_true` has shape "
         f"{y_true} where `y_pred` has shape {y_pred}. Give targets of shape {y_pred}."
     )
+
+
+def check_probabilities(y_true: jax.Array, y_pred: jax.Array, *, rows: bool = False) -> None:
+    """Raise DataError for targets that are no probabilities, as where predictions are given first.
+
+    Nothing is looked at while a program is traced, nor what lies on the devices of other hosts.
+
+    Args:
+        y_true: the targets.
+        y_pred: the predictions.
+        rows: whether rows that are soft (fractions, and not one alone) have to sum to 1.
+    """
+    at_hand = isinstance(y_true, (np.ndarray, jax.Array)) and not isinstance(y_true, Tracer)
+    if not at_hand or not getattr(y_true, "is_fully_addressable", True):
+        return
+    values = np.asarray(y_true).astype(np.float32)
+    outside = (values < -_ROUGHLY) | (values > 1 + _ROUGHLY)
+    if outside.any():
+        where = tuple(int(i) for i in np.argwhere(outside)[0])
+        raise DataError(
+            "The targets `y_true` must be probabilities, 0 … 1; found "
+            f"{values[where]:.6g} at index {where}. {ORDER}"
+        )
+    soft = (values > 0) & (values < 1)
+    whole = jnp.asarray(y_pred).dtype.kind in "biu"
+    if whole and soft.any():
+        raise DataError(f"The targets `y_true` are fractions and `y_pred` whole numbers. {ORDER}")
+    if not rows or not values.ndim:
+        return
+    sums = values.sum(-1)
+    wrong = soft.any(-1) & ((values != 0).sum(-1) > 1) & (np.abs(sums - 1) > _ROUGHLY)
+    if wrong.any():
+        where = tuple(int(i) for i in np.argwhere(wrong)[0])
+        raise DataError(
+            "The targets `y_true` must be class numbers, or rows of probabilities that sum to 1; "
+            f"the row at index {where} sums to {sums[where]:.6g}. {ORDER}"
+        )
 
 
 def check_finite(y_true: np.ndarray) -> None:

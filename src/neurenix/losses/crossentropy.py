@@ -14,9 +14,11 @@ import numpy as np
 
 from neurenix._core.errors import ArgumentError, ArgumentTypeError, DataError, ShapeError
 from neurenix.losses.base import (
+    ORDER,
     Loss,
     at_least_float32,
     check_finite,
+    check_probabilities,
     check_range,
     mean_per_example,
     paired,
@@ -78,10 +80,7 @@ class SparseCategoricalCrossentropy(Loss):
         y_true, y_pred = jnp.asarray(y_true), jnp.asarray(y_pred)
         self._validate_shape(y_true.shape, y_pred.shape)
         if jnp.issubdtype(y_pred.dtype, jnp.integer):
-            raise DataError(
-                f"The predictions `y_pred` are integers ({y_pred.dtype}). The order of arguments "
-                "is (y_true, y_pred): targets first, as in Keras and unlike PyTorch."
-            )
+            raise DataError(f"The predictions `y_pred` are integers ({y_pred.dtype}). {ORDER}")
         labels = y_true.reshape(y_pred.shape[:-1]).astype(jnp.int32)
         log_p = self._log_probabilities(y_pred)
         right = picked(log_p, labels)
@@ -137,6 +136,8 @@ class SparseCategoricalCrossentropy(Loss):
         hint = (
             " These look like one-hot rows: use CategoricalCrossentropy, or `labels.argmax(-1)`."
             if y_true == y_pred
+            else f" {ORDER}"
+            if y_true[:-1] == y_pred
             else ""
         )
         raise ShapeError(
@@ -206,6 +207,9 @@ class CategoricalCrossentropy(Loss):
     def _validate_values(self, y_true: np.ndarray, y_pred_shape: tuple[int, ...]) -> None:
         check_range(y_true, 0, 1, "because they are probabilities")
 
+    def _check_order(self, y_true: jax.Array, y_pred: jax.Array) -> None:
+        check_probabilities(y_true, y_pred, rows=True)
+
 
 @dataclass(frozen=True)
 class BinaryCrossentropy(Loss):
@@ -244,6 +248,9 @@ class BinaryCrossentropy(Loss):
 
     def _validate_values(self, y_true: np.ndarray, y_pred_shape: tuple[int, ...]) -> None:
         check_range(y_true, 0, 1, "because they answer yes (1) or no (0)")
+
+    def _check_order(self, y_true: jax.Array, y_pred: jax.Array) -> None:
+        check_probabilities(y_true, y_pred)
 
 
 def picked(values: jax.Array, labels: jax.Array) -> jax.Array:

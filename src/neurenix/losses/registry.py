@@ -12,9 +12,10 @@ from dataclasses import dataclass
 import jax
 import jax.numpy as jnp
 
+from neurenix._alignment import aligned
 from neurenix._core.errors import ArgumentTypeError, ShapeError, unknown_name
+from neurenix._foreign import refuse_foreign
 from neurenix.losses import crossentropy, margin, regression, similarity, torch_names
-from neurenix.losses.alignment import aligned
 from neurenix.losses.base import Loss, mean_per_example
 
 _CLASSES: tuple[type[Loss], ...] = (
@@ -52,7 +53,7 @@ class FunctionLoss(Loss):
     so a scalar that couples examples cannot be weighted. Where a model returns a dict or a tuple
     of arrays, that is ``y_pred``. Targets (N,) of predictions (N, 1) come as (N, 1), and the
     other way round, so that ``y_true - y_pred`` pairs each target with its own prediction; a
-    function that handles such shapes itself gets them as they are (``alignment.aligned``).
+    function that handles such shapes itself gets them as they are (``_alignment.aligned``).
 
     Args:
         function: the function; traced, so it must be built of JAX operations.
@@ -100,7 +101,7 @@ def get(loss: str | Loss | type[Loss] | Callable) -> Loss:
 
     Raises:
         UnknownNameError: nothing has this name; near misses are suggested.
-        ArgumentTypeError: it is none of these.
+        ArgumentTypeError: it is none of these, or a loss of another library, such as PyTorch.
 
     Example:
         >>> get("mse").name
@@ -114,9 +115,15 @@ def get(loss: str | Loss | type[Loss] | Callable) -> Loss:
         return _BY_NAME[loss.lower()]()
     if isinstance(loss, type) and issubclass(loss, Loss):
         return loss()
-    if callable(loss):
+    refuse_foreign("loss", loss, _names())
+    if callable(loss) and not isinstance(loss, type):
         return FunctionLoss(loss)
     raise ArgumentTypeError(
         f"The argument `loss` must be a name, a Loss or a function (y_true, y_pred); got "
         f"{type(loss).__name__}."
     )
+
+
+def _names() -> set[str]:
+    torch = {name for name, value in vars(torch_names).items() if isinstance(value, type)}
+    return torch | {cls.__name__ for cls in _CLASSES}

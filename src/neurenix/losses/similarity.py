@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from neurenix.losses.base import Loss, check_range, paired
+from neurenix.losses.base import Loss, check_probabilities, check_range, paired
 
 EPSILON = 1e-7
 
@@ -48,6 +48,9 @@ class KLDivergence(Loss):
 
     def _validate_values(self, y_true: np.ndarray, y_pred_shape: tuple[int, ...]) -> None:
         check_range(y_true, 0, 1, "because they are probabilities")
+
+    def _check_order(self, y_true: jax.Array, y_pred: jax.Array) -> None:
+        check_probabilities(y_true, y_pred)
 
 
 def _unit(x: jax.Array) -> jax.Array:

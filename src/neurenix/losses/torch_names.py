@@ -57,6 +57,10 @@ class CrossEntropyLoss(SparseCategoricalCrossentropy):
     def _counts(self, y_true: jax.Array, y_pred: jax.Array) -> jax.Array | None:
         return None if _is_soft(y_true, y_pred) else super()._counts(y_true, y_pred)
 
+    def _check_order(self, y_true: jax.Array, y_pred: jax.Array) -> None:
+        if _is_soft(y_true, y_pred):
+            self._soft._check_order(y_true, y_pred)
+
     def validate(self, y_true: np.ndarray, y_pred_shape) -> None:
         """Check targets on the host; see :meth:`Loss.validate`."""
         if _is_soft(y_true, np.empty(y_pred_shape, np.bool_)):

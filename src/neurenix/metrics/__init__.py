@@ -3,6 +3,9 @@
 Owns the public names; each formula is in the module named after its family.
 """
 
+from typing import TYPE_CHECKING
+
+from neurenix._core.names import names_of
 from neurenix.metrics.accuracy import (
     Accuracy,
     BinaryAccuracy,
@@ -42,3 +45,15 @@ __all__ = [
     "TopKCategoricalAccuracy",
     "get",
 ]
+
+# What other libraries call what is called otherwise here.
+_ELSEWHERE = {
+    "AUROC": "metrics.AUC",
+    "F1": "metrics.F1Score",
+    "MAE": "metrics.MeanAbsoluteError",
+    "MSE": "metrics.MeanSquaredError",
+    "RMSE": "metrics.RootMeanSquaredError",
+}
+
+if not TYPE_CHECKING:  # a type checker would take any name for one that exists
+    __getattr__ = names_of(__name__, __all__, _ELSEWHERE)

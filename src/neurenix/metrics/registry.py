@@ -13,7 +13,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from neurenix._core.errors import ArgumentTypeError, unknown_name
+from neurenix._alignment import aligned
+from neurenix._core.errors import ArgumentError, ArgumentTypeError, unknown_name
+from neurenix._coupling import couples_examples, spec_of
+from neurenix._foreign import refuse_foreign
 from neurenix._nnx import nnx
 from neurenix.metrics import accuracy, confusion, errors
 from neurenix.metrics.base import MeanMetric, Metric, snake_case
@@ -49,8 +52,17 @@ class FunctionMetric(MeanMetric):
     """The mean of what a function ``(y_true, y_pred)`` returns, per example or as a scalar.
 
     Where a model returns a dict or a tuple of arrays, that is ``y_pred``. A function that returns
-    a scalar, or whose targets and predictions differ by a last axis of size 1, is called with one
-    example at a time (vectorised), so that no target meets the prediction of another example.
+    the mean over the examples, or whose targets and predictions differ by a last axis of size 1,
+    is called with one example at a time (vectorised), so that no target meets the prediction of
+    another example.
+
+    A scalar that couples the examples of a batch (the root of a mean, an F1 score, a correlation)
+    is taken of each whole batch, and the metric is the mean over the batches, as in Keras. That
+    is not its value over all examples, which only a :class:`Metric` with sums of its own gives
+    (``RootMeanSquaredError``, ``F1Score``, ``R2Score``). ``fit`` and ``evaluate`` then need
+    batches of one size and no weights.
+
+    A :class:`~neurenix.losses.Loss` is a function too; its mean is the one that the loss takes.
 
     Args:
         function: the function; traced, so it must be built of JAX operations.
@@ -62,8 +74,44 @@ class FunctionMetric(MeanMetric):
         self.function = function
         self.direction = getattr(function, "direction", None)  # a Loss is a function too
 
+    def couples(self, y_true: Any, y_pred: Any) -> bool:
+        """Tell whether the function returns one number that is no mean over the examples.
+
+        Args:
+            y_true: targets (N, …), of which shapes and dtypes are looked at.
+            y_pred: predictions (N, …), likewise.
+        """
+        specs = jax.tree.map(spec_of, (y_true, y_pred))
+        return not _is_loss(self.function) and couples_examples(self.function, *specs)
+
+    def update(self, y_true: Any, y_pred: Any, sample_weight: jax.Array | None = None) -> None:
+        """Add a batch; see :meth:`MeanMetric.update`.
+
+        Raises:
+            ShapeError: the shapes do not go together.
+            ArgumentError: there are weights, and the function couples examples.
+        """
+        y_true, y_pred = self._input("y_true", y_true), self._input("y_pred", y_pred)
+        function: Any = self.function
+        if _is_loss(function):
+            weight = function.counted(y_true, y_pred, sample_weight)
+            self._add(function.per_example(y_true, y_pred), weight)
+        elif not self.couples(y_true, y_pred):
+            self._add(self.values(y_true, y_pred), sample_weight)
+        elif sample_weight is None:
+            value = function(aligned(function, y_true, y_pred), y_pred)
+            self._add(value, jnp.float32(len(jax.tree.leaves(y_pred)[0])))
+        else:
+            raise ArgumentError(
+                f"The metric {self.name} is one number for a whole batch that is not the mean over "
+                "its examples, so it has no weighted form. Give whole batches without weights "
+                "(a batch_size that divides the number of examples, or drop_remainder=True of "
+                "Dataset.batch), a class of nx.metrics, or a function that returns one value for "
+                "each example."
+            )
+
     def values(self, y_true: jax.Array, y_pred: jax.Array) -> jax.Array:
-        """Return the function's values, shape (N, ...)."""
+        """Return the function's values one example at a time, shape (N, ...)."""
         if not _differ_by_one_axis(y_true, y_pred):
             values = jnp.asarray(self.function(y_true, y_pred))
             if values.ndim:
@@ -73,6 +121,11 @@ class FunctionMetric(MeanMetric):
 
     def _input(self, name: str, value: Any) -> Any:
         return jax.tree.map(jnp.asarray, value)
+
+
+def _is_loss(function: Any) -> bool:
+    """Tell a ``neurenix.losses.Loss``, which this package does not know, from a function."""
+    return hasattr(function, "per_example") and hasattr(function, "counted")
 
 
 def _differ_by_one_axis(y_true: Any, y_pred: Any) -> bool:
@@ -87,7 +140,8 @@ def get(metric: str | Metric | type[Metric] | Callable) -> Metric:
 
     Raises:
         UnknownNameError: nothing has this name; near misses are suggested.
-        ArgumentTypeError: it is none of these, or a metric of plain values such as ``Mean``.
+        ArgumentTypeError: it is none of these, a metric of plain values such as ``Mean``, or one
+            of another library, such as Keras.
 
     Example:
         >>> get("mse").name
@@ -105,7 +159,8 @@ def get(metric: str | Metric | type[Metric] | Callable) -> Metric:
         return known[metric.lower()](name=metric.lower())
     if isinstance(metric, type) and issubclass(metric, Metric):
         return get(metric())
-    if callable(metric):
+    refuse_foreign("metric", metric, (cls.__name__ for cls in _CLASSES))
+    if callable(metric) and not isinstance(metric, type):
         return FunctionMetric(metric)
     raise ArgumentTypeError(
         "A metric must be a name, a neurenix.metrics.Metric or a function (y_true, y_pred); got "

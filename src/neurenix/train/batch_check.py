@@ -6,6 +6,7 @@ not own reading batches (``batch.py``) nor the losses' own checks (``neurenix.lo
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import jax
@@ -15,8 +16,9 @@ import numpy as np
 from neurenix._core.errors import ArgumentError, ArgumentTypeError, DataError, ShapeError
 from neurenix.losses import Loss
 from neurenix.losses.registry import FunctionLoss
+from neurenix.metrics import Metric
 from neurenix.train.batch import Batch
-from neurenix.train.coupling import couples_examples
+from neurenix.train.coupling import coupling_metrics, loss_couples
 from neurenix.train.outputs import OutputLosses
 from neurenix.train.step import StepDefinition
 
@@ -28,7 +30,7 @@ class BatchCheck:
         self._specs: dict[Any, Any] = {}
         self._of: StepDefinition | None = None
         self._output_shape: tuple[int, ...] | None = None
-        self._couples: bool | None = None
+        self._coupling: dict[Any, tuple[bool, list[str]]] = {}
 
     def output_spec(self, definition: StepDefinition, x: Any) -> Any:
         """Return shapes and dtypes of the model's output for inputs like ``x``."""
@@ -36,7 +38,8 @@ class BatchCheck:
         key = (treedef, *((leaf.shape, leaf.dtype) for leaf in leaves))
         if self._of is not definition:
             self._specs.clear()
-            self._of, self._couples = definition, None
+            self._coupling.clear()
+            self._of = definition
         if key not in self._specs:
             self._specs[key] = jax.eval_shape(definition.predict, definition.model.read(), x)
         return self._specs[key]
@@ -80,12 +83,17 @@ class BatchCheck:
         check_targets(loss, y, output)
         return shape
 
-    def couples(self, definition: StepDefinition, loss: Loss, batch: Batch) -> bool:
-        """Tell whether the loss couples examples, which is tried once, with the first batch."""
+    def coupling(
+        self, definition: StepDefinition, loss: Loss, metrics: Iterable[Metric], batch: Batch
+    ) -> tuple[bool, list[str]]:
+        """Tell whether the loss couples examples, and which metrics do; found once for a shape."""
         output = self.output_spec(definition, batch.x)
-        if self._couples is None:
-            self._couples = couples_examples(loss, batch.y, output)
-        return self._couples
+        leaves, treedef = jax.tree.flatten((batch.x, batch.y))
+        key = (treedef, *(np.shape(leaf) for leaf in leaves))
+        if key not in self._coupling:
+            couples = loss_couples(loss, batch.y, output)
+            self._coupling[key] = couples, coupling_metrics(metrics, batch.y, output)
+        return self._coupling[key]
 
     def labels(self, definition: StepDefinition, loss: Loss, batch: Batch, steps: int) -> None:
         """Check the targets of a host batch, of ``steps`` batches stacked, against the loss."""

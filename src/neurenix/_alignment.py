@@ -1,7 +1,7 @@
 """Targets (N,) and predictions (N, 1) for a function that somebody else wrote.
 
 Owns the choice of the shape in which such a function gets its targets. It does not own the
-library's losses, which pair the two themselves (``base.paired``).
+library's losses, which pair the two themselves (``neurenix.losses.base.paired``).
 """
 
 from __future__ import annotations

@@ -1,0 +1,60 @@
+"""Losses and metrics of other libraries, where one of ours is expected.
+
+Owns telling them from functions of JAX, and what is said of them. It does not own the tables of
+names (``neurenix.losses``, ``neurenix.metrics``).
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable
+from typing import Any
+
+from neurenix._core.errors import ArgumentTypeError
+
+_LIBRARIES = frozenset("keras tf_keras tensorflow torch torchmetrics torcheval sklearn".split())
+# Their functions are of operations that have a form for JAX's arrays too.
+_ALSO_OF_JAX = frozenset({"keras"})
+_PREFIXES = ("", "Binary", "Multiclass", "Multilabel")
+
+
+def refuse_foreign(what: str, value: Any, ours: Iterable[str]) -> None:
+    """Raise when ``value`` is an object, a class or a function of another library.
+
+    Called as a function, a metric of Keras would give the value of its sums so far, and one of
+    PyTorch takes predictions first.
+
+    Args:
+        what: what is expected, ``"loss"`` or ``"metric"``.
+        value: what was given.
+        ours: names of the classes of ``neurenix.losses`` or ``neurenix.metrics``.
+
+    Raises:
+        ArgumentTypeError: so it is; the message names the class of ours, if there is one.
+    """
+    while isinstance(value, functools.partial):
+        value = value.func
+    library = _library_of(value)
+    if library is None:
+        return
+    named = value if isinstance(value, type) else type(value)
+    name = getattr(value, "__name__", named.__name__)
+    known = {*ours}
+    same = [name.removeprefix(prefix) for prefix in _PREFIXES]
+    found = next((candidate for candidate in same if candidate in known), None)
+    package = "losses" if what == "loss" else "metrics"
+    instead = f"nx.{package}.{found}()" if found else f"a class of nx.{package}"
+    raise ArgumentTypeError(
+        f"The {what} {name} is of {library}, and a compiled step of JAX cannot call it. Give "
+        f"{instead}, or a function (y_true, y_pred) of JAX operations; targets come first."
+    )
+
+
+def _library_of(value: Any) -> str | None:
+    kind = value if isinstance(value, type) else type(value)
+    for base in kind.__mro__:
+        root = base.__module__.partition(".")[0]
+        if root in _LIBRARIES:
+            return root
+    root = str(getattr(value, "__module__", None)).partition(".")[0]
+    return root if root in _LIBRARIES - _ALSO_OF_JAX else None
