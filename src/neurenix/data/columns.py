@@ -1,4 +1,4 @@
-"""Arrays of examples, checked once: as many rows in each, numbers only, 32 bits at most.
+"""Arrays of examples, checked once: as many rows in each, numbers only, 32 bits for NumPy's 64.
 
 Owns what users hand over and its errors; it does not own in which order rows are read
 (``neurenix.data.order``).
@@ -22,6 +22,8 @@ _NARROW = {
     np.dtype(np.uint64): np.dtype(np.uint32),
     np.dtype(np.complex128): np.dtype(np.complex64),
 }
+WIDE = frozenset(_NARROW)
+"""The types of 64-bit numbers, which only a ``jax.Array`` keeps."""
 
 
 @dataclass(frozen=True)
@@ -50,9 +52,11 @@ class Columns:
 
 
 def as_columns(data: Any, name: str) -> Columns:
-    """Check arrays and bring them to NumPy, 64-bit numbers to 32 bits as JAX does by default.
+    """Check arrays and bring them to NumPy, 64-bit numbers to 32 bits.
 
-    Arrays that need no change are not copied: do not write to them afterwards.
+    NumPy makes 64 bits of everything, so they say nothing of what is wanted. A ``jax.Array`` keeps
+    its type, which is of 64 bits only where ``jax_enable_x64`` is on. Arrays that need no change
+    are not copied: do not write to them afterwards.
 
     Args:
         data: an array-like of shape ``(rows, …)``, or dicts and tuples of such.
@@ -62,8 +66,9 @@ def as_columns(data: Any, name: str) -> Columns:
         The arrays, their structure and the number of rows.
 
     Raises:
-        DataError: no rows, different numbers of rows, ragged lists, object or text arrays, or an
-            integer that does not fit into 32 bits. The message names the array.
+        DataError: no rows, different numbers of rows, ragged lists, object or text arrays, an
+            integer that does not fit into 32 bits, or a torch tensor that NumPy cannot read. The
+            message names the array.
 
     Example:
         >>> as_columns({"x": [[1, 2], [3, 4]], "y": [0, 1]}, "data").rows
@@ -112,6 +117,15 @@ Pad the rows to one length.
         if "inhomogeneous" not in str(error):
             raise DataError(f"{name} cannot be read as an array: {error}") from error
         raise DataError(f"{name} is ragged: {_where_ragged(data)}.") from error
+    except (RuntimeError, TypeError) as error:
+        if not hasattr(data, "detach"):  # only torch refuses to be read
+            raise
+        if getattr(data, "requires_grad", False):
+            raise DataError(
+                f"{name} is a tensor that requires a gradient, which torch does not give as an "
+                "array. Call .detach() on it."
+            ) from error
+        raise DataError(f"{name} cannot be read as an array: {error}") from error
     if array.dtype.kind in "OUSMm":
         what = {"O": "Python objects", "M": "dates", "m": "durations"}.get(array.dtype.kind, "text")
         raise DataError(
@@ -120,7 +134,7 @@ Pad the rows to one length.
         )
     if array.ndim == 0:
         raise DataError(f"{name} is the single number {array}; its first axis must be the rows.")
-    return _narrowed(array, name)
+    return array if isinstance(data, jax.Array) else _narrowed(array, name)
 
 
 def _narrowed(array: np.ndarray, name: str) -> np.ndarray:

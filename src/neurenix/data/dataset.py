@@ -16,7 +16,7 @@ import jax
 import numpy as np
 
 from neurenix._core.errors import ArgumentTypeError, DataError
-from neurenix.data.columns import as_columns
+from neurenix.data.columns import Columns, as_columns
 from neurenix.data.elsewhere import no_attribute, of_element
 from neurenix.data.iterator import DatasetIterator, Plan
 from neurenix.data.order import (
@@ -56,7 +56,8 @@ class Dataset:
     def from_arrays(cls, x: Any, y: Any = None, *, w: Any = None) -> Dataset:
         """Make a dataset of arrays that have the same number of rows.
 
-        64-bit numbers become 32-bit, as in JAX; other arrays are not copied.
+        64-bit numbers become 32-bit, but for those of a ``jax.Array``, which keeps its type; other
+        arrays are not copied.
 
         Args:
             x: array-like of shape ``(rows, …)``, or a dict (or tuple) of such.
@@ -85,7 +86,9 @@ class Dataset:
         if len(checked) == 1:
             return cls(Plan(checked[0], Sequential(checked[0].rows)))
         joined = tuple(columns.structure.unflatten(columns.leaves) for columns in checked)
-        return cls(Plan(as_columns(joined, "data"), Sequential(checked[0].rows)))
+        leaves, structure = jax.tree.flatten(joined)
+        columns = Columns(tuple(leaves), structure, checked[0].rows)
+        return cls(Plan(columns, Sequential(columns.rows)))
 
     @staticmethod
     def from_grain(source: Any) -> StreamDataset:

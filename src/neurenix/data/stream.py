@@ -22,7 +22,7 @@ class StreamDataset:
 
     A batch is an array, a dict, or a pair ``(x, y)`` or triple ``(x, y, w)``, whose last entries
     may be None; lists of arrays, as loaders yield them, count as tuples. 64-bit numbers become
-    32-bit. A source that knows its ``len`` has a cardinality.
+    32-bit, but for those of a ``jax.Array``. A source that knows its ``len`` has a cardinality.
 
     Args:
         source: a grain ``MapDataset`` or ``IterDataset`` that is batched, or any iterable of
@@ -38,7 +38,7 @@ class StreamDataset:
     """
 
     def __init__(self, source: Iterable[Any]) -> None:
-        self._length = len(source) if isinstance(source, Sized) else None
+        self._length = _length_of(source)
         # grain's MapDataset has no iterator with a state; what it turns into has.
         to_iter_dataset = getattr(source, "to_iter_dataset", None)
         readable: object = to_iter_dataset() if callable(to_iter_dataset) else source
@@ -215,6 +215,19 @@ class StreamIterator(Iterator[Any]):
 
 
 _END = object()
+
+
+def _length_of(source: Any) -> int | None:
+    """Return its ``len``; None where it does not know, as a loader of a torch ``IterableDataset``.
+
+    Such sources have a ``__len__`` that raises.
+    """
+    if not isinstance(source, Sized):
+        return None
+    try:
+        return len(source)
+    except (TypeError, NotImplementedError):
+        return None
 
 
 def _as_batch(batch: Any) -> Any:

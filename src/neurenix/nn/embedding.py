@@ -20,9 +20,9 @@ from neurenix.nn.module import Module
 class Embedding(Module, nnx.Embed):
     """Integers (...) → vectors (..., embedding_dim).
 
-    Initial values as in PyTorch: normal with variance 1. A negative number counts from the end. A
-    number outside the table is an error where the numbers are known, and gives NaN in a compiled
-    program, which cannot raise; check data on the host.
+    Initial values as in PyTorch: normal with variance 1. A number outside the table, a negative
+    one included, is an error where the numbers are known, and gives NaN in a compiled program,
+    which cannot raise. ``fit``, ``evaluate`` and ``predict`` raise where such a NaN shows.
 
     Args:
         num_embeddings: rows of the table.
@@ -70,13 +70,14 @@ class Embedding(Module, nnx.Embed):
                 f"Embedding looks up integers; its input is {x.dtype}, shape {x.shape}."
             )
         self._check_range(x)
-        return jnp.take(self.embedding[...], x, axis=0)
+        # Not jnp.take: a negative number would be a row from the end.
+        return self.embedding[...].at[x].get(mode="fill", wrap_negative_indices=False)
 
     def _check_range(self, x: jax.Array) -> None:
         if isinstance(x, Tracer) or not x.size or not getattr(x, "is_fully_addressable", True):
             return
         rows, numbers = self.num_embeddings, np.asarray(x)
-        outside = (numbers >= rows) | (numbers < -rows)
+        outside = (numbers >= rows) | (numbers < 0)
         if outside.any():
             where = tuple(int(i) for i in np.argwhere(outside)[0])
             raise DataError(

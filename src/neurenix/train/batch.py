@@ -7,6 +7,7 @@ order or number of batches (``feed.py``).
 from __future__ import annotations
 
 from collections.abc import Mapping
+from inspect import Parameter
 from typing import Any, NamedTuple
 
 import jax
@@ -19,7 +20,7 @@ from neurenix._core.errors import ArgumentTypeError, DataError, ShapeError
 ADDED = -1.0
 
 _TARGET_NAMES = ("label", "labels", "target", "targets", "y")
-_WEIGHT_NAMES = ("sample_weight", "weight")
+_WEIGHT_NAME = "sample_weight"
 
 
 class Batch(NamedTuple):
@@ -82,6 +83,31 @@ def as_batch(element: Any) -> Batch:
     return batch
 
 
+def named_inputs(x: dict[str, Any], parameters: Mapping[str, Parameter]) -> Any:
+    """Return the inputs of a model among named arrays, to predict with.
+
+    What the model takes by name is an input, whatever its name. Among the others, those named as
+    targets or weights are left out, and one that is left alone is the model's input by position.
+
+    Args:
+        x: the arrays.
+        parameters: of the model's call.
+
+    Example:
+        >>> import inspect
+        >>> parameters = inspect.signature(lambda height, weight: 0).parameters
+        >>> sorted(named_inputs({"height": 1, "weight": 2, "label": 3}, parameters))
+        ['height', 'weight']
+    """
+    if any(one.kind is one.VAR_KEYWORD for one in parameters.values()):
+        return x
+    apart = {*_TARGET_NAMES, _WEIGHT_NAME} - {*parameters}
+    inputs = {name: value for name, value in x.items() if name not in apart} or x
+    if len(inputs) == 1 and not inputs.keys() & {*parameters}:
+        return next(iter(inputs.values()))
+    return inputs
+
+
 def num_examples(batch: Batch) -> int:
     """Return N.
 
@@ -124,8 +150,8 @@ def pad(batch: Batch, size: int) -> Batch:
 
 def _from_mapping(element: Mapping[Any, Any]) -> tuple[Any, Any, Any]:
     rest = dict(element)
-    y = _take(rest, _TARGET_NAMES)
-    weight = _take(rest, _WEIGHT_NAMES)
+    y = _targets(rest)
+    weight = rest.pop(_WEIGHT_NAME, None)
     if not rest:
         raise DataError(
             f"The batch has no input: its only keys are {sorted(element)}, which are targets or "
@@ -134,8 +160,8 @@ def _from_mapping(element: Mapping[Any, Any]) -> tuple[Any, Any, Any]:
     return (next(iter(rest.values())) if len(rest) == 1 else rest), y, weight
 
 
-def _take(rest: dict[Any, Any], names: tuple[str, ...]) -> Any:
-    found = [name for name in names if name in rest]
+def _targets(rest: dict[Any, Any]) -> Any:
+    found = [name for name in _TARGET_NAMES if name in rest]
     if len(found) > 1:
         raise DataError(f"The batch has several entries that mean the same: {found}.")
     return rest.pop(found[0]) if found else None

@@ -1,7 +1,8 @@
 """One pass over data in evaluation mode: sums of loss and metrics, or the outputs.
 
-Owns the host's loop of ``evaluate``, ``predict`` and validation. It does not own the compiled
-functions (``compiled.py``) nor the data (``feed.py``).
+Owns the host's loop of ``evaluate``, ``predict`` and validation, and the search for the batch whose
+numbers a layer refuses. It does not own the compiled functions (``compiled.py``) nor the data
+(``feed.py``).
 """
 
 from __future__ import annotations
@@ -13,15 +14,17 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
-from neurenix._core.errors import ShapeError
+from neurenix._core.errors import DataError, ShapeError
 from neurenix.distribute import Strategy
 from neurenix.train.batch import Batch
 from neurenix.train.compiled import CompiledEvaluation
 from neurenix.train.feed import Feed
 from neurenix.train.loop import MAX_IN_FLIGHT, to_devices
 from neurenix.train.progress import Progress
+from neurenix.train.step import StepDefinition
 
 
 @dataclass
@@ -29,6 +32,7 @@ class Pass:
     """The parts that one pass needs.
 
     Attributes:
+        definition: what is computed.
         compiled: the compiled functions.
         model: parameters and other state, on the devices.
         feed: the data.
@@ -37,6 +41,7 @@ class Pass:
         progress: what shows it.
     """
 
+    definition: StepDefinition
     compiled: CompiledEvaluation
     model: Any
     feed: Feed
@@ -53,18 +58,20 @@ class Pass:
             sums: totals and metrics, all zero.
             names: of the numbers, in the order of the logs.
             check: called with every batch on the host.
+
+        Raises:
+            DataError: the loss is NaN, because a layer does not take the numbers of a batch.
         """
         began, evaluate = time.perf_counter(), self.compiled.evaluate
         leaves, vector = evaluate.flatten(sums), None
-        in_flight: deque[Any] = deque()
+        in_flight = _InFlight(self, lambda vector: np.isnan(np.asarray(vector)[1]))
         for chunk in self.feed.chunks(self.steps, 1):
             check(chunk.batch, 1)
             batch = to_devices(chunk.batch, self.strategy, stacked=False)
             leaves, vector = evaluate(leaves, self.model, batch)
-            in_flight.append(vector)
-            if len(in_flight) > MAX_IN_FLIGHT:
-                in_flight.popleft().block_until_ready()
+            in_flight.add(chunk.batch.x, vector)
             self.progress.advance(1, vector, names)
+        in_flight.end()
         self.feed.rewind()
         logs = dict(zip(names, map(float, np.asarray(vector)[1:]), strict=True))
         self.progress.end(logs, time.perf_counter() - began)
@@ -74,20 +81,72 @@ class Pass:
         """Return the outputs for all examples, NumPy arrays (N, …).
 
         Raises:
+            DataError: an output is NaN, because a layer does not take the numbers of a batch.
             ShapeError: the model does not return one output for each example, or batches have
                 outputs of different shapes.
         """
         began, found = time.perf_counter(), []
+        in_flight = _InFlight(self, lambda output: any(map(_has_nan, jax.tree.leaves(output))))
         for chunk in self.feed.chunks(self.steps, 1):
             placed = to_devices(chunk.batch.x, self.strategy, stacked=False)
             output = self.compiled.predict(self.model, placed)
             size = len(jax.tree.leaves(chunk.batch.x)[0])
             jax.tree.map(lambda leaf, n=size: _check_examples(leaf.shape, n), output)
             found.append(jax.tree.map(lambda leaf, n=chunk.examples: leaf[:n], output))
+            in_flight.add(chunk.batch.x, found[-1])
             self.progress.advance(1, None, ())
+        in_flight.end()
         joined = jax.tree.map(lambda *leaves: _joined(leaves), *found)
         self.progress.end({}, time.perf_counter() - began)
         return joined
+
+
+class _InFlight:
+    """Results that may not be there yet, with their inputs: a bound on them, and a look for NaN.
+
+    Args:
+        over: the pass.
+        is_nan: tells whether a result is not a number.
+    """
+
+    def __init__(self, over: Pass, is_nan: Callable[[Any], bool]) -> None:
+        self._over, self._is_nan = over, is_nan
+        self._waiting: deque[tuple[Any, Any]] = deque()
+        self._number, self._explained = 0, False
+
+    def add(self, x: Any, result: Any) -> None:
+        """Take the result of the next batch, and wait for an older one when there are many."""
+        self._waiting.append((x, result))
+        if len(self._waiting) > MAX_IN_FLIGHT:
+            self._look()
+
+    def end(self) -> None:
+        """Wait for all."""
+        while self._waiting:
+            self._look()
+
+    def _look(self) -> None:
+        x, result = self._waiting.popleft()
+        jax.block_until_ready(result)
+        if not self._explained and _has_integers(x) and self._is_nan(result):
+            self._explained = True
+            self._explain(x)
+        self._number += 1
+
+    def _explain(self, x: Any) -> None:
+        """Call the model outside of a compiled program, where a layer can refuse its input."""
+        try:
+            self._over.definition.predict(self._over.model, x)
+        except DataError as error:
+            raise DataError(f"{error} It is in the batch {self._number} of the data.") from error
+
+
+def _has_integers(tree: Any) -> bool:
+    return any(np.issubdtype(leaf.dtype, np.integer) for leaf in jax.tree.leaves(tree))
+
+
+def _has_nan(leaf: jax.Array) -> bool:
+    return jnp.issubdtype(leaf.dtype, jnp.inexact) and bool(jnp.isnan(leaf).any())
 
 
 def _check_examples(shape: tuple[int, ...], examples: int) -> None:

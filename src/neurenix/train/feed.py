@@ -6,6 +6,7 @@ not own shuffling and gathering (``neurenix.data``), nor placement on devices (t
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -17,7 +18,7 @@ from neurenix import random
 from neurenix._core.errors import ArgumentError, DataError, ShapeError
 from neurenix.data import Dataset, StreamDataset
 from neurenix.data.columns import as_array
-from neurenix.train.batch import Batch, as_batch, num_examples, pad
+from neurenix.train.batch import Batch, as_batch, named_inputs, num_examples, pad
 from neurenix.train.sources import exact_length, read_once, stream_of
 from neurenix.train.weighing import checked_weights, class_table, weighed
 
@@ -274,11 +275,31 @@ def make_dataset(
         return dataset
     if y is None and isinstance(x, tuple):
         x = (x,)  # not (x, y): the inputs of a model that takes several
-    _check_list(x, y)
+    check_lists(x, y)
     dataset = Dataset.from_arrays(x, y, w=_host_weights(sample_weight))
     if shuffle:
         dataset = dataset.shuffle(seed=random.current_seed())
     return dataset.batch(batch_size or DEFAULT_BATCH_SIZE)
+
+
+def make_inputs(x: Any, batch_size: int | None, module: Any) -> Dataset | StreamDataset:
+    """Return batches to predict for; a dict of arrays is inputs by name, of which none is lost.
+
+    Args:
+        x: as for ``make_dataset``.
+        batch_size: for arrays.
+        module: what will be called, whose parameters tell inputs from targets.
+
+    Raises:
+        DataError: as ``make_dataset``; or a list of arrays that may be inputs as well as batches.
+        ArgumentError: as ``make_dataset``.
+    """
+    if isinstance(x, dict) and is_arrays(x):
+        x = named_inputs(x, inspect.signature(module).parameters)
+    _check_batches(x, module)
+    if isinstance(x, dict):  # in a tuple, so that no name is read as that of the targets
+        return Dataset.from_arrays((x,)).batch(batch_size or DEFAULT_BATCH_SIZE)
+    return make_dataset(x, None, None, batch_size, shuffle=False)
 
 
 def make_validation_dataset(data: Any, batch_size: int) -> Dataset | StreamDataset:
@@ -318,17 +339,57 @@ def _is_array_like(x: Any) -> bool:
     return isinstance(x, list) and bool(x) and isinstance(x[0], (int, float, list))
 
 
-def _check_list(x: Any, y: Any) -> None:
-    """Refuse a list of whole inputs, as Keras takes it: here the items of a list are rows."""
-    if not isinstance(x, list) or not all(isinstance(part, (np.ndarray, jax.Array)) for part in x):
+def check_lists(x: Any, y: Any) -> None:
+    """Refuse lists of whole inputs or targets, as Keras takes them: here their items are rows.
+
+    Raises:
+        DataError: each item of one of them has as many rows as the other has.
+    """
+    for name, one, other, advice in (
+        ("x", x, y, "Several inputs of a model go in a tuple: fit((a, b), y)."),
+        ("y", y, x, "Targets of several outputs go in a tuple: fit(x, (a, b))."),
+    ):
+        rows, count = _rows_of_each(one), _rows(other)
+        if rows is not None and rows in (count, _rows_of_each(other)) and len(one) != count:
+            beside = "y" if name == "x" else "x"
+            raise DataError(
+                f"{name} is a list of {len(one)} arrays, each with the {rows} rows that {beside} "
+                f"has. {advice} The items of a list are its rows."
+            )
+
+
+def _check_batches(x: Any, module: Any) -> None:
+    """Refuse a list of arrays that are batches of one size or the inputs of ``module``."""
+    rows = _rows_of_each(x)
+    if rows is None:
         return
-    sizes = {part.shape[:1] for part in x}
-    rows = np.shape(y)[:1]
-    if len(x) > 1 and rows and sizes == {rows} and rows != (len(x),):
-        raise DataError(
-            f"x is a list of {len(x)} arrays, each with the {rows[0]} rows that y has. Several "
-            "inputs of a model go in a tuple: fit((a, b), y). The items of a list are its rows."
-        )
+    try:
+        inspect.signature(module).bind(*x)
+    except TypeError:
+        return
+    raise DataError(
+        f"x is a list of {len(x)} arrays of {rows} rows each, which may be {len(x)} inputs of "
+        f"{type(module).__name__} or {len(x)} batches. Give inputs in a tuple, predict((a, b)); "
+        "and batches one after the other, predict(iter([a, b]))."
+    )
+
+
+def _rows_of_each(parts: Any) -> int | None:
+    """Return how many rows each of several arrays in a list has, or None for anything else."""
+    if not isinstance(parts, list) or len(parts) < 2:
+        return None
+    if not all(hasattr(part, "__array__") for part in parts):
+        return None
+    sizes = {np.shape(part)[:1] for part in parts}
+    return next(iter(sizes.pop()), None) if len(sizes) == 1 else None
+
+
+def _rows(tree: Any) -> int | None:
+    """Return the rows of arrays, or of a list of rows; None where there are none to count."""
+    if isinstance(tree, list):
+        return len(tree)
+    shape = next((np.shape(leaf) for leaf in jax.tree.leaves(tree)), ())
+    return shape[0] if shape else None
 
 
 def _is_several(x: Any) -> bool:

@@ -8,10 +8,12 @@ from __future__ import annotations
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from neurenix._core.errors import ArgumentError, DataError
-from neurenix.data.columns import as_columns
+from neurenix.data.columns import WIDE, as_columns
+from neurenix.train.feed import check_lists
 
 Arrays = tuple[Any, Any, Any]
 
@@ -40,8 +42,9 @@ def hold_out(x: Any, y: Any, sample_weight: Any, fraction: float) -> tuple[Array
         (x, y, sample_weight) of the rows to train on, and of the others.
 
     Raises:
-        DataError: numbers of rows differ, or one part would have no row.
+        DataError: numbers of rows differ, one part would have no row, or as ``check_lists``.
     """
+    check_lists(x, y)
     named = {"x": x, "y": y, "sample_weight": sample_weight}
     given = {name: as_columns(v, name) for name, v in named.items() if v is not None}
     rows = given["x"].rows
@@ -57,10 +60,15 @@ def hold_out(x: Any, y: Any, sample_weight: Any, fraction: float) -> tuple[Array
 
     def part(which: slice) -> Arrays:
         whole = {name: c.structure.unflatten(c.leaves) for name, c in given.items()}
-        cut = jax.tree.map(lambda leaf: leaf[which], whole)
+        cut = jax.tree.map(lambda leaf: _of_its_type(leaf[which]), whole)
         return cut["x"], cut.get("y"), cut.get("sample_weight")
 
     return part(slice(kept)), part(slice(kept, None))
+
+
+def _of_its_type(rows: np.ndarray) -> Any:
+    """Return 64-bit numbers as a ``jax.Array``, as they were given: NumPy's would be narrowed."""
+    return jnp.asarray(rows) if rows.dtype in WIDE else rows
 
 
 def check_arrays(is_arrays: bool, validation_data: Any) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from neurenix._core.errors import ArgumentTypeError
 from neurenix.data import Dataset, StreamDataset
 
 
@@ -42,9 +43,15 @@ def stream_of(source: Any) -> StreamDataset:
     """Return the batches of any iterable, or of an object that is indexed.
 
     Raises:
-        ArgumentTypeError: it is neither.
+        ArgumentTypeError: it is neither, or a torch ``Dataset``, whose items are single examples.
         DataError: its length is 0.
     """
+    if _is_of_examples(source):
+        raise ArgumentTypeError(
+            f"{type(source).__name__} is a torch Dataset, which is not batched: its items are "
+            "single examples. Give it to a torch DataLoader, DataLoader(dataset, batch_size=32), "
+            "or give its arrays."
+        )
     return StreamDataset(Indexed(source) if _is_indexed(source) else source)
 
 
@@ -52,6 +59,16 @@ def _is_indexed(source: Any) -> bool:
     if isinstance(source, type) or hasattr(source, "__iter__"):
         return False
     return hasattr(source, "__getitem__") and hasattr(source, "__len__")
+
+
+def _is_of_examples(source: Any) -> bool:
+    """Tell whether it is a map-style ``Dataset`` of torch, which need not be loaded for that."""
+    bases = {base.__name__ for base in type(source).__mro__ if _is_of_torch_data(base)}
+    return "Dataset" in bases and "IterableDataset" not in bases
+
+
+def _is_of_torch_data(base: type) -> bool:
+    return f"{base.__module__}.".startswith("torch.utils.data.")
 
 
 def exact_length(dataset: Dataset | StreamDataset) -> int | None:
