@@ -1,5 +1,8 @@
 """The callbacks of ``fit``, under the name that users look for."""
 
+from typing import TYPE_CHECKING
+
+from neurenix._core.names import names_of
 from neurenix.train.callbacks import (
     Callback,
     EarlyStopping,
@@ -21,3 +24,12 @@ __all__ = [
     "TensorBoard",
     "TerminateOnNaN",
 ]
+
+# What other libraries call what is called otherwise here.
+_ELSEWHERE = {
+    "History": "what model.fit returns",
+    "ProgbarLogger": "model.fit(…, verbose=True)",
+}
+
+if not TYPE_CHECKING:  # a type checker would take any name for one that exists
+    __getattr__ = names_of(__name__, __all__, _ELSEWHERE)

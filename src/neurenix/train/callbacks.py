@@ -31,7 +31,13 @@ class Callback:
     """Methods that ``fit`` calls; a subclass overrides those it needs.
 
     ``logs`` maps names to values as in ``History``. Reading a value in ``on_train_batch_end``
-    waits for the device, so look only as often as needed.
+    waits for the device, so look only as often as needed. Numbers added in ``on_epoch_end`` go to
+    the callbacks after this one and into the history.
+
+    At every moment the model holds the newest weights, and what a method sets is what the next
+    compiled call goes on with: arrays of the model (clipped or loaded weights), and
+    ``trainer.learning_rate``. That call is the next step, or with ``steps_per_execution=K`` the
+    next K. Layers are frozen, unfrozen or replaced between two calls of ``fit``.
 
     Attributes:
         trainer: the trainer, from ``on_train_begin`` on; set ``trainer.stop_training`` to end.
@@ -65,7 +71,10 @@ class Callback:
         """Before an epoch."""
 
     def on_train_batch_end(self, step: int, logs: Mapping[str, float]) -> None:
-        """After a compiled call; ``step`` counts optimizer steps in the epoch, from 1."""
+        """After a compiled call; ``step`` counts optimizer steps in the epoch, from 1.
+
+        After ``trainer.stop_training = True`` the epoch ends here, with its validation.
+        """
 
     def on_epoch_end(self, epoch: int, logs: Mapping[str, float]) -> None:
         """After an epoch and its validation."""

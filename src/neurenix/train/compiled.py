@@ -61,9 +61,14 @@ class FlatFunction:
         return leaves
 
     @property
+    def leaves(self) -> list[Any]:
+        """The newest state, flat: of the latest call to succeed, or ``flatten`` since."""
+        return self._results[-1][0]
+
+    @property
     def state(self) -> Any:
         """The newest state: of the latest call to succeed, even if Ctrl-C came right after it."""
-        return self._unflatten(self._results[-1][0])
+        return self._unflatten(self.leaves)
 
     def _unflatten(self, leaves: list[Any]) -> Any:
         return jax.tree.unflatten(self._treedef, leaves)

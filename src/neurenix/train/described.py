@@ -17,6 +17,7 @@ from neurenix._nnx import nnx
 from neurenix.distribute import Strategy, get_strategy
 from neurenix.distribute.placement import Placement
 from neurenix.distribute.rules import ShardingRules, as_rules
+from neurenix.distribute.strategy import made_in
 from neurenix.metrics import get as get_metric
 from neurenix.train.batch import Batch
 from neurenix.train.batch_check import BatchCheck
@@ -78,14 +79,18 @@ class Described:
             options=replace(self.options, strategy=self._strategy, **options),
         )
 
+    def scoped_strategy(self) -> Strategy | None:
+        """Return the strategy given, or that of the scope now, or of the module's making."""
+        return self._strategy or get_strategy() or made_in(self.module)
+
     def mesh_axes(self, num_devices: int) -> dict[str, int] | None:
         """Return the axes that the trainer's strategy gives a mesh of so many devices, if any."""
-        strategy = self._strategy or get_strategy()
+        strategy = self.scoped_strategy()
         return None if strategy is None else strategy.mesh_axes(num_devices)
 
     def rules(self) -> ShardingRules | None:
         """Return the rules that divide the parameters: the strategy's, or else the module's."""
-        strategy = self._strategy or get_strategy()
+        strategy = self.scoped_strategy()
         return (strategy.rules if strategy else None) or self.model_rules()
 
     def model_rules(self) -> ShardingRules | None:

@@ -22,7 +22,7 @@ from neurenix.distribute import Strategy
 from neurenix.train.batch import Batch
 from neurenix.train.compiled import CompiledEvaluation
 from neurenix.train.feed import Feed
-from neurenix.train.loop import MAX_IN_FLIGHT, to_devices
+from neurenix.train.loop import calls_in_flight, to_devices
 from neurenix.train.progress import Progress
 from neurenix.train.step import StepDefinition
 
@@ -117,7 +117,7 @@ class _InFlight:
     def add(self, x: Any, result: Any) -> None:
         """Take the result of the next batch, and wait for an older one when there are many."""
         self._waiting.append((x, result))
-        if len(self._waiting) > MAX_IN_FLIGHT:
+        if len(self._waiting) > calls_in_flight(x, self._over.strategy):
             self._look()
 
     def end(self) -> None:

@@ -11,6 +11,8 @@ from collections.abc import Iterator, Mapping
 class History(Mapping[str, list[float]]):
     """Metric name → its value after each epoch; validation metrics begin with ``val_``.
 
+    What a callback adds to the logs in ``on_epoch_end`` is in it too, as it is if no number.
+
     Attributes:
         epochs: the number of each epoch, from 0.
 
@@ -34,7 +36,11 @@ class History(Mapping[str, list[float]]):
         """Add the numbers of one epoch."""
         self.epochs.append(epoch)
         for name, value in logs.items():
-            self._rows.setdefault(name, []).append(float(value))
+            try:
+                value = float(value)
+            except (TypeError, ValueError):  # a callback's: a word, or an array
+                pass
+            self._rows.setdefault(name, []).append(value)
 
     def __getitem__(self, name: str) -> list[float]:
         return self._rows[name]
@@ -46,5 +52,6 @@ class History(Mapping[str, list[float]]):
         return len(self._rows)
 
     def __repr__(self) -> str:
-        last = ", ".join(f"{name}: {values[-1]:.4f}" for name, values in self._rows.items())
+        numbers = {n: v[-1] for n, v in self._rows.items() if isinstance(v[-1], float)}
+        last = ", ".join(f"{name}: {value:.4f}" for name, value in numbers.items())
         return f"History({len(self.epochs)} epochs; last {last})"

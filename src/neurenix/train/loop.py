@@ -21,8 +21,10 @@ from neurenix.train.feed import Chunk
 
 # Compiled calls that may wait for the device. More hides no more latency, and each holds its batch.
 MAX_IN_FLIGHT = 16
-# Results are waited for by so many: a wait costs the host 80 µs on a CPU whose cores are all busy.
-_LOOKED_AT_ONCE = 8
+# Of each device's memory, which their batches may take: 2 % of a v5e's. One call computes while the
+# next batch arrives, however large it is.
+_IN_FLIGHT_BYTES = 256 * 2**20
+_LEAST_IN_FLIGHT = 2
 
 
 class Diverged(Exception):
@@ -59,7 +61,8 @@ class EpochRun:
         step: the compiled step.
         strategy: where batches go.
         names: names of the entries of the logs.
-        on_batch_end: called with (optimizer steps so far in the epoch, logs), or None.
+        on_batch_end: called with (optimizer steps so far in the epoch, logs), or None; True ends
+            the epoch. It may give ``step.train`` another state to go on with.
         check: called with every batch on the host.
     """
 
@@ -89,25 +92,43 @@ class EpochRun:
             Diverged: a loss or a gradient is not finite.
         """
         in_flight: deque[tuple[Any, Chunk]] = deque()
-        done, logs = 0, None
+        done, logs, most = 0, None, MAX_IN_FLIGHT
         train, takes_count = self.step.train, self.step.takes_count
         for chunk in chunks:
             self.check(chunk.batch, self.step.steps)
+            if logs is None:
+                most = calls_in_flight(chunk.batch, self.strategy)
             batch = to_devices(chunk.batch, self.strategy, stacked=self.step.steps > 1)
             extra = (np.int32(chunk.count),) if takes_count else ()
             leaves, logs = train(leaves, batch, *extra)
             done += chunk.count
             in_flight.append((logs, chunk))
-            if len(in_flight) > MAX_IN_FLIGHT:
-                _look([in_flight.popleft() for _ in range(_LOOKED_AT_ONCE)])
+            if len(in_flight) > most:
+                # Several at once: a wait costs the host 80 µs on a CPU whose cores are all busy.
+                _look([in_flight.popleft() for _ in range(most // 2)])
             show(chunk.count, logs, self.names)
             if self.on_batch_end is not None:
                 if self.on_batch_end(done, LazyLogs(self.names, logs)):
                     break
+                leaves = train.leaves
         _look(list(in_flight))
         if logs is None:
             return {}, 0
         return dict(zip(self.names, map(float, np.asarray(logs)[1:]), strict=True)), done
+
+
+def calls_in_flight(batch: Any, strategy: Strategy) -> int:
+    """Return how many calls with batches of this size may wait for the device.
+
+    Example:
+        >>> from neurenix.distribute import OneDeviceStrategy
+        >>> images = np.zeros((64, 512, 512, 3), np.float32)  # 192 MiB
+        >>> [calls_in_flight(batch, OneDeviceStrategy()) for batch in (images[:1], images)]
+        [16, 2]
+    """
+    leaves = jax.tree.leaves(batch)
+    size = sum(leaf.nbytes for leaf in leaves) / strategy.num_replicas_in_sync
+    return int(min(MAX_IN_FLIGHT, max(_LEAST_IN_FLIGHT, _IN_FLIGHT_BYTES // max(size, 1))))
 
 
 def to_devices(batch: Any, strategy: Strategy, *, stacked: bool) -> Any:

@@ -67,11 +67,13 @@ class FitOptions:
     """What ``fit`` can be told beyond the data.
 
     Attributes:
-        sample_weight: weight of each example, shape (N,), for array data.
-        class_weight: class index → weight.
+        sample_weight: weight of each example, shape (N,), for array data. The metrics are weighted
+            with it as the loss is; Keras does so for ``weighted_metrics`` only.
+        class_weight: class index → weight; for the metrics as well, unlike in Keras.
         shuffle: reshuffle array data before every epoch.
         verbose: ``"auto"`` shows progress on a terminal and is quiet elsewhere; True, False.
-        initial_epoch: number of the first epoch, when training goes on.
+        initial_epoch: number of the first epoch, when training goes on. In another process call
+            ``Trainer.load`` before, or else the optimizer and its schedule begin anew.
         validation_split: fraction of the rows of arrays, the last ones before any shuffling, that
             is not trained on and evaluated after every epoch.
         validation_steps: batches of validation; None for all.

@@ -1,7 +1,7 @@
 """Callbacks that write files: weights, a table of numbers, TensorBoard events.
 
 Owns the files' names and when they are written. It does not own the format of weights
-(``weights.py``).
+(``weights.py``), nor of a trainer's state (``resume.py``).
 """
 
 from __future__ import annotations
@@ -20,16 +20,20 @@ from neurenix.train.weights import save_weights
 
 
 class ModelCheckpoint(Monitor):
-    """Write the weights after every epoch, or after the best so far.
+    """Write the weights, or all that training goes on from, after every epoch or the best so far.
 
     Args:
         path: a safetensors file; ``{epoch}`` and names of the logs are filled in, for example
             ``"weights-{epoch:02d}-{val_loss:.3f}.safetensors"``. Epochs are numbered from 1, as
-            progress shows them: to go on from ``weights-03``, load it and fit with
-            ``initial_epoch=3``.
+            progress shows them.
         monitor: the number that ``save_best_only`` compares.
         mode: see ``Monitor``.
         save_best_only: write only when the number is the best so far.
+        save_weights_only: write the weights alone, for ``model.load``. False writes the trainer's
+            state (``Trainer.save``), of about three times the size with Adam: to go on from
+            ``run-03``, build model and trainer as before, call ``trainer.load("run-03…")`` and fit
+            with ``initial_epoch=3``. Weights alone begin with new moments, and schedules at step
+            0. Give callbacks that change the learning rate before this one.
 
     Raises:
         ArgumentError: ``path`` cannot be filled in.
@@ -42,9 +46,11 @@ class ModelCheckpoint(Monitor):
         monitor: str = "val_loss",
         mode: str = "auto",
         save_best_only: bool = False,
+        save_weights_only: bool = True,
     ) -> None:
         super().__init__(monitor, mode=mode)
         self.path, self.save_best_only = os.fspath(path), save_best_only
+        self.save_weights_only = save_weights_only
         self.saved: list[Path] = []
         self._filled(1, dict.fromkeys(self._names(), 0.0))
 
@@ -57,7 +63,10 @@ class ModelCheckpoint(Monitor):
         if self.save_best_only and not self.improved(logs):
             return
         target = self._filled(epoch + 1, logs)
-        save_weights(self.model, target)
+        if self.save_weights_only:
+            save_weights(self.model, target)
+        else:
+            self.trainer.save(target)
         self.saved.append(target)
 
     def _names(self) -> list[str]:

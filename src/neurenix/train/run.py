@@ -1,20 +1,21 @@
 """One call of ``fit``: epochs, validation, callbacks, and what holds when it ends early.
 
-Owns the order of things in a run, and that the module holds valid weights whenever somebody may
-look. It does not own the inner loop (``loop.py``).
+Owns the order of things in a run, that the module holds valid weights whenever somebody may look,
+and that what a callback sets is trained on. It does not own the inner loop (``loop.py``).
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from operator import is_
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from neurenix._core.errors import DataError, TrainingDivergedError
+from neurenix._core.errors import ArgumentError, DataError, ShapeError, TrainingDivergedError
 from neurenix.train.callbacks import Callback, TerminateOnNaN
 from neurenix.train.compiled import CompiledStep
 from neurenix.train.diagnosis import explain
@@ -27,6 +28,24 @@ from neurenix.train.step import StepDefinition
 
 if TYPE_CHECKING:
     from neurenix.train.trainer import Trainer
+
+
+class HandedOut(NamedTuple):
+    """What the module and the trainer hold while callbacks may look at it and set it.
+
+    Attributes:
+        state: the state that it is of.
+        arrays: those of the module's variables.
+        optimizer: the optimizer's state that the trainer holds.
+        steps: optimizer steps that it says were made.
+        scale: its factor on the learning rate.
+    """
+
+    state: TrainState
+    arrays: list[Any]
+    optimizer: Any
+    steps: int
+    scale: float
 
 
 class Run:
@@ -43,6 +62,8 @@ class Run:
         self._trainer, self._definition = trainer, definition
         self._step, self._feed, self._callbacks = step, feed, callbacks
         self._progress = Progress()
+        self._out: HandedOut | None = None  # None while steps are made
+        self._began = trainer.steps_made  # before this epoch
         step.train.flatten(trainer.initial_state(self._definition))
         looks = [c for c in callbacks if _overrides(c, "on_train_batch_end")]
         self._epoch_run = EpochRun(
@@ -66,21 +87,21 @@ class Run:
         trainer.stop_training = False
         self._progress = make_progress(verbose)
         try:
+            self._hand_out(trainer.steps_made)
             self._call("on_train_begin")
             for epoch in epochs:
                 logs = self._epoch(epoch, epochs.stop, steps, validate)
                 if logs is None:
                     break
-                history.append(epoch, logs)
                 self._call("on_epoch_end", epoch, logs)
-                self._take_over()
+                history.append(epoch, logs)
                 if trainer.stop_training:
                     break
         finally:
-            self._sync()
+            self._settle()
             self._progress.close()
-            trainer.steps_made = int(self._state().step)
-            self._call("on_train_end")
+            for callback in self._callbacks:
+                callback.on_train_end()
         return history
 
     def _epoch(
@@ -91,6 +112,7 @@ class Run:
         state = self._state()._replace(**trainer.epoch_start(self._definition))
         leaves = self._step.train.flatten(state)
         self._progress.begin(f"Epoch {epoch + 1}/{last}", steps or feed.steps)
+        self._began, self._out = trainer.steps_made, None
         began = time.perf_counter()
         try:
             chunks = feed.chunks(steps, self._step.steps)
@@ -98,22 +120,20 @@ class Run:
         except Diverged as diverged:
             self._diverged(diverged, epoch)
             return None
-        trainer.steps_made += made
-        self._sync()
-        if validate is not None and not trainer.stop_training:
+        self._hand_out(self._began + made)
+        if validate is not None:
             logs |= validate(self._definition, self._state())
         self._progress.end(logs, time.perf_counter() - began)
         return logs
 
     def _diverged(self, diverged: Diverged, epoch: int) -> None:
         state = self._state()
-        began, self._trainer.steps_made = self._trainer.steps_made, int(state.step)
         if any(isinstance(callback, TerminateOnNaN) for callback in self._callbacks):
             self._trainer.stop_training = True
             return
         step, batch = int(state.diverged_at), diverged.chunk.batch
         if self._step.steps > 1:
-            inside = (step - began) % self._step.steps
+            inside = (step - self._began) % self._step.steps
             batch = jax.tree.map(lambda leaf: leaf[inside], batch)
         at = f"step {step} (epoch {epoch + 1})"
         kept = "The model keeps the weights of before that step."
@@ -137,34 +157,99 @@ class Run:
     def _state(self) -> TrainState:
         return self._step.train.state
 
-    def _sync(self) -> None:
-        self._trainer.keep(self._definition, self._state())
+    def _hand_out(self, steps: int) -> None:
+        """Make the module and the trainer hold the newest state, of after so many steps."""
+        trainer, state = self._trainer, self._state()
+        trainer.keep(self._definition, state)
+        trainer.steps_made, trainer._passes = steps, self._feed.passes
+        self._out = self._held_by_trainer(state)
 
-    def _take_over(self) -> None:
-        """Take over what a callback has set: arrays of the module, as copies, or all by a fit."""
-        state, model = self._state(), self._definition.model
+    def _held_by_trainer(self, state: TrainState) -> HandedOut:
+        trainer = self._trainer
+        arrays = self._definition.model.held()
+        scale = trainer._learning_rate_scale
+        return HandedOut(state, arrays, trainer.optimizer_state, trainer.steps_made, scale)
 
-        def own(now: jax.Array, held: jax.Array) -> jax.Array:
-            return held if now is held else jax.device_put(jnp.copy(now), held.sharding)
+    def _take_over(self, out: HandedOut) -> None:
+        """Go on with what a callback has set: weights, the optimizer's state, rate and step.
 
-        held = state.parameters, state.model_state
-        parameters, model_state = jax.tree.map(own, model.read(constants=held[1]), held)
-        state = state._replace(
-            parameters=parameters,
-            model_state=model_state,
-            optimizer=self._trainer.optimizer_state,
-        )
-        self._step.train.flatten(state)
+        Arrays are taken over as copies: a step gives away those that it trains on.
+
+        Raises:
+            ShapeError: a weight was set to one of another shape.
+            ArgumentError: the optimizer's state was set to one of another structure.
+        """
+        model, state = self._definition.model, out.state
+        self._out = None  # what cannot be taken over is put back by ``_settle``
+        now, changed = self._held_by_trainer(state), {}
+        if not all(map(is_, now.arrays, out.arrays)):
+            held = state.parameters, state.model_state
+            new = _owned(model.read(constants=state.model_state), held)
+            changed["parameters"], changed["model_state"] = new
+        if now.optimizer is not out.optimizer:
+            changed["optimizer"] = _owned_optimizer(now.optimizer, state.optimizer)
+        if now.steps != out.steps:
+            changed["step"] = jax.device_put(np.int32(now.steps), state.step.sharding)
+            self._began += now.steps - out.steps
+        if now.scale != out.scale:
+            held_scale = state.learning_rate_scale
+            scale = jax.device_put(np.float32(now.scale), held_scale.sharding)
+            changed["learning_rate_scale"] = scale
+        if changed:
+            state = state._replace(**changed)
+            self._step.train.flatten(state)
+        self._out = now._replace(state=state)
+
+    def _settle(self) -> None:
+        """Make the module and the trainer hold what training ends with."""
+        if self._out is None:
+            self._hand_out(int(self._state().step))
+        elif self._trainer.steps_made == self._out.steps:  # as the host has counted them
+            self._trainer.steps_made = int(self._out.state.step)
 
     def _batch_end(self, step: int, logs: Mapping[str, float]) -> bool:
-        self._sync()
+        self._hand_out(self._began + step)
         for callback in self._looks:
             callback.on_train_batch_end(step, logs)
+        if self._out is not None:
+            self._take_over(self._out)
+        self._out = None
         return self._trainer.stop_training
 
     def _call(self, moment: str, *args: Any) -> None:
         for callback in self._callbacks:
             getattr(callback, moment)(*args)
+        if self._out is not None:
+            self._take_over(self._out)
+
+
+def _owned(new: Any, held: Any) -> Any:
+    """Return arrays like ``held`` with the values of ``new``: copies, but of what is ``held``."""
+
+    def own(now: Any, held: jax.Array) -> jax.Array:
+        if now is held:
+            return held
+        if now.shape != held.shape:
+            leaves = jax.tree_util.tree_leaves_with_path(new)
+            path = next(path for path, leaf in leaves if leaf is now)[1:]
+            name = jax.tree_util.keystr(path, simple=True, separator=".")
+            raise ShapeError(
+                f"A callback has set {name} to shape {now.shape}, and fit began with {held.shape}."
+            )
+        copy = jnp.copy(now)
+        copy = copy if copy.dtype == held.dtype else copy.astype(held.dtype)
+        return jax.device_put(copy, held.sharding)
+
+    return jax.tree.map(own, new, held)
+
+
+def _owned_optimizer(new: Any, held: Any) -> Any:
+    if jax.tree.structure(new) != jax.tree.structure(held):
+        raise ArgumentError(
+            "The optimizer's state became one of another structure while fit ran: a callback has "
+            "set it, or has frozen, unfrozen or replaced layers. Do that between two calls of fit."
+        )
+    return _owned((new,), (held,))[0]
 
 
 def _gathered(leaf: jax.Array) -> jax.Array:

@@ -124,6 +124,10 @@ class ModuleSplit:
         plain = self._binding.constants if constants is None else self._plain(constants)
         return self.divide(self._binding.read(), plain)
 
+    def held(self) -> list[Any]:
+        """Return the array of every variable, to see by identity later whether one was set."""
+        return self._binding.read()
+
     def weights(self) -> Tree:
         """Return the parameters and the fixed weights as one tree by attribute path."""
         tree: dict[Any, Any] = {}

@@ -41,7 +41,13 @@ from neurenix.train.callbacks import Callback
 from neurenix.train.compiled import CompiledEvaluation, CompiledStep
 from neurenix.train.described import Described
 from neurenix.train.evaluation import Pass
-from neurenix.train.feed import Feed, is_arrays, make_dataset, make_validation_dataset
+from neurenix.train.feed import (
+    Feed,
+    is_arrays,
+    make_dataset,
+    make_inputs,
+    make_validation_dataset,
+)
 from neurenix.train.history import History
 from neurenix.train.holdout import check_arrays, hold_out
 from neurenix.train.learning_rate import OwnRate
@@ -55,13 +61,14 @@ from neurenix.train.options import (
 )
 from neurenix.train.outputs import as_loss, as_metrics, follow_loss, losses_of_outputs
 from neurenix.train.progress import Progress, shown
+from neurenix.train.resume import Resumable
 from neurenix.train.run import Run
 from neurenix.train.split import ModuleSplit
 from neurenix.train.state import TrainState, counters
 from neurenix.train.step import StepDefinition, bind_metrics
 
 
-class Trainer(Described):
+class Trainer(Described, Resumable):
     """Trains a module on the devices of a strategy.
 
     Args:
@@ -72,6 +79,8 @@ class Trainer(Described):
         loss_weights: factors of such losses in their sum, in the same form; 1 by default.
         metrics: names, metrics of ``nx.metrics`` or functions ``(y_true, y_pred)``; a dict by
             output for a model of several. Those of one name are numbered: precision, precision_1.
+            Weights of examples and classes count in them, as in Keras's ``weighted_metrics``. A
+            function's number for a batch is averaged as ``nx.metrics.FunctionMetric`` says.
         options: how a step is built.
 
     Raises:
@@ -126,7 +135,9 @@ class Trainer(Described):
     def learning_rate(self) -> float:
         """The learning rate of the next step; setting it compiles nothing.
 
-        With a schedule it is the schedule's value times the factor that setting has put on it.
+        Set in ``on_train_batch_end`` it holds from the next compiled call on, which is the next
+        step, or with ``steps_per_execution=K`` the next K. With a schedule it is the schedule's
+        value times the factor that setting has put on it.
 
         Raises:
             ArgumentError: the optimizer is an optax transformation, which hides its rate; the
@@ -180,7 +191,7 @@ class Trainer(Described):
                 module then has the weights of before that step.
             UnknownNameError: a callback watches a number that the logs will not have.
             NotCompiledError: the trainer has no loss.
-            ArgumentError: an option cannot be used; the loss couples the examples of a batch (it
+            ArgumentError: an option cannot be used; the loss or a metric couples the examples (it
                 is one number and no mean over them) and a batch would be filled up or weighted.
             ArgumentTypeError: an option does not exist.
         """
@@ -236,7 +247,10 @@ class Trainer(Described):
         sample_weight: Any = None,
         verbose: bool | str = False,
     ) -> dict[str, float]:
-        """Return the mean loss and the metrics over data, in evaluation mode.
+        """Return the mean loss and the metrics over data, in evaluation mode, by name.
+
+        A dict also where there are metrics: ``loss, accuracy = evaluate(x, y)`` would be its two
+        names. Write ``logs = evaluate(x, y)`` and ``logs["accuracy"]``.
 
         Args:
             x: inputs with ``y``, or a dataset.
@@ -249,7 +263,7 @@ class Trainer(Described):
         Raises:
             DataError: as ``fit``.
             NotCompiledError: the trainer has no loss.
-            ArgumentError: the loss couples examples, as for ``fit``.
+            ArgumentError: the loss or a metric couples examples, as for ``fit``.
         """
         steps, batch_size = _evaluation_counts(steps, batch_size)
         dataset = make_dataset(x, y, sample_weight, batch_size, shuffle=False)
@@ -274,18 +288,20 @@ class Trainer(Described):
         """Return the module's outputs for data, in evaluation mode, as NumPy arrays (N, …).
 
         Args:
-            x: inputs, in a tuple for a model of several; or a dataset, whose targets are ignored.
+            x: inputs, in a tuple or, by name, a dict for a model of several; or a dataset, or any
+                iterable of batches, whose targets are ignored.
             batch_size: for arrays; 32 by default.
             steps: batches; None for all.
             verbose: as for ``evaluate``.
 
         Raises:
-            DataError: the data is empty or ragged.
+            DataError: the data is empty or ragged; a list of arrays may be several inputs or
+                several batches; numbers that an embedding has no row for give NaN.
             ShapeError: the model does not take inputs of this shape, does not return one output
                 for each example, or returns other shapes for other batches.
         """
         steps, batch_size = _evaluation_counts(steps, batch_size)
-        dataset = make_dataset(x, None, None, batch_size, shuffle=False)
+        dataset = make_inputs(x, batch_size, self.module)
         strategy = self._resolve()
         feed = Feed(dataset, replicas=strategy.num_replicas_in_sync, weighted=True)
         _check_end(feed, steps, "steps")
@@ -293,14 +309,16 @@ class Trainer(Described):
         model = self.on_devices(definition.model.read())
         compiled = self._compiled_evaluation(definition)
         with shown(verbose, "Predicting", steps or feed.steps) as progress:
-            return Pass(compiled, model, feed, strategy, steps, progress).outputs()
+            return Pass(definition, compiled, model, feed, strategy, steps, progress).outputs()
 
     @property
     def strategy(self) -> Strategy:
-        """The strategy: the one given, that of the scope, or the device of the parameters."""
-        if self._strategy is not None:
-            return self._strategy
-        scoped = get_strategy()
+        """The strategy: the one given, that of a scope, or the device of the parameters.
+
+        Scopes count in the order of that in which the trainer was made, that of this call, and that
+        in which the module was made.
+        """
+        scoped = self.scoped_strategy()
         if scoped is not None:
             return scoped
         array = self.defined().model.first_array()
@@ -355,8 +373,11 @@ class Trainer(Described):
 
     def _leave_whole(self, feed: Feed, definition: StepDefinition) -> None:
         loss = self._loss_needed()
-        if self._check.couples(definition, loss, feed.first):
+        couples, metrics = self._check.coupling(definition, loss, self._metrics, feed.first)
+        if couples:
             feed.keep_whole(loss.name)
+        elif metrics:
+            feed.keep_whole(f"or metric {metrics[0]} (a class of nx.metrics takes any batch)")
 
     def check_labels(self, batch: Batch, steps: int) -> None:
         """Check the targets of a host batch, of ``steps`` batches stacked, against the loss."""
@@ -454,7 +475,7 @@ class Trainer(Described):
     ) -> dict[str, float]:
         compiled, start = self._compiled_evaluation(definition), self.epoch_start(definition)
         sums = (start["totals"], start["metrics"])
-        over = Pass(compiled, model, feed, self.strategy, steps, progress)
+        over = Pass(definition, compiled, model, feed, self.strategy, steps, progress)
         return over.logs(sums, definition.log_names, self.check_labels)
 
 

@@ -1,7 +1,7 @@
 """Weights of one module in one safetensors file.
 
 Owns names, the checksum, atomic writing and the comparison on reading. It does not own when
-they are written (``recorders.py``).
+they are written (``recorders.py``), nor what a trainer keeps beside them (``resume.py``).
 
 Names are the path of attributes joined by dots: ``layers.0.kernel``. Everything that the module
 keeps is written but random streams.
@@ -23,6 +23,8 @@ import safetensors.flax
 from neurenix._core.errors import CheckpointError, did_you_mean
 from neurenix._nnx import nnx
 
+TRAINER = "neurenix-trainer"  # the format of files that hold the state of a trainer
+WEIGHTS = "weights."  # what the names of weights begin with there
 _SHOWN = 8
 
 
@@ -36,9 +38,80 @@ def save_weights(module: nnx.Module, path: str | os.PathLike[str]) -> None:
     Raises:
         CheckpointError: the file cannot be written.
     """
-    tensors = {name: variable[...] for name, variable in _variables(module).items()}
-    metadata = {"format": "neurenix", "crc32": str(_checksum(tensors))}
-    data = safetensors.flax.save(tensors, metadata)
+    tensors = {name: variable[...] for name, variable in weights_of(module).items()}
+    write_tensors(tensors, path, {"format": "neurenix"}, what="weights")
+
+
+def load_weights(module: nnx.Module, path: str | os.PathLike[str]) -> None:
+    """Read a file of ``save_weights`` into ``module``, in place, where its arrays lie.
+
+    Floating-point values are cast to the module's dtype. The module changes only when everything
+    fits. Of a file of ``Trainer.save`` the weights are read.
+
+    Args:
+        module: a module with the names and shapes of the one that was saved.
+        path: the file.
+
+    Raises:
+        CheckpointError: no such file, a damaged file, or other names, shapes or kinds of dtype.
+    """
+    stored, about = read_tensors(path, what="weights")
+    if about.get("format") == TRAINER:
+        stored = part_of(stored, WEIGHTS)
+    variables = weights_of(module)
+    problems = differences({name: v[...] for name, v in variables.items()}, stored)
+    if problems:
+        raise CheckpointError(f"The weights in {path} do not fit this model:\n{problems}")
+    put_into(variables, stored)
+
+
+def weights_of(module: nnx.Module) -> dict[str, Any]:
+    """Return every variable of ``module`` but random streams, by name."""
+    every = variables_of(module)
+    return {name: v for name, v in every.items() if not isinstance(v, nnx.RngState)}
+
+
+def variables_of(module: nnx.Module) -> dict[str, Any]:
+    """Return every variable of ``module`` by name."""
+    return {
+        ".".join(map(str, path)): leaf
+        for path, leaf in nnx.graph.flatten(module)[1]
+        if isinstance(leaf, nnx.Variable)
+    }
+
+
+def put_into(variables: dict[str, Any], values: dict[str, Any]) -> None:
+    """Set the variables, where their arrays lie and in their dtypes; all, or none on an error."""
+    old = {name: variable[...] for name, variable in variables.items()}
+    new = {}
+    for name, array in old.items():
+        value = values[name]
+        value = value if value.dtype == array.dtype else value.astype(array.dtype)
+        new[name] = jax.device_put(value, array.sharding)
+    for name, variable in variables.items():
+        variable[...] = new[name]
+
+
+def part_of(tensors: dict[str, Any], prefix: str) -> dict[str, Any]:
+    """Return those whose names begin with ``prefix``, without it."""
+    return {n.removeprefix(prefix): t for n, t in tensors.items() if n.startswith(prefix)}
+
+
+def write_tensors(
+    tensors: dict[str, Any], path: str | os.PathLike[str], about: dict[str, str], *, what: str
+) -> None:
+    """Write a safetensors file with a checksum; it appears whole or not at all.
+
+    Args:
+        tensors: the arrays by name.
+        path: the file; its folder is made where there is none.
+        about: what else it says, by name; ``"format"`` is who wrote it.
+        what: the words of an error for the contents.
+
+    Raises:
+        CheckpointError: the file cannot be written.
+    """
+    data = safetensors.flax.save(tensors, about | {"crc32": str(_checksum(tensors, about))})
     target = Path(path)
     temporary = target.with_name(f".{target.name}.{os.getpid()}.part")
     try:
@@ -49,87 +122,73 @@ def save_weights(module: nnx.Module, path: str | os.PathLike[str]) -> None:
             os.fsync(file.fileno())
         temporary.replace(target)
     except OSError as error:
-        raise CheckpointError(f"The weights cannot be written to {target}: {error}.") from error
+        raise CheckpointError(f"The {what} cannot be written to {target}: {error}.") from error
     finally:
         if temporary.exists():
             temporary.unlink()
 
 
-def load_weights(module: nnx.Module, path: str | os.PathLike[str]) -> None:
-    """Read a file of ``save_weights`` into ``module``, in place, where its arrays lie.
-
-    Floating-point values are cast to the module's dtype. The module changes only when everything
-    fits.
-
-    Args:
-        module: a module with the names and shapes of the one that was saved.
-        path: the file.
+def read_tensors(
+    path: str | os.PathLike[str], *, what: str
+) -> tuple[dict[str, Any], dict[str, str]]:
+    """Return the arrays of a safetensors file by name, and what else it says.
 
     Raises:
-        CheckpointError: no such file, a damaged file, or other names, shapes or kinds of dtype.
+        CheckpointError: no such file, or a damaged one.
     """
-    stored = _read(Path(path))
-    variables = _variables(module)
-    problems = _differences({name: v[...] for name, v in variables.items()}, stored)
-    if problems:
-        more = len(problems) - _SHOWN
-        shown = [*problems[:_SHOWN], *([f"and {more} more"] if more > 0 else [])]
-        lines = "\n".join(f"  - {line}" for line in shown)
-        raise CheckpointError(f"The weights in {path} do not fit this model:\n{lines}")
-    for name, variable in variables.items():
-        old = variable[...]
-        variable[...] = jax.device_put(stored[name].astype(old.dtype), old.sharding)
-
-
-def _variables(module: nnx.Module) -> dict[str, Any]:
-    return {
-        ".".join(map(str, path)): leaf
-        for path, leaf in nnx.graph.flatten(module)[1]
-        if isinstance(leaf, nnx.Variable) and not isinstance(leaf, nnx.RngState)
-    }
-
-
-def _read(path: Path) -> dict[str, np.ndarray]:
     try:
         with safetensors.safe_open(path, framework="flax") as file:
-            metadata = file.metadata() or {}
+            about = file.metadata() or {}
             tensors = {name: file.get_tensor(name) for name in file.keys()}
     except FileNotFoundError as error:
-        raise CheckpointError(f"There is no file of weights at {path}.") from error
+        raise CheckpointError(f"There is no file of {what} at {path}.") from error
     except (safetensors.SafetensorError, OSError) as error:
         raise CheckpointError(
             f"The file {path} is damaged, incomplete or no safetensors file: {error}."
         ) from error
-    if "crc32" in metadata and metadata["crc32"] != str(_checksum(tensors)):
+    checksum = about.pop("crc32", None)
+    if checksum is not None and checksum != str(_checksum(tensors, about)):
         raise CheckpointError(
             f"The file {path} is damaged: its values do not have the checksum it was saved with."
         )
-    return tensors
+    return tensors, about
 
 
-def _differences(expected: dict[str, jax.Array], stored: dict[str, Any]) -> list[str]:
+def differences(expected: dict[str, Any], stored: dict[str, Any], owner: str = "model") -> str:
+    """Return in lines how a file's arrays differ from those expected; empty where they fit.
+
+    Args:
+        expected: what has a shape and a dtype, by name.
+        stored: the arrays of the file.
+        owner: whose arrays are expected.
+    """
     problems = []
     for name in sorted(expected.keys() - stored.keys()):
         problems.append(f"{name}: missing in the file.{did_you_mean(name, stored, shown=1)}")
     for name in sorted(stored.keys() - expected.keys()):
-        problems.append(f"{name}: in the file, not in the model")
+        problems.append(f"{name}: in the file, not in the {owner}")
     for name in sorted(expected.keys() & stored.keys()):
         want, have = expected[name], stored[name]
         if want.shape != have.shape:
-            problems.append(f"{name}: the model has shape {want.shape}, the file {have.shape}")
+            problems.append(f"{name}: the {owner} has shape {want.shape}, the file {have.shape}")
         elif _kind(want.dtype) != _kind(have.dtype):
-            problems.append(f"{name}: the model has {want.dtype}, the file {have.dtype}")
-    return problems
+            problems.append(f"{name}: the {owner} has {want.dtype}, the file {have.dtype}")
+    more = len(problems) - _SHOWN
+    shown = [*problems[:_SHOWN], *([f"and {more} more"] if more > 0 else [])]
+    return "\n".join(f"  - {line}" for line in shown)
 
 
 def _kind(dtype: Any) -> str:
     return "float" if jnp.issubdtype(dtype, jnp.floating) else str(dtype)
 
 
-def _checksum(tensors: dict[str, Any]) -> int:
+def _checksum(tensors: dict[str, Any], about: dict[str, str]) -> int:
     total = 0
     for name in sorted(tensors):
         total = zlib.crc32(name.encode(), total)
         values = np.ascontiguousarray(np.asarray(tensors[name]))
         total = zlib.crc32(values.tobytes(), total)
+    if about.get("format") == TRAINER:  # what others add to a file of weights does no harm
+        for name in sorted(about):
+            total = zlib.crc32(f"{name}={about[name]}".encode(), total)
     return total

@@ -1,0 +1,183 @@
+"""The state of a trainer in one safetensors file, from which another process goes on training.
+
+Owns what the file holds, and what is compared before anything is read into a trainer. It does not
+own how arrays are written and read (``weights.py``), nor when (``recorders.py``).
+
+Names begin with what they are of: ``weights.layers.0.kernel`` and ``random.dropout.key`` of the
+module, ``optimizer.0.mu.layers.0.kernel`` of the optimizer. Numbers are in the file's metadata.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Any, Self
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from neurenix._core.errors import CheckpointError
+from neurenix._nnx import nnx
+from neurenix.train.step import StepDefinition
+from neurenix.train.weights import (
+    TRAINER,
+    WEIGHTS,
+    differences,
+    part_of,
+    put_into,
+    read_tensors,
+    variables_of,
+    write_tensors,
+)
+
+_RANDOM, _OPTIMIZER = "random.", "optimizer."
+
+
+class Resumable:
+    """The part of a ``Trainer`` that is written to a file and read from it."""
+
+    module: nnx.Module
+    defined: Callable[[], StepDefinition]
+    optimizer_state: Any
+    steps_made: int
+    _passes: int
+    _learning_rate_scale: float
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write all that training goes on from to a safetensors file, whole or not at all.
+
+        That is the module's parameters, other state and random streams, the optimizer's state, the
+        steps and the passes over the data made, and what was set on the learning rate.
+
+        Args:
+            path: the file; its folder is made where there is none.
+
+        Raises:
+            CheckpointError: the file cannot be written.
+            ArgumentError: the module is abstract, or its arrays are gone.
+
+        Example:
+            >>> import tempfile
+            >>> from neurenix import Trainer, nn
+            >>> x, y = np.ones((8, 2)), np.ones((8, 1))
+            >>> trainer = Trainer(nn.Linear(2, 1), optimizer="adam", loss="mse")
+            >>> again = Trainer(nn.Linear(2, 1), optimizer="adam", loss="mse")
+            >>> with tempfile.TemporaryDirectory() as folder:
+            ...     _ = trainer.fit(x, y, epochs=1)
+            ...     trainer.save(f"{folder}/trainer.safetensors")
+            ...     _ = again.load(f"{folder}/trainer.safetensors")
+            >>> again.steps_made, again.fit(x, y, epochs=2, initial_epoch=1).epochs
+            (1, [1])
+        """
+        definition = self.defined()
+        definition.model.check_arrays()
+        optimizer = self.optimizer_state
+        if optimizer is None:
+            optimizer = definition.optimizer.init(definition.model.read()[0])
+        arrays = _values(self.module) | _named(_OPTIMIZER, optimizer)
+        about = {
+            "format": TRAINER,
+            "steps_made": str(self.steps_made),
+            "passes": str(self._passes),
+            "learning_rate_scale": repr(float(self._learning_rate_scale)),
+        }
+        numbers = {name: _numbers(array) for name, array in arrays.items()}
+        write_tensors(numbers, path, about, what="trainer's state")
+
+    def load(self, path: str | os.PathLike[str]) -> Self:
+        """Read a file of ``save`` into the trainer and its module, all or nothing.
+
+        ``fit`` with ``initial_epoch`` then goes on as if it had never ended, schedules and the
+        order of shuffled data (of the same ``nx.seed``) included. After a file that was written
+        within an epoch it goes on with the next pass over the data. A callback can load in
+        ``on_train_begin``. What callbacks have counted is not in the file: they begin anew.
+
+        Args:
+            path: the file.
+
+        Returns:
+            The trainer itself.
+
+        Raises:
+            CheckpointError: the file is not there, is damaged, was not written by ``save``, or is
+                of another model or optimizer; what differs is named.
+            ArgumentError: the module is abstract, or its arrays are gone.
+        """
+        definition = self.defined()
+        definition.model.check_arrays()
+        tensors, about = read_tensors(path, what="a trainer's state")
+        if about.get("format") != TRAINER:
+            raise CheckpointError(
+                f"The file {path} holds no trainer's state: Trainer.save has not written it. "
+                "Weights alone are read by model.load, or load_weights."
+            )
+        values = _values(self.module)
+        optimizer = jax.eval_shape(definition.optimizer.init, definition.model.read()[0])
+        moments = _named(_OPTIMIZER, optimizer)
+        _compare(values, moments, tensors, path)
+        read = {n: _like(leaf, tensors[n]) for n, leaf in (values | moments).items()}
+        variables = variables_of(self.module)
+        put_into(variables, {n: read[_prefix(v) + n] for n, v in variables.items()})
+        leaves = [read[name] for name in moments]
+        self.optimizer_state = jax.tree.unflatten(jax.tree.structure(optimizer), leaves)
+        self.steps_made, self._passes = int(about["steps_made"]), int(about["passes"])
+        self._learning_rate_scale = float(about["learning_rate_scale"])
+        return self
+
+
+def _prefix(variable: Any) -> str:
+    return _RANDOM if isinstance(variable, nnx.RngState) else WEIGHTS
+
+
+def _values(module: nnx.Module) -> dict[str, Any]:
+    """Return the array of every variable, by its name in the file."""
+    return {_prefix(v) + name: v[...] for name, v in variables_of(module).items()}
+
+
+def _named(prefix: str, tree: Any) -> dict[str, Any]:
+    """Return the leaves of ``tree`` in order, by their names in the file."""
+    return {
+        prefix + jax.tree_util.keystr(path, simple=True, separator="."): leaf
+        for path, leaf in jax.tree_util.tree_leaves_with_path(tree)
+    }
+
+
+def _compare(
+    values: dict[str, Any],
+    moments: dict[str, Any],
+    tensors: dict[str, Any],
+    path: str | os.PathLike[str],
+) -> None:
+    """Raise CheckpointError when the file is of another model or optimizer, and say which."""
+    parts = {
+        WEIGHTS: (values, "model", "another model"),
+        _RANDOM: (values, "model", "a model with other random streams"),
+        _OPTIMIZER: (moments, "optimizer", "another optimizer, or other layers are frozen"),
+    }
+    for prefix, (arrays, owner, other) in parts.items():
+        needed = {name: _shape(array) for name, array in part_of(arrays, prefix).items()}
+        problems = differences(needed, part_of(tensors, prefix), owner)
+        if problems:
+            raise CheckpointError(f"The trainer's state in {path} is of {other}:\n{problems}")
+
+
+def _is_key(leaf: Any) -> bool:
+    return jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+
+
+def _shape(leaf: Any) -> Any:
+    return jax.eval_shape(jax.random.key_data, leaf) if _is_key(leaf) else leaf
+
+
+def _numbers(leaf: Any) -> Any:
+    """Return the array as one that a file takes: of a random key its numbers."""
+    return np.asarray(jax.random.key_data(leaf)) if _is_key(leaf) else leaf
+
+
+def _like(leaf: Any, stored: Any) -> Any:
+    """Return ``stored``, on the host, in the dtype of ``leaf``; a random key where that is one."""
+    if _is_key(leaf):
+        implementation = jax.random.key_impl(jnp.zeros((), leaf.dtype))
+        return jax.random.wrap_key_data(jnp.asarray(stored), impl=implementation)
+    return np.asarray(stored).astype(leaf.dtype)
