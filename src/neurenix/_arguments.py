@@ -237,7 +237,15 @@ def _place(array: jax.Array) -> str:
 def _can_be_traced(leaf: Any) -> bool:
     if isinstance(leaf, (np.ndarray, np.generic)):
         return leaf.dtype.kind not in "OSUmM"
+    if of_other_library(leaf):
+        return False
     return isinstance(leaf, _NUMBERS) or (hasattr(leaf, "shape") and hasattr(leaf, "dtype"))
+
+
+def of_other_library(value: Any) -> str | None:
+    """Return the library of a tensor that JAX does not take and that has a ``numpy()``, or None."""
+    library = type(value).__module__.partition(".")[0]
+    return library if library in ("tensorflow", "torch") and hasattr(value, "numpy") else None
 
 
 def _kind(leaf: Any) -> str:
@@ -246,6 +254,8 @@ def _kind(leaf: Any) -> str:
 
 
 def _fixed(leaf: Any, label: str, way_out: Callable[[str], str], *, nested: bool) -> str:
+    if of_other_library(leaf):
+        return "Give the array that its method numpy() returns."
     if any(map(is_module, getattr(leaf, "__dict__", {}).values())):
         return f"It holds modules: make {type(leaf).__name__} a subclass of nn.Module."
     if nested:

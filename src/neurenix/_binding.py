@@ -144,8 +144,9 @@ class Binding:
                 raise ArgumentError(
                     f"The array {'.'.join(map(str, path[1:]))} of a module is gone: a training "
                     "step of another module that held it too has reused its memory. nnx.clone, "
-                    "nnx.split and nnx.merge share arrays with the original; copy it with "
-                    "copy.deepcopy(module) before the step, or compile the step with "
+                    "nnx.split, nnx.merge and nnx.update share arrays with the original. Copy "
+                    "them, with copy.deepcopy(module) or nnx.update(target, jax.tree.map(jnp.copy, "
+                    "nnx.state(module))), before the step, or compile the step with "
                     "nx.jit(step, donate=False)."
                 )
 

@@ -159,7 +159,12 @@ class Strategy:
 
     @contextmanager
     def scope(self) -> Iterator[Strategy]:
-        """Make this the strategy of every model that is compiled, and of every step, inside."""
+        """Make this the strategy of every model, and of every step, inside.
+
+        Of a model that is made inside and compiled elsewhere, too, as in Keras. Where several say
+        something, it is the scope of ``compile`` that counts, then that of ``fit``, then that in
+        which a model of ``nx.nn`` was made, until ``model.to`` moves it.
+        """
         token = _scope.set(self)
         try:
             yield self
@@ -381,6 +386,11 @@ def get_strategy() -> Strategy | None:
         True
     """
     return _scope.get()
+
+
+def made_in(module: Any) -> Strategy | None:
+    """Return the strategy in whose scope a module of ``neurenix.nn`` was made, or None."""
+    return getattr(module, "_made_in", None)
 
 
 def strategy_for(array: jax.Array) -> Strategy:

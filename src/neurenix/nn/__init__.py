@@ -5,6 +5,10 @@ dtype of its input, and takes its parameters from the process's random stream un
 ``rngs``.
 """
 
+from typing import TYPE_CHECKING
+
+from neurenix._core.names import names_of
+from neurenix.nn import elsewhere
 from neurenix.nn.activations import (
     ELU,
     GELU,
@@ -130,3 +134,6 @@ __all__ = [
     "TransformerBlock",
     "dot_product_attention",
 ]
+
+if not TYPE_CHECKING:  # a type checker would take any name for one that exists
+    __getattr__ = names_of(__name__, __all__, elsewhere.LAYERS)

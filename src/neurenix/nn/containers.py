@@ -13,19 +13,21 @@ import jax
 
 from neurenix._core.errors import ArgumentTypeError, ShapeError
 from neurenix._nnx import nnx
+from neurenix.nn._callables import expect_layer
 from neurenix.nn._checks import expect_array
 from neurenix.nn.module import Module
 
 
 class Sequential(Module):
-    """Layers, or any callables, applied one after the other.
+    """Layers, or functions, applied one after the other.
 
     Args:
         layers: modules and functions of one argument. Functions have no parameters and are part
             of the structure, so take named functions, not a new ``lambda`` each time.
 
     Raises:
-        ArgumentTypeError: a layer cannot be called.
+        ArgumentTypeError: a layer cannot be called, or is an object of another library or class,
+            whose parameters would not be trained.
 
     Example:
         >>> import jax.numpy as jnp
@@ -36,11 +38,7 @@ class Sequential(Module):
 
     def __init__(self, *layers: Callable[[Any], Any]) -> None:
         for index, layer in enumerate(layers):
-            if isinstance(layer, type) or not callable(layer):
-                hint = f" Construct it: {layer.__name__}(...)." if isinstance(layer, type) else ""
-                raise ArgumentTypeError(
-                    f"Layer {index} of Sequential cannot be called: {layer!r}.{hint}"
-                )
+            expect_layer(f"Layer {index} of Sequential", layer)
         self.layers = nnx.List(layers)
 
     def __call__(self, x: Any) -> Any:
@@ -128,6 +126,7 @@ class Residual(Module):
             default.
 
     Raises:
+        ArgumentTypeError: one of the two is neither a module nor a function.
         ShapeError: the two results differ in shape; they are not broadcast.
 
     Example:
@@ -139,6 +138,9 @@ class Residual(Module):
     def __init__(
         self, layer: Callable[[Any], Any], shortcut: Callable[[Any], Any] | None = None
     ) -> None:
+        expect_layer("The argument `layer` of Residual", layer)
+        if shortcut is not None:
+            expect_layer("The argument `shortcut` of Residual", shortcut)
         self.layer = layer
         self.shortcut = nnx.data(None) if shortcut is None else shortcut
 

@@ -64,8 +64,10 @@ def dot_product_attention(
         query: (N, T, H, D).
         key: (N, S, K, D), of the same dtype.
         value: (N, S, K, C), of the same dtype.
-        mask: booleans, True where a query may look at a key; (T, S), (N, T, S) or
-            (N, H or 1, T, S). (PyTorch's layer, unlike its function, means the opposite.)
+        mask: booleans, True where a query may look at a key; (T, S), (N, T or 1, S) or
+            (N, H or 1, T or 1, S). (PyTorch's layer, unlike its function, means the opposite.) Two
+            axes are always (T, S): which keys of each example are no padding, (N, S), is
+            ``mask[:, None, :]``, also where N happens to be T.
         causal: whether query t may only look at keys 0 … t.
         window: how far query t may look, itself counted: at keys t - window + 1 … t, and without
             ``causal`` as far the other way. Everywhere by default.
@@ -157,7 +159,7 @@ def _plain(
 
 
 def four_axes(mask: jax.Array, query: jax.Array, key: jax.Array) -> jax.Array:
-    """Return a mask as (N or 1, H or 1, T, S).
+    """Return a mask as (N or 1, H or 1, T or 1, S).
 
     Raises:
         ShapeError: the mask has another shape, or is not boolean.
@@ -171,13 +173,15 @@ def four_axes(mask: jax.Array, query: jax.Array, key: jax.Array) -> jax.Array:
         mask = mask[:, None]
     wanted = (batch, heads, queries, keys)
     fits = mask.ndim == 4 and all(
-        m in ((n, 1) if axis < 2 else (n,))
+        m in ((n, 1) if axis < 3 else (n,))
         for axis, (m, n) in enumerate(zip(mask.shape, wanted, strict=True))
     )
+    fits = fits and (len(shape) > 2 or shape == (queries, keys))
     if not fits or mask.dtype != jnp.bool_:
+        hint = " For keys that are no padding write mask[:, None, :]."
         raise ShapeError(
             f"An attention mask is boolean, {(queries, keys)}, {(batch, queries, keys)} or "
-            f"{wanted}; got {mask.dtype}, shape {shape}."
+            f"{wanted}; got {mask.dtype}, shape {shape}.{hint if shape == (batch, keys) else ''}"
         )
     return mask
 

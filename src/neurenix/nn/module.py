@@ -8,16 +8,20 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, NoReturn, Self
 
 import jax
 import jax.numpy as jnp
 
 from neurenix._core.errors import ArgumentTypeError, NotCompiledError
+from neurenix._core.names import MissingAttributeError
 from neurenix._nnx import nnx
 from neurenix.device import Device
 from neurenix.device import to as move
-from neurenix.nn import freezing
+from neurenix.distribute import get_strategy
+from neurenix.distribute.strategy import made_in
+from neurenix.nn import elsewhere, freezing
+from neurenix.nn._explained import explained
 from neurenix.nn.summary import Summary, summarize
 from neurenix.train import (
     History,
@@ -46,14 +50,15 @@ def _no_container(module: Module, name: str, value: Any) -> ArgumentTypeError:
     )
 
 
-class _TrainerSlot:
-    # A slot does not appear in ``vars(self)``, so the trainer is no part of the module's graph:
+class _Slots:
+    # A slot does not appear in ``vars(self)``, so what is in it is no part of the module's graph:
     # it is not copied, split, saved or traced with the module. NNX refuses slots on its own
-    # classes, so it is declared on a base that is none.
-    __slots__ = ("_trainer",)
+    # classes, so they are declared on a base that is none. ``_made_in`` is the strategy in whose
+    # scope the module was made, and is empty outside of any; ``distribute.made_in`` reads it.
+    __slots__ = ("_made_in", "_trainer")
 
 
-class Module(_TrainerSlot, nnx.Module):
+class Module(_Slots, nnx.Module):
     """Base of every layer and model. Write ``__init__`` and ``__call__``; the rest is here.
 
     It is an ``nnx.Module``: everything that works on those works on this one.
@@ -73,7 +78,28 @@ class Module(_TrainerSlot, nnx.Module):
 
     __slots__ = ()
 
+    def __init_subclass__(cls, **options: Any) -> None:
+        """Tell what is wrong in a call of a layer of this package in the user's words."""
+        super().__init_subclass__(**options)
+        if cls.__module__.startswith("neurenix.nn.") and "__call__" in vars(cls):
+            layer: Any = cls
+            layer.__call__ = explained(layer.__call__)
+
     if not TYPE_CHECKING:  # a type checker would take any attribute for one that exists
+
+        def __new__(cls, *args: Any, **options: Any) -> Module:
+            """Make the module, and remember the strategy of the scope if there is one."""
+            module = super().__new__(cls)
+            strategy = get_strategy()
+            if strategy is not None:
+                object.__setattr__(module, "_made_in", strategy)
+            return module
+
+        def __getattr__(self, name: str) -> NoReturn:
+            if name.startswith("_") or hasattr(type(self), name):
+                object.__getattribute__(self, name)  # fails again, as it did
+            kind = f"{type(self).__name__!r} object"
+            raise MissingAttributeError(kind, name, lambda: dir(self), elsewhere.METHODS)
 
         def __setattr__(self, name: str, value: Any) -> None:
             if name == "stop_training":  # the trainer's; here it would be part of the structure
@@ -127,7 +153,12 @@ class Module(_TrainerSlot, nnx.Module):
                 or a list of such for a model that returns a dict or a tuple.
             loss_weights: factors of the losses of such a model in their sum, in the same form.
             metrics: names, metrics of ``neurenix.metrics`` or functions ``(y_true, y_pred)``; a
-                dict of such by output. Those of one name are numbered.
+                dict of such by output. Those of one name are numbered. ``sample_weight`` and
+                ``class_weight`` of ``fit`` count in them too: they are what Keras calls
+                ``weighted_metrics``. A function that returns the mean over the examples is exact
+                whatever the batches; of any other number for a batch (the root of a mean, an F1
+                score) the mean over the batches is shown, as in Keras, and batches must then be
+                whole and without weights: see ``neurenix.metrics.FunctionMetric``.
             steps_per_execution: optimiser steps in one compiled call.
             precision: ``"float32"``, or ``"bfloat16"``: parameters float32, compute bfloat16.
             accumulate_steps: parts that every batch is computed in, one after the other.
@@ -265,6 +296,8 @@ class Module(_TrainerSlot, nnx.Module):
             floating = jnp.floating
             leaves = [x.astype(dtype) if jnp.issubdtype(x.dtype, floating) else x for x in leaves]
         nnx.update(self, jax.tree.unflatten(structure, move(leaves, device)))
+        if made_in(self) is not None:
+            object.__delattr__(self, "_made_in")  # this says where to train, and says it later
         return self
 
     def freeze(self) -> Self:

@@ -88,6 +88,7 @@ class MultiHeadAttention(Module):
         value: jax.Array | None = None,
         *,
         mask: jax.Array | None = None,
+        key_padding_mask: jax.Array | None = None,
     ) -> jax.Array:
         """Return (N, T, embed_dim).
 
@@ -95,8 +96,10 @@ class MultiHeadAttention(Module):
             query: (N, T, embed_dim).
             key: (N, S, embed_dim); the queries by default (self-attention).
             value: (N, S, embed_dim); the keys by default.
-            mask: booleans, True where a query may look at a key: (T, S), (N, T, S) or
-                (N, num_heads or 1, T, S).
+            mask: booleans, True where a query may look at a key: (T, S), (N, T or 1, S) or
+                (N, num_heads or 1, T or 1, S). Two axes are (T, S), also where N is T.
+            key_padding_mask: (N, S), booleans, True where a key is padding that no query may look
+                at: the opposite of ``mask``, as PyTorch's argument of this name.
 
         Raises:
             ShapeError: the shapes do not go together.
@@ -113,6 +116,8 @@ class MultiHeadAttention(Module):
         q = self._heads(self.query(query), self.num_heads)
         k = self._heads(self.key(key), self.num_kv_heads)
         v = self._heads(self.value(value), self.num_kv_heads)
+        if key_padding_mask is not None:
+            mask = _without_padding(key_padding_mask, mask, q, k)
         if self.dropout.rate and not self.dropout.deterministic:
             mixed = self._with_dropout(q, k, v, mask)
         else:
@@ -136,6 +141,23 @@ class MultiHeadAttention(Module):
             scores = jnp.where(allowed, scores, _HIDDEN)
         weights = self.dropout(jax.nn.softmax(scores, axis=-1).astype(q.dtype))
         return jnp.einsum("nhts,nshd->nthd", weights, v)
+
+
+def _without_padding(
+    padding: jax.Array, mask: jax.Array | None, q: jax.Array, k: jax.Array
+) -> jax.Array:
+    """Return ``mask`` with the keys that are padding taken out.
+
+    Raises:
+        ShapeError: ``padding`` is not boolean, (N, S).
+    """
+    if padding.shape != k.shape[:2] or padding.dtype != jnp.bool_:
+        raise ShapeError(
+            f"`key_padding_mask` is boolean, {k.shape[:2]}, True for padding; got {padding.dtype}, "
+            f"shape {padding.shape}."
+        )
+    seen = ~jnp.asarray(padding)[:, None, None, :]
+    return seen if mask is None else four_axes(mask, q, k) & seen
 
 
 def _projection(

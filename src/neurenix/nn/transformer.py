@@ -73,13 +73,20 @@ class TransformerBlock(Module):
             Dropout(dropout, rngs=rngs),
         )
 
-    def __call__(self, x: jax.Array, *, mask: jax.Array | None = None) -> jax.Array:
-        """Return (N, T, C); ``mask`` as for :class:`MultiHeadAttention`."""
+    def __call__(
+        self,
+        x: jax.Array,
+        *,
+        mask: jax.Array | None = None,
+        key_padding_mask: jax.Array | None = None,
+    ) -> jax.Array:
+        """Return (N, T, C); the masks as for :class:`MultiHeadAttention`."""
+        masks = {"mask": mask, "key_padding_mask": key_padding_mask}
         if self.norm_first:
-            x = x + self._attend(self.attention_norm(x), mask)
+            x = x + self._attend(self.attention_norm(x), masks)
             return x + self.mlp(self.mlp_norm(x))
-        x = self.attention_norm(x + self._attend(x, mask))
+        x = self.attention_norm(x + self._attend(x, masks))
         return self.mlp_norm(x + self.mlp(x))
 
-    def _attend(self, x: jax.Array, mask: jax.Array | None) -> jax.Array:
-        return self.attention_dropout(self.attention(x, mask=mask))
+    def _attend(self, x: jax.Array, masks: dict[str, jax.Array | None]) -> jax.Array:
+        return self.attention_dropout(self.attention(x, **masks))

@@ -3,7 +3,10 @@
 Owns the public names. ``schedules`` holds learning rates that change with the step.
 """
 
-from neurenix.optim import schedules
+from typing import TYPE_CHECKING
+
+from neurenix._core.names import names_of
+from neurenix.optim import elsewhere, schedules
 from neurenix.optim.adam import Adam, Adamax, AdamW, Lamb, Lion, NAdam, RAdam
 from neurenix.optim.adaptive import Adadelta, Adafactor, Adagrad, RMSprop
 from neurenix.optim.base import OptimizerSpec, matrices_only
@@ -33,3 +36,6 @@ __all__ = [
     "schedules",
     "spec",
 ]
+
+if not TYPE_CHECKING:  # a type checker would take any name for one that exists
+    __getattr__ = names_of(__name__, __all__, elsewhere.NAMES)

@@ -8,14 +8,16 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Any
 
 import jax
 import optax
 
 from neurenix._core.errors import ArgumentError, ArgumentTypeError
+from neurenix._core.names import meant
 from neurenix.optim.checks import check_number, check_rate, checked_mask
+from neurenix.optim.elsewhere import OPTIONS
 from neurenix.optim.moments import check_floating, held_in
 
 LearningRate = float | optax.Schedule
@@ -43,6 +45,10 @@ class OptimizerSpec(ABC):
             which ones decay; all by default, as in PyTorch. See :func:`matrices_only`.
         moment_dtype: what moments and other state are held in between steps, such as
             ``"bfloat16"``; as they are computed by default. See :func:`held_in`.
+
+    Raises:
+        ArgumentTypeError: there is no such option, or it is of another type.
+        ArgumentError: an option is out of range.
     """
 
     weight_decay: float = 0.0
@@ -53,6 +59,19 @@ class OptimizerSpec(ABC):
 
     # Whether decay is added to the update (AdamW) rather than to the gradient (SGD, Adam).
     _decoupled = False
+
+    if not TYPE_CHECKING:  # which reads the signature that dataclass makes
+
+        def __new__(cls, *args: Any, **options: Any) -> OptimizerSpec:
+            """Refuse options that there are not, in words that name the one there is."""
+            known = [field.name for field in fields(cls)]
+            for name in options:
+                if name not in known:
+                    raise ArgumentTypeError(
+                        f"{cls.__name__}() has no option {name!r}.{meant(name, known, OPTIONS)} "
+                        f"Options: {', '.join(known)}."
+                    )
+            return super().__new__(cls)
 
     def __post_init__(self) -> None:
         """Check the options."""

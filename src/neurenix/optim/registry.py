@@ -12,6 +12,7 @@ import optax
 from neurenix._core.errors import ArgumentTypeError, unknown_name
 from neurenix.optim import adam, adaptive, sgd
 from neurenix.optim.base import LearningRate, OptimizerSpec
+from neurenix.optim.extra import check_usable
 
 _CLASSES: tuple[type[OptimizerSpec], ...] = (
     sgd.SGD,
@@ -52,9 +53,12 @@ def spec(optimizer: str | OptimizerSpec | type[OptimizerSpec]) -> OptimizerSpec:
         return _BY_NAME[optimizer.lower()]()
     if isinstance(optimizer, type) and issubclass(optimizer, OptimizerSpec):
         return optimizer()
+    hint = ""
+    if hasattr(optimizer, "gradient_transformation"):  # optax.MultiSteps
+        hint = " Give what its method gradient_transformation() returns."
     raise ArgumentTypeError(
         "The argument `optimizer` must be a name, an optimiser of neurenix.optim or an optax "
-        f"transformation; got {type(optimizer).__name__}."
+        f"transformation; got {type(optimizer).__name__}.{hint}"
     )
 
 
@@ -64,12 +68,15 @@ def get(optimizer: OptimizerLike) -> optax.GradientTransformation:
     Raises:
         UnknownNameError: nothing has this name; near misses are suggested.
         ArgumentTypeError: it is none of these.
+        ArgumentError: it is a transformation of optax that no training step can serve, such as
+            ``optax.lbfgs``.
 
     Example:
         >>> isinstance(get("adam"), optax.GradientTransformation)
         True
     """
     if isinstance(optimizer, optax.GradientTransformation):
+        check_usable(optimizer)
         return optimizer
     return spec(optimizer).to_optax()
 

@@ -5,7 +5,7 @@ Owns ``nx.Optimizer``. The rules themselves are optax's (``neurenix.optim``).
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import jax
 import jax.numpy as jnp
@@ -13,9 +13,12 @@ import optax
 from jax.core import Tracer
 
 from neurenix import optim
-from neurenix._core.errors import ArgumentTypeError, ShapeError, did_you_mean
+from neurenix._core.errors import ArgumentError, ArgumentTypeError, ShapeError, did_you_mean
+from neurenix._core.names import MissingAttributeError
 from neurenix._nnx import nnx
 from neurenix.distribute import get_replica_context
+from neurenix.optim.elsewhere import METHODS
+from neurenix.optim.extra import needs_value, takes_value
 from neurenix.train.learning_rate import OwnRate
 
 _PUBLIC = ("learning_rate", "state", "step", "transformation", "update")
@@ -54,6 +57,12 @@ class Optimizer(nnx.Pytree):
                     "optimizer.learning_rate = …; other options are those of nx.optim."
                 )
             super().__setattr__(name, value)
+
+        def __getattr__(self, name: str) -> NoReturn:
+            if name.startswith("_") or hasattr(type(self), name):
+                object.__getattribute__(self, name)  # fails again, as it did
+            known = _PUBLIC if type(self) is Optimizer else dir(self)
+            raise MissingAttributeError("'Optimizer' object", name, lambda: known, METHODS)
 
     def __init__(self, model: nnx.Module, optimizer: Any = "adam") -> None:
         if not isinstance(model, nnx.Module):
@@ -100,17 +109,21 @@ class Optimizer(nnx.Pytree):
             factor = jax.device_put(factor, kept.sharding)  # elsewhere it would compile anew
         self._learning_rate_scale.set_value(factor)
 
-    def update(self, model: nnx.Module, gradients: Any) -> None:
+    def update(self, model: nnx.Module, gradients: Any, *, value: Any = None) -> None:
         """Change the model's parameters by one step along ``gradients``.
 
-        Inside ``strategy.run`` the gradients of all replicas are summed first; with a loss from
-        ``compute_average_loss`` the sum is the gradient of the mean over the global batch.
+        Inside ``strategy.run`` the gradients of all replicas, and ``value``, are summed first; with
+        a loss from ``compute_average_loss`` the sum is the gradient of the mean over the global
+        batch.
 
         Args:
             model: the module that the optimizer was made for.
             gradients: as ``nx.grad`` or ``nx.value_and_grad`` return them for it.
+            value: the loss, for transformations that look at it, such as
+                ``optax.contrib.reduce_on_plateau``; others leave it alone.
 
         Raises:
+            ArgumentError: the optimizer needs ``value``, and there is none.
             ArgumentTypeError: ``model`` is no module; says so when the two are swapped.
             ShapeError: the gradients are those of another model, or the model's parameters are no
                 longer those that the optimizer was made for.
@@ -125,13 +138,22 @@ class Optimizer(nnx.Pytree):
         needed = _shapes(parameters)
         _check_gradients(_shapes(gradients), needed)
         _check_same(dict(self._trained), needed)
+        extra: dict[str, Any] = {}
+        if value is None and needs_value(self.transformation):
+            raise ArgumentError(
+                "Optimizer.update: this optimizer looks at the loss: update(model, gradients, "
+                "value=loss)."
+            )
+        if value is not None and takes_value(self.transformation):
+            extra["value"] = get_replica_context().all_reduce("sum", value)
         gradients = get_replica_context().all_reduce("sum", gradients)
 
         def is_variable(leaf: Any) -> bool:
             return isinstance(leaf, nnx.Variable)
 
         state = jax.tree.map(lambda leaf: leaf.get_value(), self.state, is_leaf=is_variable)
-        updates, after = self.transformation.update(gradients, state, parameters)
+        rule: Any = self.transformation
+        updates, after = rule.update(gradients, state, parameters, **extra)
         scale = self._learning_rate_scale.get_value()
         updates = jax.tree.map(lambda u: u * scale.astype(u.dtype), updates)
         nnx.update(model, optax.apply_updates(parameters, updates))

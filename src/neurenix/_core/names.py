@@ -1,0 +1,87 @@
+"""What a name that is not there may have been: a near one, or that of another library.
+
+Owns the ``AttributeError`` of packages and modules, and the search that its text needs. It does not
+own the tables of other libraries' names, which lie with the packages that have the thing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, NoReturn
+
+from neurenix._core.errors import did_you_mean
+
+
+class MissingAttributeError(AttributeError):
+    """An attribute that is not there. Its text is made when it is read: most are only probed for.
+
+    Args:
+        what: whose it would be, such as ``"module 'neurenix.nn'"``.
+        name: what was asked for.
+        known: called for the names that there are.
+        elsewhere: from names of other libraries to what does the same here.
+
+    Example:
+        >>> print(MissingAttributeError("'Net' object", "fitt", lambda: ["fit", "to"]))
+        'Net' object has no attribute 'fitt'. Did you mean 'fit'?
+    """
+
+    def __init__(
+        self,
+        what: str,
+        name: str,
+        known: Callable[[], Iterable[str]],
+        elsewhere: Mapping[str, str] | None = None,
+    ) -> None:
+        # Python would add a guess of its own, were it told the object.
+        super().__init__(name, name=name, obj=None)
+        self._told = (what, name, known, elsewhere or {})
+
+    def __str__(self) -> str:
+        """Return the text, with what was meant where that is known."""
+        what, name, known, elsewhere = self._told
+        return f"{what} has no attribute {name!r}.{meant(name, known(), elsewhere)}"
+
+    def __reduce__(self) -> Any:
+        """Pickle as a plain AttributeError: what makes the text is not taken along."""
+        return AttributeError, (str(self),)
+
+
+def meant(name: str, known: Iterable[str], elsewhere: Mapping[str, str]) -> str:
+    """Return what ``name`` was to be: what it is here, the same in other case, or near ones.
+
+    Example:
+        >>> meant("Dense", ["Linear"], {"Dense": "nn.Linear"})
+        ' Here that is nn.Linear.'
+        >>> meant("Conv2D", ["Conv1d", "Conv2d"], {})
+        " Did you mean 'Conv2d'?"
+    """
+    if name in elsewhere:
+        return f" Here that is {elsewhere[name]}."
+    known = [one for one in known if not one.startswith("_")]
+    same = [one for one in known if _plain(one) == _plain(name)]
+    return did_you_mean(name, same or known)
+
+
+def names_of(
+    package: str, known: Iterable[str], elsewhere: Mapping[str, str]
+) -> Callable[[str], NoReturn]:
+    """Return the ``__getattr__`` of a package (:pep:`562`).
+
+    Args:
+        package: its name.
+        known: the names that it has.
+        elsewhere: from names of other libraries to what does the same here.
+
+    Raises:
+        AttributeError: when called, which is when a name is not there.
+    """
+
+    def absent(name: str) -> NoReturn:
+        raise MissingAttributeError(f"module {package!r}", name, lambda: known, elsewhere)
+
+    return absent
+
+
+def _plain(name: str) -> str:
+    return name.replace("_", "").lower()

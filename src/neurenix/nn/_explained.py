@@ -1,0 +1,71 @@
+"""Calls of layers that fail in JAX's words, told in the user's.
+
+Owns the causes that a layer knows and JAX does not: weights that another module's step has given
+away, weights and inputs on different devices, tensors of another library. A call that succeeds pays
+for one more Python frame.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from neurenix._arguments import explain_devices, of_other_library
+from neurenix._binding import Binding
+from neurenix._core.errors import ArgumentTypeError, NeurenixError
+from neurenix._nnx import nnx
+
+
+def explained(call: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the ``__call__`` of a layer with its errors told.
+
+    Raises:
+        ArgumentError: when called: an array of the layer was given away.
+        DeviceError: when called: the layer and its inputs lie on different devices.
+        ArgumentTypeError: when called: an input is a tensor of PyTorch or TensorFlow.
+    """
+
+    @functools.wraps(call)
+    def explaining(self: Any, *args: Any, **named: Any) -> Any:
+        try:
+            return call(self, *args, **named)
+        except Exception as error:
+            told = _cause(error, self, args, named)
+            if told is None:
+                raise
+            raise told from None
+
+    return explaining
+
+
+def _cause(
+    error: Exception, layer: nnx.Module, args: tuple[Any, ...], named: Mapping[str, Any]
+) -> NeurenixError | None:
+    """Return the error to raise instead of ``error``, or None where nothing is known."""
+    if isinstance(error, NeurenixError):
+        return None
+    kind, text = type(layer).__name__, str(error)
+    given = _by_name(layer, args, named)
+    for label, value in given.items():
+        if (library := of_other_library(value)) is not None:
+            return ArgumentTypeError(
+                f"{kind} takes arrays of JAX or NumPy; {label} is a {type(value).__name__} of "
+                f"{library}. Write {label}.numpy()."
+            )
+    try:
+        if "deleted" in text:
+            Binding((layer,)).check_held()
+        lying = {"its weights": nnx.state(layer), **given}
+        explain_devices(error, kind, list(lying), list(lying.values()))
+    except NeurenixError as told:
+        return told
+    return None
+
+
+def _by_name(layer: nnx.Module, args: tuple[Any, ...], named: Mapping[str, Any]) -> dict[str, Any]:
+    try:
+        return dict(inspect.signature(layer.__call__).bind(*args, **named).arguments)
+    except TypeError:  # the call itself was wrong; its error says so
+        return {}

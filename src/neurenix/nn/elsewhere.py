@@ -1,0 +1,90 @@
+"""What Keras and PyTorch call the layers and the methods of models that are called otherwise here.
+
+Owns these two tables, from which a name that is not there is explained. Names that differ in case
+or underscores only need no entry, nor do those that nothing here corresponds to.
+"""
+
+from __future__ import annotations
+
+LAYERS = {
+    "Activation": "a layer such as nn.ReLU(), or a function such as jax.nn.relu",
+    "AveragePooling1D": "nn.AvgPool1d",
+    "AveragePooling2D": "nn.AvgPool2d",
+    "AveragePooling3D": "nn.AvgPool3d",
+    "BatchNormalization": "nn.BatchNorm",
+    "Conv1DTranspose": "nn.ConvTranspose1d",
+    "Conv2DTranspose": "nn.ConvTranspose2d",
+    "Conv3DTranspose": "nn.ConvTranspose3d",
+    "Dense": "nn.Linear",
+    "Embed": "nn.Embedding",
+    "GlobalAveragePooling1D": "nn.GlobalAvgPool1d",
+    "GlobalAveragePooling2D": "nn.GlobalAvgPool2d",
+    "GlobalAveragePooling3D": "nn.GlobalAvgPool3d",
+    "GlobalMaxPooling1D": "nn.GlobalMaxPool1d",
+    "GlobalMaxPooling2D": "nn.GlobalMaxPool2d",
+    "GlobalMaxPooling3D": "nn.GlobalMaxPool3d",
+    "GroupNormalization": "nn.GroupNorm",
+    "KLDivLoss": "nx.losses.KLDivergence",
+    "Lambda": "the function itself, as a layer of nn.Sequential",
+    "Layer": "nn.Module",
+    "LayerNormalization": "nn.LayerNorm",
+    "MaxPooling1D": "nn.MaxPool1d",
+    "MaxPooling2D": "nn.MaxPool2d",
+    "MaxPooling3D": "nn.MaxPool3d",
+    "Model": "nn.Module",
+    "Param": "nnx.Param (from flax import nnx)",
+    "Parameter": "nnx.Param (from flax import nnx)",
+    "RMSNormalization": "nn.RMSNorm",
+    "Rngs": "nnx.Rngs (from flax import nnx)",
+    "SmoothL1Loss": "nx.losses.HuberLoss",
+    "TransformerEncoderLayer": "nn.TransformerBlock",
+    "functional": "jax.nn, with relu, softmax and their like",
+    "init": "jax.nn.initializers",
+    **{
+        name: f"nx.losses.{name}"
+        for name in (
+            "BCELoss",
+            "BCEWithLogitsLoss",
+            "CrossEntropyLoss",
+            "HuberLoss",
+            "L1Loss",
+            "MSELoss",
+            "NLLLoss",
+        )
+    },
+    **{
+        name: f"jax.nn.{name}"
+        for name in ("elu", "gelu", "leaky_relu", "relu", "sigmoid", "silu", "softmax", "tanh")
+    },
+}
+
+METHODS = {
+    "add": "nn.Sequential(*layers), which takes the layers when it is made",
+    "apply": "model(x)",
+    "backward": "nx.grad, or nx.value_and_grad, of a function of the model",
+    "bfloat16": 'model.to(device, dtype="bfloat16")',
+    "count_params": "model.num_parameters",
+    "cpu": 'model.to("cpu")',
+    "cuda": 'model.to("cuda")',
+    "fit_generator": "model.fit",
+    "forward": "model(x)",
+    "get_weights": "model.parameters()",
+    "half": 'model.to(device, dtype="float16")',
+    "init": "not needed: a model has its parameters when it is made",
+    "load_state_dict": "model.load(path)",
+    "load_weights": "model.load(path)",
+    "named_parameters": "model.parameters().items()",
+    "num_params": "model.num_parameters",
+    "predict_on_batch": "model.predict(x, batch_size=len(x))",
+    "requires_grad_": "model.freeze() or model.unfreeze()",
+    "save_weights": "model.save(path)",
+    "set_weights": "nnx.update(model, state), or model.load(path)",
+    "state_dict": "model.save(path) for a file, model.parameters() for the arrays",
+    "test_on_batch": "model.evaluate(x, y, batch_size=len(x))",
+    "train_on_batch": "model.fit(x, y, batch_size=len(x))",
+    "trainable_variables": "model.parameters()",
+    "trainable_weights": "model.parameters()",
+    "variables": "nnx.state(model)",
+    "weights": "model.parameters()",
+    "zero_grad": "not needed: gradients are results of nx.grad, and nothing keeps them",
+}

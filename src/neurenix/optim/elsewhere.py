@@ -1,0 +1,50 @@
+"""What Keras, PyTorch and optax call what is called otherwise here.
+
+Owns three tables: names of the package, options of optimisers, and what an ``nx.Optimizer`` in a
+loop is asked for. Names that differ in case or
+underscores only need no entry, nor do those that nothing here corresponds to.
+"""
+
+from __future__ import annotations
+
+NAMES = {
+    "CosineAnnealingLR": "optim.schedules.CosineDecay",
+    "CosineDecay": "optim.schedules.CosineDecay",
+    "ExponentialDecay": "optim.schedules.ExponentialDecay",
+    "ExponentialLR": "optim.schedules.ExponentialDecay",
+    "LearningRateSchedule": "any function from the step to the rate, such as those of "
+    "optim.schedules",
+    "LinearLR": "optim.schedules.LinearWarmup",
+    "MultiStepLR": "optim.schedules.PiecewiseConstant",
+    "Optimizer": "nx.Optimizer(model, optimizer) for a loop of your own",
+    "PiecewiseConstantDecay": "optim.schedules.PiecewiseConstant",
+    "PolynomialDecay": "optim.schedules.PolynomialDecay",
+    "PolynomialLR": "optim.schedules.PolynomialDecay",
+    "StepLR": "optim.schedules.ExponentialDecay, with staircase=True",
+    "chain": "optax.chain: whatever optax makes is an optimizer here",
+    "lr_scheduler": "optim.schedules",
+}
+
+OPTIONS = {
+    "b1": "betas=(b1, b2)",
+    "b2": "betas=(b1, b2)",
+    "beta_1": "betas=(beta_1, beta_2)",
+    "beta_2": "betas=(beta_1, beta_2)",
+    "clipnorm": "clip_norm, of all gradients together",
+    "clipvalue": "clip_value",
+    "epsilon": "eps",
+    "global_clipnorm": "clip_norm",
+    "lr": "learning_rate",
+    "mask": "decay_mask",
+    "mu_dtype": "moment_dtype",
+    "params": "not needed: the model comes with model.compile, or nx.Optimizer(model, optimizer)",
+}
+
+METHODS = {
+    "apply_gradients": "optimizer.update(model, gradients)",
+    "lr": "optimizer.learning_rate",
+    "minimize": "nx.value_and_grad, then optimizer.update(model, gradients)",
+    "param_groups": "optimizer.learning_rate, which can be set",
+    "state_dict": "nnx.state(optimizer)",
+    "zero_grad": "not needed: gradients are results of nx.grad, and nothing keeps them",
+}

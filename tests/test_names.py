@@ -1,0 +1,136 @@
+"""Names of other libraries, and misspelt ones: what is said to whoever looks for them here."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+import re
+from typing import Any
+
+import jax
+import optax
+import pytest
+from flax import nnx
+
+import neurenix as nx
+from neurenix import nn
+from neurenix._core.names import MissingAttributeError
+from neurenix.nn import elsewhere as of_nn
+from neurenix.optim import elsewhere as of_optim
+
+pytestmark = pytest.mark.cpu8
+
+
+@pytest.mark.parametrize(
+    ("package", "name", "said"),
+    [
+        (nx.nn, "Dense", "Here that is nn.Linear"),
+        (nx.nn, "Conv2D", "Did you mean 'Conv2d'"),
+        (nx.nn, "MultiheadAttention", "'MultiHeadAttention'"),
+        (nx.nn, "Linaer", "'Linear'"),
+        (nx.nn, "CrossEntropyLoss", "nx.losses.CrossEntropyLoss"),
+        (nx.optim, "StepLR", "optim.schedules.ExponentialDecay"),
+        (nx.optim, "RMSProp", "'RMSprop'"),
+        (nx.losses, "CategoricalCrossEntropy", "'CategoricalCrossentropy'"),
+        (nx.losses, "MSE", "losses.MeanSquaredError"),
+        (nx.metrics, "Acuracy", "'Accuracy'"),
+        (nx.callbacks, "EarlyStoping", "'EarlyStopping'"),
+    ],
+)
+def test_a_package_says_what_a_name_is_here(package: Any, name: str, said: str) -> None:
+    with pytest.raises(AttributeError, match=re.escape(f"{package.__name__}' has no")) as caught:
+        getattr(package, name)
+    assert said in str(caught.value)
+    assert not hasattr(package, name)
+
+
+@pytest.mark.parametrize("package", [nx.nn, nx.optim, nx.losses, nx.metrics, nx.callbacks])
+def test_what_nothing_here_is_like_has_no_hint(package: Any) -> None:
+    with pytest.raises(AttributeError, match="has no attribute 'xyzzy'.$"):
+        _ = package.xyzzy
+
+
+def test_every_name_that_a_table_gives_exists() -> None:
+    tables = (of_nn.LAYERS, of_nn.METHODS, of_optim.NAMES, nx.losses._ELSEWHERE)
+    model = nn.Sequential(nn.Linear(1, 1))
+    known = {"nx": nx, "nn": nn, "nnx": nnx, "jax": jax, "optax": optax, "model": model}
+    known |= {"optim": nx.optim, "losses": nx.losses, "metrics": nx.metrics}
+    for text in (text for table in (*tables, nx.metrics._ELSEWHERE) for text in table.values()):
+        for root, path in re.findall(r"\b([a-z]+)((?:\.[A-Za-z_][A-Za-z_0-9]*)+)", text):
+            found = known[root]
+            for name in path[1:].split("."):
+                found = getattr(found, name)
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        self.hidden = nn.Linear(2, 2)
+
+    @property
+    def broken(self) -> Any:
+        return self.not_there
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("save_weights", r"model.save\(path\)"),
+        ("count_params", "model.num_parameters"),
+        ("hiden", "Did you mean 'hidden'"),
+        ("evalute", "'evaluate'"),
+    ],
+)
+def test_a_model_says_what_a_name_is_here(name: str, said: str) -> None:
+    model = Net()
+    with pytest.raises(AttributeError, match=f"'Net' object has no attribute '{name}'.*{said}"):
+        getattr(model, name)
+    assert not hasattr(model, name)
+    assert getattr(model, name, None) is None
+
+
+def test_a_property_that_fails_says_what_failed_in_it() -> None:
+    with pytest.raises(AttributeError, match="no attribute 'not_there'"):
+        _ = Net().broken
+
+
+def test_the_text_is_made_when_it_is_read() -> None:
+    def known() -> list[str]:
+        raise AssertionError("searched")
+
+    error = MissingAttributeError("it", "x", known)
+    assert error.name == "x"
+    there = pickle.loads(pickle.dumps(MissingAttributeError("it", "fitt", lambda: ["fit"])))
+    assert type(there) is AttributeError
+    assert "Did you mean 'fit'" in str(there)
+
+
+def test_models_are_copied_and_pickled_as_ever() -> None:
+    model = Net()
+    for twin in (pickle.loads(pickle.dumps(model)), copy.deepcopy(model), nnx.clone(model)):
+        assert nnx.graphdef(twin) == nnx.graphdef(model)
+        assert (twin.hidden.kernel[...] == model.hidden.kernel[...]).all()
+
+
+def test_an_optimizer_in_a_loop_says_what_a_name_is_here() -> None:
+    optimizer = nx.Optimizer(nn.Linear(1, 1), "sgd")
+    with pytest.raises(AttributeError, match="zero_grad'. Here that is not needed"):
+        _ = optimizer.zero_grad
+    with pytest.raises(AttributeError, match="Did you mean 'update'"):
+        _ = optimizer.updat
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "said"),
+    [
+        (nx.optim.Adam, {"lr": 1e-3}, "'lr'. Here that is learning_rate"),
+        (nx.optim.Adam, {"beta_1": 0.9}, r"betas=\(beta_1, beta_2\)"),
+        (nx.optim.SGD, {"clipnorm": 1.0}, "clip_norm"),
+        (nx.optim.AdamW, {"epsilon": 1e-7}, "eps"),
+        (nx.optim.SGD, {"nesterow": True}, "Did you mean 'nesterov'"),
+        (nx.optim.Lion, {"amsgrad": True}, "'amsgrad'. Options: .*betas"),
+    ],
+)
+def test_an_option_of_an_optimizer_is_named(kind: Any, options: Any, said: str) -> None:
+    with pytest.raises(nx.ArgumentTypeError, match=rf"{kind.__name__}\(\) has no option.*{said}"):
+        kind(**options)
+    assert pickle.loads(pickle.dumps(kind(0.1))) == copy.deepcopy(kind(0.1)) == kind(0.1)
