@@ -199,6 +199,34 @@ SLEEPING = """
 """
 
 
+ORPHANING = """
+    import neurenix as nx
+    nx.preflight(lambda x: x @ x, nx.spec((256, 256)), on="v5e-1")
+"""
+
+
+@pytest.mark.parametrize("seconds", [0.0, 4.0])
+def test_the_worker_of_a_killed_process_removes_its_folders(tmp_path: Path, seconds) -> None:
+    scratch, cache = tmp_path / "scratch", tmp_path / "cache"
+    scratch.mkdir()
+    process = subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(ORPHANING)],
+        env={**os.environ, "TMPDIR": str(scratch), "NEURENIX_CACHE_DIR": str(cache)},
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    deadline = time.monotonic() + 120
+    while not list(scratch.glob("neurenix-compile-*")) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    time.sleep(seconds)  # jax is being imported, or libtpu is at work
+    assert len(list(scratch.glob("neurenix-*"))) == 2
+    process.kill()
+    process.communicate(timeout=60)
+    while list(scratch.glob("neurenix-*")) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert list(scratch.glob("neurenix-*")) == []
+
+
 def test_ctrl_c_leaves_no_process_and_no_file(tmp_path: Path) -> None:
     note, scratch = tmp_path / "pid", tmp_path / "scratch"
     scratch.mkdir()

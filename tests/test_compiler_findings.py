@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from neurenix import chips
+from neurenix import chips, models
 from neurenix.compiler import findings
 from neurenix.compiler.calibration import DISPATCH_SECONDS
 from neurenix.compiler.captured import Captured
@@ -16,7 +16,7 @@ from neurenix.compiler.compile import Refusal
 from neurenix.compiler.findings import REFUSALS, Evidence, find, of_refusal
 from neurenix.compiler.hlo import Instruction, SourceLine, parse
 from neurenix.compiler.memory import Buffer, Memory
-from neurenix.compiler.operations import MatrixProduct
+from neurenix.compiler.operations import MatrixProduct, top_level_products
 from neurenix.compiler.program import Leaf, Program
 from neurenix.compiler.target import Target
 from neurenix.compiler.time import Operation, StepTime
@@ -102,6 +102,86 @@ def test_float32_products() -> None:
     assert rules(evidence(operation(products=(product(dtype="bf16"),)))) == []
 
 
+def float32_finding(dtypes: tuple[str, str], written: tuple[str, str], name: str, file: str):
+    work = operation(
+        products=(replace(product(), dtypes=dtypes),), source=SourceLine(file, 7), flops=0.0
+    )
+    found = evidence(work)
+    one = WrittenProduct(1, 1024, 512, 512, written, 1, False, 0, "", LINE)
+    program = replace(found.program, name=name, traits=Traits(products=(one,)))
+    (finding,) = find(replace(found, program=program))
+    return finding
+
+
+MIXED, ALIKE = ("float32", "bfloat16"), ("float32", "float32")
+
+
+@pytest.mark.parametrize(
+    ("dtypes", "written", "name", "file", "which", "fix"),
+    [
+        (("f32", "f32"), ALIKE, TRAINERS_STEP, "a.py", "operands.", 'precision="bfloat16".'),
+        (("f32", "f32"), ALIKE, "step", "a.py", "operands.", "Cast both operands, x.astype("),
+        # The compiler has cast the other one already: both were float32 when they were written.
+        (("f32", "bf16"), ALIKE, "step", "a.py", "one float32 operand.", "Cast both operands"),
+        (("bf16", "f32"), MIXED, "step", "a.py", "one float32 operand.", "cast this one too"),
+        (("f32", "bf16"), MIXED, TRAINERS_STEP, "a.py", "one float32 operand.", "cast this one"),
+        (
+            ("f32", "bf16"), MIXED, TRAINERS_STEP, models.__file__, "one float32 operand.",
+            'logits_dtype="bfloat16"',
+        ),
+    ],
+)  # fmt: skip
+def test_how_float32_operands_get_narrower(dtypes, written, name, file, which, fix) -> None:
+    finding = float32_finding(dtypes, written, name, file)
+    assert which in finding.message and fix in finding.fix
+    assert ("Cast both" in fix) == ("precision= of a product does not" in finding.fix)
+
+
+NARROW_AND_WIDE = """HloModule m
+
+ENTRY %main (p: f32[64,128], q: bf16[128,4096]) -> f32[64,4096] {
+  %p = f32[64,128]{1,0:T(8,128)} parameter(0)
+  %q = bf16[128,4096]{1,0:T(8,128)(2,1)} parameter(1)
+  ROOT %c = f32[64,4096]{1,0:T(8,128)} convolution(%p, %q), dim_labels=bf_io->bf
+}
+"""
+
+
+def test_one_float32_operand_is_charged_with_its_own_bytes() -> None:
+    module = parse(NARROW_AND_WIDE)
+    (mixed,) = top_level_products(module, module.entry, module.entry.root)
+    moves = 64 * 128 * 4 + 128 * 4096 * 2 + 64 * 4096 * 4
+    rate = chips.generation("v5e").hbm_bandwidth_bytes_per_second_per_device
+    work = operation("hbm", moves / rate, "c", products=(mixed,), bytes=moves, flops=0.0)
+    # Half of its 32 KiB is a hundredth of what is moved.
+    assert rules(replace(evidence(work), module=module)) == []
+
+
+STRIDED = """HloModule m
+
+ENTRY %main (g: f32[128,16,16,128], w: f32[3,3,COLUMNS,128]) -> f32[128,32,32,COLUMNS] {
+  %g = f32[128,16,16,128]{3,2,1,0:T(8,128)} parameter(0)
+  %w = f32[3,3,COLUMNS,128]{3,2,1,0:T(8,128)} parameter(1)
+  ROOT %c = f32[128,32,32,COLUMNS]{3,2,1,0:T(8,128)} convolution(%g, %w), WINDOW
+}
+"""
+WINDOW = "window={size=3x3 pad=1_2x1_2 lhs_dilate=2x2 rhs_reversal=1x1}, dim_labels=b01f_01oi->b01f"
+
+
+@pytest.mark.parametrize("columns", [64, 128])
+def test_a_depth_that_is_a_mean_over_positions_is_not_named(columns: int) -> None:
+    module = parse(STRIDED.replace("COLUMNS", str(columns)).replace("WINDOW", WINDOW))
+    (strided,) = top_level_products(module, module.entry, module.entry.root)
+    assert strided.depth == 276
+    strided = replace(strided, dtypes=("bf16", "bf16"))
+    found = find(replace(evidence(operation(name="c", products=(strided,))), module=module))
+    assert [f.rule for f in found] == ["padded-matmul"] * (columns == 64)
+    for finding in found:
+        assert "A convolution of 64 columns fills 50% of the 128×128" in finding.message
+        assert "(columns 64)." in finding.message and "276" not in finding.message
+        assert finding.fix == "Make this size a multiple of 128."
+
+
 def test_products_at_highest_precision() -> None:
     found = find(evidence(operation(products=(product(dtype="f32", highest=True),))))
     assert [f.rule for f in found] == ["float32-matmul"]
@@ -168,13 +248,30 @@ def test_sizes_are_in_the_unit_that_the_report_uses() -> None:
     ],
 )
 def test_captured_arrays(sizes: tuple[int, ...], severity: str | None, said: str) -> None:
-    base = evidence(operation(products=(product(),)))
+    base = evidence(operation(products=(product(),)), roles={"constants": sum(sizes)})
     arrays = tuple(Captured("float32[8]", size, LINE) for size in sizes)
     found = find(replace(base, program=replace(base.program, captured=arrays), compile_seconds=7.0))
     assert [f.severity for f in found] == ([severity] if severity else [])
     for finding in found:
         assert said in finding.message and "Compiling took 7 s" in finding.message
         assert (finding.source, finding.effect_bytes) == (LINE, sum(sizes))
+
+
+@pytest.mark.parametrize(
+    ("left", "severity", "said"),
+    [
+        (0, "note", "was written with an array of 1.00 GiB, float32[8], that it was not given: the "
+         "compiler folded it away, and nothing is left."),
+        (2**20, "note", "folded it away, and 1.00 MiB are left."),
+        (2**29, "warning", "compiled in, and whole on every device."),
+    ],
+)  # fmt: skip
+def test_what_is_left_of_captured_arrays_decides(left: int, severity: str, said: str) -> None:
+    base = evidence(operation(products=(product(),)), roles={"constants": left} if left else {})
+    program = replace(base.program, captured=(Captured("float32[8]", 2**30, LINE),))
+    (finding,) = find(replace(base, program=program))
+    assert (finding.severity, finding.effect_bytes) == (severity, left)
+    assert said in finding.message
 
 
 @pytest.mark.parametrize("kind", ["ici", "dcn"])

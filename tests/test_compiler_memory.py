@@ -14,10 +14,11 @@ from jax.ad_checkpoint import checkpoint_name
 from neurenix import chips
 from neurenix.compiler import liveness
 from neurenix.compiler.analysis import Analysis, analyse
+from neurenix.compiler.captured import Captured
 from neurenix.compiler.compile import CompileOptions, compile_all
 from neurenix.compiler.hlo import parse
-from neurenix.compiler.memory import largest
-from neurenix.compiler.program import TraceOptions, spec, trace
+from neurenix.compiler.memory import Memory, largest, of_compiled
+from neurenix.compiler.program import Program, TraceOptions, spec, trace
 from neurenix.compiler.target import Target
 from neurenix.preflight import Report
 from neurenix.preflight.record import memory_parts
@@ -119,6 +120,71 @@ class TestLiveRanges:
         arrays = [v for v in found if v.bytes == 4096]
         assert len(arrays) == 3  # the argument, the state, and %y inside of the body
         assert liveness.peak(arrays).bytes == 3 * 4096
+
+
+VMEM = KIB4.replace(")}", ")S(1)}")
+SPILL = f"({KIB4}, {VMEM}, u32[]{{:S(2)}})"
+FETCH = f"({VMEM}, {KIB4}, u32[]{{:S(2)}})"
+FORWARD = 'metadata={op_name="jvp(net)/sin" source_file="net.py" source_line=7}'
+BACKWARD = 'metadata={op_name="transpose(jvp(net))/mul"}'
+SPILLED = f"""%p = {KIB4} parameter(0)
+    %a = {VMEM} sine(%p), {FORWARD}
+    %s = {SPILL} copy-start(%a)
+    %d = {KIB4} copy-done(%s)
+    %w = {KIB4} cosine(%p), metadata={{op_name="jvp(net)/cos"}}
+    %f = {FETCH} copy-start(%d)
+    %g = {VMEM} copy-done(%f)
+    ROOT %b = {KIB4} multiply(%g, %w), {BACKWARD}"""
+STATS = {
+    "argument_size_in_bytes": 4096, "output_size_in_bytes": 4096, "alias_size_in_bytes": 0,
+    "temp_size_in_bytes": 8192, "generated_code_size_in_bytes": 10_000,
+}  # fmt: skip
+
+
+def described(entry: str, captured: int = 0) -> Memory:
+    arrays = (Captured("float32[8]", captured, None),) if captured else ()
+    program = Program("step", b"", "", {"data": 1}, (), (), 0.0, 0, captured=arrays)
+    return of_compiled(program, module(entry), STATS, limit_bytes=2**30)
+
+
+@pytest.mark.pure
+class TestMoves:
+    def test_what_is_spilled_is_whose_it_was(self) -> None:
+        memory = described(SPILLED)
+        spilled = next(b for b in memory.temporaries if b.path == "jvp(net)/sin")
+        assert (spilled.role, str(spilled.source)) == ("activations", "net.py:7")
+        assert {b.role for b in memory.temporaries} == {"activations"}  # and the cosine
+
+    def test_a_spill_that_no_backward_pass_reads_is_temporary(self) -> None:
+        memory = described(SPILLED.replace("transpose(jvp(net))", "jvp(net)"))
+        assert {b.role for b in memory.temporaries} == {"temporaries"}
+        assert memory.activations_bytes == 0
+
+    def test_a_copy_of_an_argument_has_the_name_of_its_reader(self) -> None:
+        copied = f"""%p = {KIB4} parameter(0), metadata={{op_name="args[0]"}}
+            %c = {KIB4} copy(%p)
+            ROOT %b = {KIB4} multiply(%p, %c), {BACKWARD}"""
+        (copy,) = (b for b in described(copied).temporaries if b.role == "temporaries")
+        assert copy.path == "transpose(jvp(net))/mul"
+
+
+@pytest.mark.pure
+@pytest.mark.parametrize(
+    ("constant", "captured", "left"),
+    [
+        ("bf16[1024]{0:T(1024)(128)(2,1)} constant({...})", 4096, 2048),  # narrower than captured
+        ("f32[]{:T(128)} constant(0)", 4096, 0),  # folded into one number
+        ("f32[1024]{0:T(1024)} constant({...})", 0, 0),  # the program's own
+        ("f32[4096]{0:T(1024)} constant({...})", 16384, 10_000),  # never more than all of the code
+    ],
+)
+def test_constants_are_what_is_left_of_captured_arrays(constant, captured, left) -> None:
+    entry = f"""%p = {KIB4} parameter(0)
+        %k = {constant}
+        ROOT %b = {KIB4} multiply(%p, %k)"""
+    memory = described(entry, captured)
+    assert memory.roles.get("constants", 0) == left
+    assert memory.code_bytes == 10_000 - left
 
 
 def scanned(w: Any, x: Any) -> Any:

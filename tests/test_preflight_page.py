@@ -199,6 +199,12 @@ class TestWords:
         assert page.count("(estimated)</h2>") == 3  # time, roofline, operations
         assert "USD a chip-hour" in page
 
+    def test_a_small_mfu_is_not_shown_as_nothing(self, reports: list[Report]) -> None:
+        small = [Report(dataclasses.replace(r.analysis, mfu=2.1e-4)) for r in reports]
+        page = html.page(small)
+        assert page.count("under 0.1%</td>") == len(small)
+        assert "<td>0.0%</td>" not in page.split("Where the step goes")[0]
+
     def test_your_price_is_the_price_of_the_page(self, reports: list[Report]) -> None:
         page = html.page(reports[0], Pricing(usd_per_chip_hour=0.5))
         assert "0.5 USD a chip-hour, your price" in page

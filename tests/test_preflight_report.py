@@ -307,6 +307,35 @@ def test_captured_arrays_are_memory(tmp_path: Path) -> None:
     assert report.hbm.peak_bytes == pytest.approx(3 * 2**22, rel=0.1)
 
 
+def test_what_was_folded_away_is_no_memory(tmp_path: Path) -> None:
+    zeros = jnp.zeros((2048, 4096))
+    compiler = nx.preflight.CompileOptions(cache_directory=tmp_path)
+    report = nx.preflight(
+        lambda x: x + zeros,
+        nx.spec((2048, 4096)),
+        on="v5e-1",
+        options=nx.preflight.PreflightOptions(compiler=compiler),
+    )
+    assert report.record().memory().get("constants", 0) == 0
+    (found,) = (f for f in report.findings if f.rule == "captured-constants")
+    assert found.severity == "note" and "nothing is left" in found.message
+
+
+def test_a_program_of_empty_arrays_says_that_there_is_nothing(tmp_path: Path) -> None:
+    compiler = nx.preflight.CompileOptions(cache_directory=tmp_path)
+    report = nx.preflight(
+        lambda x: x * 2,
+        nx.spec((0, 128)),
+        on="v5e-1",
+        options=nx.preflight.PreflightOptions(compiler=compiler),
+    )
+    lines = str(report).splitlines()
+    assert "  time goes to nothing: the device has no work" in lines
+    assert "  memory       nothing in HBM" in lines
+    report.to_html(tmp_path / "page.html")
+    assert "The device has no work." in (tmp_path / "page.html").read_text()
+
+
 # What changed.
 
 

@@ -18,12 +18,13 @@ The buffers, their roles and lines are an estimate of the same kind: what the sc
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from neurenix.compiler import liveness
 from neurenix.compiler.hlo import Instruction, Module, SourceLine
 from neurenix.compiler.liveness import Peak, Value
+from neurenix.compiler.origins import Origins
 from neurenix.compiler.program import Leaf, Program
 from neurenix.compiler.shapes import Shape
 
@@ -57,8 +58,8 @@ class Memory:
     """Bytes of HBM on one device, and ``host_bytes`` of what the program keeps on the host.
 
     ``roles`` divides the arguments: parameters, optimizer, batch, …, padding included; beside them
-    ``"constants"``, arrays that the program captured. ``buffers``
-    are the arguments, ``temporaries`` what is live at the peak beside them, above a thousandth of
+    ``"constants"``, what is left of the arrays that the program captured. ``buffers`` are the
+    arguments, ``temporaries`` what is live at the peak beside them, above a thousandth of
     it and from large to small.
     ``temporaries_bytes`` is all that is not an argument or a new result; ``activations_bytes`` and
     ``gradients_bytes`` are parts of it. ``code_bytes`` is not part of the peak: the compiler does
@@ -119,9 +120,12 @@ def of_compiled(
     temporaries = peak_bytes - fixed
     # Arrays that a function has captured are loaded with its code, on every device.
     code = stats["generated_code_size_in_bytes"]
-    constants = min(program.constant_bytes, code)
+    constants = min(_constant_bytes(module), code) if program.constant_bytes else 0
     held = {"constants": constants} if constants else {}
-    live = [_live_buffer(module, value, top) for value in top.live if value.parameter is None]
+    origins = Origins(module)
+    live = [
+        _live_buffer(module, origins, value, top) for value in top.live if value.parameter is None
+    ]
     activations = min(_total(live, "activations"), temporaries)
     return Memory(
         peak_bytes=peak_bytes + constants,
@@ -160,6 +164,21 @@ def of_refused(program: Program, needed_bytes: int | None, *, limit_bytes: int) 
     )
 
 
+def _constant_bytes(module: Module) -> int:
+    """Return the bytes of the arrays that are written in a program, with the types that are left.
+
+    An array of one number, repeated, is none any more: the compiler keeps the number.
+    """
+    return sum(
+        shape.padded_bytes
+        for computation in module.computations.values()
+        for instruction in computation.instructions
+        if instruction.opcode == "constant"
+        for shape in instruction.shapes
+        if shape.sizes
+    )
+
+
 def _arguments(program: Program, module: Module) -> tuple[Buffer, ...]:
     """Match the leaves with the entry's parameters, which keep their order."""
     parameters = sorted(
@@ -179,16 +198,21 @@ def _buffer(leaf: Leaf, padded_bytes: int) -> Buffer:
     return Buffer(leaf.path, leaf.role, shape, leaf.device_bytes, padded_bytes)
 
 
-def _live_buffer(module: Module, value: Value, top: Peak) -> Buffer:
-    """Describe a value by whoever wrote it last before the peak, and had a name to say."""
-    before = [i for at, i in value.writers if at <= top.position]
+def _live_buffer(module: Module, origins: Origins, value: Value, top: Peak) -> Buffer:
+    """Describe a value by whoever wrote it last before the peak, and had a name to say.
+
+    What the compiler only moved there, from VMEM for example, was written by whoever made it.
+    """
+    writers = [(at, origins.made_by(i)) for at, i in value.writers]
+    readers = [(at, reader) for at, i in value.readers for reader in origins.read_by(i)]
+    before = [i for at, i in writers if at <= top.position]
     named = [i for i in reversed(before) if i.op_name] or [
-        i for _, i in (*value.writers, *value.readers) if i.op_name
+        i for _, i in (*writers, *readers) if i.op_name
     ]
-    places = (module.source(i) for i in (*named, *(i for _, i in value.readers)))
+    places = (module.source(i) for i in (*named, *(i for _, i in readers)))
     return Buffer(
         path=_name(named[0].op_name) if named else value.writers[0][1].name,
-        role=_role(value, top.position),
+        role="new results" if value.is_result else _role(writers, readers, top.position),
         shape=_shape(value.shape),
         logical_bytes=value.shape.logical_bytes,
         padded_bytes=value.bytes,
@@ -196,14 +220,16 @@ def _live_buffer(module: Module, value: Value, top: Peak) -> Buffer:
     )
 
 
-def _role(value: Value, position: int) -> str:
+def _role(
+    writers: Sequence[tuple[int, Instruction]],
+    readers: Sequence[tuple[int, Instruction]],
+    position: int,
+) -> str:
     """Say what a value at the peak is there for, by JAX's names of what wrote and will read it."""
-    written = [_phase(i) for at, i in value.writers if at <= position and i.op_name]
-    read = {_phase(i) for at, i in value.readers if at >= position and i.op_name}
-    if value.is_result:
-        return "new results"
+    written = [_phase(i) for at, i in writers if at <= position and i.op_name]
+    read = {_phase(i) for at, i in readers if at >= position and i.op_name}
     if not written:
-        written = [_phase(i) for _, i in value.writers if i.op_name]
+        written = [_phase(i) for _, i in writers if i.op_name]
     if written and written[-1] == "forward" and "backward" in read:
         return "activations"
     if written and written[-1] == "backward" and "update" in read:

@@ -4,7 +4,8 @@ Owns the meeting with libtpu, so that its crash, its lock and its memory are not
 each directory that it is told, a line of its input, it reads ``request.json`` and ``program.bin``
 and writes ``optimized.hlo``, where an artefact is wanted ``executable.bin``, and then
 ``result.json``, each whole or not at all. It ends with its input, or with a code that says which
-error of the system kept it from its files. It judges nothing.
+error of the system kept it from its files; where the process that asked was killed, it removes the
+folders that nobody else would. It judges nothing.
 """
 
 from __future__ import annotations
@@ -14,38 +15,45 @@ import functools
 import json
 import os
 import resource
+import shutil
 import sys
 import threading
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from neurenix.compiler.host import cpu
-from neurenix.compiler.workers import NOT_WRITTEN
+from neurenix.compiler.workers import FOLDERS, NOT_WRITTEN
 
 _MOST_RESIDENT_BYTES = 2 * 2**30
+_REMOVALS, _PAUSE_SECONDS = 5, 0.2  # of folders: libtpu makes its own again for a log
 
 
-def main() -> int:
+def main() -> NoReturn:
     """Compile what each directory asks for, until the input ends."""
-    _leave_with_parent()
+    told: list[Path] = []
+    _leave_with_parent(told)
     from jax import export
     from jax.experimental import topologies
 
     del export, topologies  # imported ahead of the first request
     try:
-        _serve()
+        _serve(told)
     except OSError as error:
+        if not all(folder.exists() for folder in told):  # removed: whoever asks is gone
+            _remove(told)
         # Not sys.exit: what is left to be printed may have no room either.
         os._exit(NOT_WRITTEN + (error.errno or errno.EIO))
-    return 0
+    _remove(told)  # whoever asks has closed the input by being gone
+    os._exit(0)  # libtpu would write its logs once more
 
 
-def _serve() -> None:
+def _serve(told: list[Path]) -> None:
     import jax
 
     for line in sys.stdin:
         folder = Path(line.rstrip("\n"))
+        told[:] = [folder]
         request = json.loads((folder / "request.json").read_text())
         result: dict[str, Any] = {"seconds": {}}
         try:
@@ -216,17 +224,40 @@ def _torus_grid(sizes: tuple[int, ...], devices: Any) -> Any:
     )
 
 
-def _leave_with_parent() -> None:
+def _leave_with_parent(told: list[Path]) -> None:
     """End this process when the one that asked is gone, so that none is left behind."""
     parent = os.getppid()
 
     def watch() -> None:
         while os.getppid() == parent:
             time.sleep(0.5)
+        _remove([*told, *_untold()])
         os._exit(3)
 
     threading.Thread(target=watch, daemon=True).start()
 
 
+def _untold() -> list[Path]:
+    """Return the folders of the input that were never read: it was killed before jax was loaded."""
+    try:
+        os.set_blocking(0, False)
+        left = os.read(0, 2**16)
+    except OSError:
+        return []
+    return [Path(line) for line in left.decode(errors="replace").splitlines()]
+
+
+def _remove(told: list[Path]) -> None:
+    """Remove this process's own folder and those it was told, by their names Neurenix's."""
+    known = [Path(os.environ.get("TPU_LOG_DIR", "")), *told]
+    folders = [folder for folder in known if folder.name.startswith(FOLDERS)]
+    for _ in range(_REMOVALS):
+        for folder in folders:
+            shutil.rmtree(folder, ignore_errors=True)
+        time.sleep(_PAUSE_SECONDS)
+        if not any(folder.exists() for folder in folders):
+            break
+
+
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

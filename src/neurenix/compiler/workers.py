@@ -23,6 +23,8 @@ from neurenix._core.errors import CompilationError
 
 NOT_WRITTEN = 100
 """Exit code of a worker that could not read or write its files, and the ``errno`` added to it."""
+FOLDERS = "neurenix-"
+"""Beginning of the name of every folder for temporary files."""
 _POLL_SECONDS = 0.02
 
 
@@ -58,7 +60,7 @@ class Worker:
     def __init__(self) -> None:
         self.environment = _environment()
         try:
-            self._folder = tempfile.TemporaryDirectory(prefix="neurenix-worker-")
+            self._folder = tempfile.TemporaryDirectory(prefix=f"{FOLDERS}worker-")
             self._log = Path(self._folder.name) / "log.txt"
             log_file = open(self._log, "wb")
         except OSError as error:

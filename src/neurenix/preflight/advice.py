@@ -6,21 +6,23 @@ a time. It promises nothing that was not compiled: a change that does not help i
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from neurenix import chips
-from neurenix._core.errors import NeurenixError
+from neurenix._core.errors import ArgumentError
 from neurenix.compiler.analysis import Analysis, analyse
 from neurenix.compiler.compile import compile_all
 from neurenix.compiler.target import Target
 from neurenix.distribute.mesh import BATCH_AXES
-from neurenix.preflight.choice import Choice, Workload, mesh_text
+from neurenix.preflight.choice import Choice, Workload
 
 _SPARE = 0.97  # of the memory beside the state: what a smaller batch is aimed at
 _TRIES = 3
 _ROOMIER = ("v6e", "v5p", "tpu7x")  # generations by the HBM of a device
+_GROWN = ("fsdp", "tensor", "data")  # mesh axes in the order in which a larger slice grows one
 
 
 @dataclass(frozen=True)
@@ -66,7 +68,7 @@ def _changes(workload: Workload, refused: Analysis) -> Iterator[tuple[str, Choic
     whole = set(refused.program.axes) == {"data"}
     if whole and refused.where.num_devices > 1:
         mesh = workload.meshes(refused.where)[1]
-        change = f"divide parameters and optimizer state: mesh={mesh_text(mesh)}"
+        change = f"divide parameters and optimizer state: {_written(mesh)}"
         yield change, replace(here, mesh=mesh)
     roles = refused.memory.roles
     if roles.get("optimizer", 0) > roles.get("parameters", 0):
@@ -75,15 +77,43 @@ def _changes(workload: Workload, refused: Analysis) -> Iterator[tuple[str, Choic
             replace(here, moment_dtype="bfloat16"),
         )
     parts = trainer.options.accumulate_steps * 2
-    if batch and batch % (parts * _replicas(refused.program.axes)) == 0:
+    if batch and batch % (2 * _shares(workload, refused.program.axes)) == 0:
         change = f"compute each batch in {parts} parts: accumulate_steps={parts}"
         yield change, replace(here, accumulate_steps=parts)
     for where in _larger(refused.where):
-        yield f"take {where.name}", Choice(where)
+        mesh = _grown(workload, refused.program.axes, where.num_devices)
+        if mesh is not None:
+            said = "" if set(mesh) == {"data"} else f", {_written(mesh)}"
+            yield f"take {where.name}{said}", replace(here, slice=where, mesh=mesh)
 
 
-def _replicas(axes: Mapping[str, int]) -> int:
-    return math.prod(axes.get(axis, 1) for axis in BATCH_AXES)
+def _grown(workload: Workload, axes: Mapping[str, int], count: int) -> dict[str, int] | None:
+    """Return a mesh laid over ``count`` devices by one of its axes; None where no batch allows it.
+
+    The axis is the first of ``"fsdp"``, ``"tensor"`` and ``"data"`` that can: the first two divide
+    the state. One axis alone has whatever name the user gave it.
+    """
+    mesh = dict(axes)
+    if math.prod(mesh.values()) == count:
+        return mesh
+    for name in _GROWN if len(mesh) > 1 else mesh:
+        if name not in mesh or count * mesh[name] % math.prod(mesh.values()):
+            continue
+        grown = mesh | {name: count * mesh[name] // math.prod(mesh.values())}
+        if (workload.batch or 0) % _shares(workload, grown) == 0:
+            return grown
+    return None
+
+
+def _written(mesh: Mapping[str, int]) -> str:
+    """Return a mesh as the argument that it is."""
+    return f"mesh={json.dumps(dict(mesh))}"
+
+
+def _shares(workload: Workload, axes: Mapping[str, int]) -> int:
+    """Return what a batch must be a multiple of: one part of it on one replica is a share."""
+    replicas = math.prod(axes.get(axis, 1) for axis in BATCH_AXES)
+    return replicas * workload.trainer.options.accumulate_steps
 
 
 def _larger(where: chips.Slice) -> Iterator[chips.Slice]:
@@ -107,7 +137,7 @@ def _compiled(workload: Workload, changes: list[tuple[str, Choice]]) -> Iterator
     for change, choice in changes:
         try:
             programs.append((change, choice.slice, workload.program(choice)))
-        except NeurenixError:  # a batch that does not divide there, say: nothing to suggest
+        except ArgumentError:  # a batch that does not divide there, a module without recomputation
             continue
     pairs = [(program, Target.of(where)) for _, where, program in programs]
     answers = compile_all(pairs, workload.options.compiler)
@@ -117,7 +147,7 @@ def _compiled(workload: Workload, changes: list[tuple[str, Choice]]) -> Iterator
 
 def _smaller_batch(workload: Workload, refused: Analysis) -> Suggestion | None:
     """Return the largest batch found to fit: aimed at by the memory that grows with the batch."""
-    batch, replicas = workload.batch, _replicas(refused.program.axes)
+    batch, shares = workload.batch, _shares(workload, refused.program.axes)
     memory = refused.memory
     fixed = memory.arguments_bytes
     if batch is None or memory.peak_bytes <= fixed or memory.limit_bytes <= fixed:
@@ -126,7 +156,7 @@ def _smaller_batch(workload: Workload, refused: Analysis) -> Suggestion | None:
     spare = _SPARE
     for _ in range(_TRIES):
         share = spare * (memory.limit_bytes - fixed) / (memory.peak_bytes - fixed)
-        smaller = int(batch * share) // replicas * replicas
+        smaller = int(batch * share) // shares * shares
         if not 0 < smaller < batch:
             return suggestion
         choice = Choice(refused.where, refused.program.axes, batch=smaller)

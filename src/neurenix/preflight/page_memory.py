@@ -149,6 +149,8 @@ def _treemap(groups: dict[str, list[_Cell]]) -> str:
         inner = area.inset(1.5, top=17 if titled else 0)
         boxes = squarify([cell.bytes for cell in cells], inner)
         parts += [_cell(cell, box, role) for cell, box in zip(cells, boxes, strict=True)]
+    if not parts:
+        return "<p>Nothing is in use.</p>"
     return "<h3>What is in use, by role and buffer (area is bytes)</h3>" + svg(
         _SIZE, "Treemap of the memory in use; the list below has its numbers", "".join(parts)
     )

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from neurenix.preflight.charts import Axis, line, scaled, svg, text
 from neurenix.preflight.cost import Pricing, usd_text
-from neurenix.preflight.text import KIND_NAMES, bytes_text, seconds_text
+from neurenix.preflight.text import KIND_NAMES, bytes_text, percent_text, seconds_text
 
 if TYPE_CHECKING:
     from neurenix.preflight.planning import Candidate, Plan
@@ -79,7 +79,7 @@ def _report_row(report: Report, number: int, pricing: Pricing) -> str:
             seconds_text(time.seconds),
             f"{seconds_text(time.low)} to {seconds_text(time.high)}",
             KIND_NAMES.get(time.bound, time.bound),
-            "" if report.mfu is None else f"{report.mfu:.1%}",
+            "" if report.mfu is None else percent_text(report.mfu),
             _money(_usd(report, pricing)),
         ]
     why = f"{first.severity}: {first.rule}" if first else ""

@@ -51,6 +51,8 @@ def _shares(time: StepTime) -> str:
         parts.append(text(x + 6, 20, label, "on-cell") if len(label) > 3 else "")
         x += box.width
         items.append(f"<li>{_sign(kind)}{escape(words)}</li>")
+    if not items:
+        return "<p>The device has no work.</p>"
     label = "Shares of the device's time; the list below has the numbers"
     return (
         svg((_WIDTH, 32), label, "".join(parts), "bar-picture")

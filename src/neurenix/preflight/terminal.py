@@ -133,11 +133,13 @@ def _rates(report: Report) -> str:
 
 
 def _shares(time: StepTime) -> str:
-    return _joined(
+    """Name what takes the device's time; a program of empty arrays has it do nothing."""
+    shares = _joined(
         f"{KIND_NAMES.get(kind, kind)} {share:.0%}"
         for kind, share in sorted(time.shares.items(), key=lambda item: -item[1])
         if share >= _SMALL_SHARE
     )
+    return shares or "nothing: the device has no work"
 
 
 def _memory(report: Report) -> str:
@@ -157,7 +159,7 @@ def _memory(report: Report) -> str:
         said.append(f"{bytes_text(memory.aliased_bytes)} are donated, so updated in place")
     if memory.host_bytes:
         said.append(f"{bytes_text(memory.host_bytes)} lie in the host's memory")
-    return _joined(texts) + "".join(f"; {part}" for part in said)
+    return (_joined(texts) or "nothing in HBM") + "".join(f"; {part}" for part in said)
 
 
 def _largest(report: Report) -> list[str]:

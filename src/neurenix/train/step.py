@@ -23,6 +23,7 @@ from neurenix._binding import Binding, Structure
 from neurenix._core.errors import ArgumentError, ArgumentTypeError, ShapeError
 from neurenix._filled import examples_among_rows
 from neurenix.losses import Loss
+from neurenix.optim.extra import takes_value
 from neurenix.train.batch import Batch
 from neurenix.train.split import ModuleSplit, OtherState
 from neurenix.train.state import Arrays, Totals, TrainState, counters
@@ -100,8 +101,9 @@ class StepDefinition:
 
         def update(arrays: Arrays) -> Arrays:
             # The loss for those that follow it, such as optax.contrib.reduce_on_plateau.
-            updates, optimizer = optax.with_extra_args_support(self.optimizer).update(
-                gradients, arrays.optimizer, arrays.parameters, value=loss
+            followed = {"value": loss} if takes_value(self.optimizer) else {}
+            updates, optimizer = self.optimizer.update(
+                gradients, arrays.optimizer, arrays.parameters, **followed
             )
             scale = state.learning_rate_scale
             updates = jax.tree.map(lambda u: u * scale.astype(u.dtype), updates)

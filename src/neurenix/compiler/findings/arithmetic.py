@@ -12,6 +12,7 @@ from dataclasses import replace
 
 import jax.numpy as jnp
 
+from neurenix._core.source_files import is_neurenix
 from neurenix.compiler.findings.evidence import (
     NOTABLE_SHARE,
     WARNING_SHARE,
@@ -26,9 +27,11 @@ from neurenix.compiler.findings.evidence import (
 from neurenix.compiler.operations import MatrixProduct
 from neurenix.compiler.program import Leaf
 from neurenix.compiler.time import Operation
+from neurenix.compiler.training import is_trainers_step
 from neurenix.compiler.traits import WrittenProduct
 
 _LANES = 128
+_MODELS = "/models/"  # files of Neurenix whose products have a type of their own
 _FOURIER = re.compile(r"(?:^|[/(])[ir]?r?fftn?\)*$")
 _BESIDE = 1.5
 """How much larger a kernel may be than its part that meets the image on average."""
@@ -57,7 +60,7 @@ def padded_products(evidence: Evidence) -> Iterator[Finding]:
         product = _nominal(evidence, max(operation.products, key=lambda p: p.flops))
         if product.batch > 1 and heads & {product.depth, product.columns}:
             continue
-        used = fill(product.depth, unit) * fill(product.columns, unit)
+        used = _used(evidence, product)
         if used <= _WELL_FILLED and operation.kind != "overhead":
             line = (operation.source or operation.name, product.depth, product.columns)
             beyond = operation.seconds - operation.floor_seconds
@@ -68,18 +71,19 @@ def padded_products(evidence: Evidence) -> Iterator[Finding]:
         if evidence.share(wasted) < NOTABLE_SHARE:
             continue
         operation, product, _ = found[0]
-        used = fill(product.depth, unit) * fill(product.columns, unit)
-        small = [
-            f"{name} {size}"
-            for name, size in (("depth", product.depth), ("columns", product.columns))
-            if fill(size, unit) < 0.9
-        ]
+        used = _used(evidence, product)
+        sizes = {"depth": product.depth, "columns": product.columns}
+        what = f"A product of {sizes_text(product)}"
+        if _is_average(evidence, product):
+            del sizes["depth"]
+            what = f"A convolution of {product.columns} columns"
+        small = [f"{name} {size}" for name, size in sizes.items() if fill(size, unit) < 0.9]
+        these = "these sizes multiples" if len(small) > 1 else "this size a multiple"
         yield evidence.finding(
             "padded-matmul",
-            f"A product of {sizes_text(product)} fills {used:.0%} of the {unit}×{unit} matrix unit "
+            f"{what} fills {used:.0%} of the {unit}×{unit} matrix unit "
             f"({', '.join(small)}){_of_the_line(len(found))}.",
-            f"Make these sizes multiples of {unit}"
-            + (f", or of {_LANES} at least." if unit > _LANES else "."),
+            f"Make {these} of {unit}" + (f", or of {_LANES} at least." if unit > _LANES else "."),
             wasted,
             operation,
         )
@@ -100,6 +104,31 @@ def _nominal(evidence: Evidence, product: MatrixProduct) -> MatrixProduct:
     )
     near = product.depth < depth <= _BESIDE * product.depth
     return replace(product, depth=depth) if near else product
+
+
+def _used(evidence: Evidence, product: MatrixProduct) -> float:
+    """Return the part of the matrix unit that a product fills, by the sizes that were written."""
+    unit = evidence.where.generation.mxu[1]
+    depth = 1.0 if _is_average(evidence, product) else fill(product.depth, unit)
+    return depth * fill(product.columns, unit)
+
+
+def _is_average(evidence: Evidence, product: MatrixProduct) -> bool:
+    """Whether the depth is a mean over positions that no program names.
+
+    That of a strided convolution's gradient is: its kernel slides over zeros between numbers. A
+    depth that was written is the channels, times whole sides of the kernel.
+    """
+    kernel = evidence.kernel_of(product)
+    if product.instruction.opcode != "convolution" or kernel is None:
+        return False
+    letters, shape = kernel
+    sizes = dict(zip(letters, shape.sizes, strict=False))
+    written = {sizes.pop("i", 1)}
+    sizes.pop("o", None)
+    for size in sizes.values():
+        written |= {size * depth for depth in written}
+    return product.depth not in written
 
 
 def _of_the_line(count: int) -> str:
@@ -193,22 +222,68 @@ def float32_products(evidence: Evidence) -> Iterator[Finding]:
         )
     saved = sum(_half_the_bytes(o, evidence) for o in wide)
     if evidence.share(saved) >= NOTABLE_SHARE:
+        one = [o for o in wide if _float32_operands(o) == 1]
+        mixed = f", {len(one)} of them with one" if one else ""
+        which = "one float32 operand" if len(one) == len(wide) else f"float32 operands{mixed}"
+        rounds = "it" if len(one) == len(wide) else "them"
+        dearest = longest(wide)
         yield evidence.finding(
             "float32-matmul",
-            f"{many(len(wide), 'operation')} with float32 operands. The matrix unit rounds them "
-            "to bfloat16 anyway, after twice the bytes were moved.",
-            'Compute in bfloat16 and keep the parameters in float32: precision="bfloat16".',
+            f"{many(len(wide), 'operation')} with {which}. The matrix unit rounds {rounds} to "
+            "bfloat16 anyway, after twice the bytes were moved.",
+            _narrower(evidence, dearest),
             saved,
-            longest(wide),
+            dearest,
         )
 
 
+def _narrower(evidence: Evidence, operation: Operation) -> str:
+    """Return how operands of a product get to be bfloat16, there where it is written.
+
+    One that is float32 in the optimised program alone had a like one: the compiler cast that.
+    """
+    written = [set(product.dtypes) for product in evidence.program.traits.products]
+    mixed = any("float32" in dtypes and len(dtypes) > 1 for dtypes in written)
+    one = mixed and _float32_operands(operation) == 1
+    file = operation.source.file if operation.source else ""
+    if one and is_neurenix(file) and _MODELS in file:
+        return (
+            'Let the model make logits of bfloat16, logits_dtype="bfloat16" of its configuration: '
+            "what is float32 is their gradient, which precision= of a Trainer leaves as it is."
+        )
+    if one:
+        return (
+            "The other operand is narrower already: cast this one too, x.astype(jnp.bfloat16). The "
+            "gradient of a product is float32 where the product was asked for as float32 "
+            "(preferred_element_type)."
+        )
+    if is_trainers_step(evidence.program):
+        return 'Compute in bfloat16 and keep the parameters in float32: precision="bfloat16".'
+    return (
+        "Cast both operands, x.astype(jnp.bfloat16), and keep parameters that are trained in "
+        "float32. precision= of a product does not: its operands stay float32 in memory."
+    )
+
+
+def _float32_operands(operation: Operation) -> int:
+    """Return how many operands of an operation's products are float32: 1, or 2 of any of them."""
+    return max(product.dtypes.count("f32") for product in operation.products)
+
+
 def _half_the_bytes(operation: Operation, evidence: Evidence) -> float:
-    """Return the seconds that half of the bytes would save, down to what the FLOPs need."""
+    """Return the seconds that half of the bytes would save, down to what the FLOPs need.
+
+    Where one operand is float32, those are the bytes of that operand.
+    """
     generation = evidence.where.generation
     above = operation.seconds - operation.flops / generation.peak_flops_per_second["bfloat16"]
     rate = generation.hbm_bandwidth_bytes_per_second_per_device
-    return max(0.0, min(above, operation.bytes / 2 / rate))
+    moved = operation.bytes
+    if _float32_operands(operation) == 1:
+        operands = [s for p in operation.products for s in evidence.operands_of(p)]
+        wide = sum(shape.padded_bytes for shape in operands if shape.dtype == "f32")
+        moved = min(moved, wide * operation.count) if operands else moved // 2
+    return max(0.0, min(above, moved / 2 / rate))
 
 
 _NARROW = {

@@ -131,13 +131,17 @@ class Evidence:
 
     def kernel_of(self, product: MatrixProduct) -> tuple[str, Shape] | None:
         """Return the axes of a convolution's kernel as letters, and its shape, if known."""
-        place = self._places.get(product.instruction.name)
         labels = product.instruction.attribute("dim_labels") or ""
         found = re.fullmatch(r"\w+_(\w+)->\w+", labels)
-        if place is None or found is None or len(product.instruction.operands) < 2:
-            return None
-        kernel = place[0].by_name.get(product.instruction.operands[1])
-        return (found[1], kernel.shapes[0]) if kernel else None
+        operands = self.operands_of(product)
+        return (found[1], operands[1]) if found and len(operands) == 2 else None
+
+    def operands_of(self, product: MatrixProduct) -> tuple[Shape, ...]:
+        """Return the shapes of a product's two operands, or nothing where they are not known."""
+        place = self._places.get(product.instruction.name)
+        names = product.instruction.operands[:2]
+        found = [place[0].by_name.get(name) for name in names] if place else []
+        return tuple(operand.shapes[0] for operand in found if operand)
 
     def place(self, operation: Operation) -> tuple[Computation, Instruction] | None:
         """Return the instruction of an operation and the computation it stands in, if known."""

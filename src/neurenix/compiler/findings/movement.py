@@ -17,6 +17,8 @@ _OF_MEMORY = 0.05
 """Of a device's HBM that a missing donation must cost: less seldom decides whether a step fits."""
 _OF_MEMORY_PADDED = 0.02
 _OF_MEMORY_CAPTURED = 0.01
+_LEFT = 1 / 16
+"""Of the bytes of captured arrays: below, they are folded away; 4 bits of 64 is the narrowest."""
 _CAPTURED_BYTES = 16 * 2**20
 """From here on the compiler takes seconds for an array: 0.1 s for each MiB with libtpu 0.0.42.1."""
 
@@ -214,29 +216,42 @@ def padded_arguments(evidence: Evidence) -> Iterator[Finding]:
 
 
 def captured_constants(evidence: Evidence) -> Iterator[Finding]:
-    """Arrays that a function closes over: 16 MiB or more; a warning from 1 % of HBM on.
+    """Arrays that a function closes over: 16 MiB or more; a warning where 1 % of HBM is left.
 
-    They are compiled into the program: whole on every device, and read by the compiler each time.
+    They are compiled into the program, whole on every device, and read by the compiler each time.
+    What is left of them is read from the optimised program: of one number, repeated, nothing is.
     """
     arrays = evidence.program.captured
     total = evidence.program.constant_bytes
     if total < _CAPTURED_BYTES:
         return
-    largest = arrays[0]
+    largest, several = arrays[0], len(arrays) > 1
     held = f"an array of {bytes_text(total)}, {largest.shape},"
-    if len(arrays) > 1:
+    if several:
         held = f"{len(arrays)} arrays of {bytes_text(total)}, the largest {largest.shape},"
+    left = evidence.memory.roles.get("constants", 0)
+    verb, became = "holds", "compiled in, and whole on every device"
+    fix = (
+        "Give it to the function as an argument, which can be divided over the devices and changed "
+        "without compiling again; of a module, give the module."
+    )
+    if left < total * _LEFT:
+        verb = "was written with"
+        remains = f"{bytes_text(left)} are left" if left else "nothing is left"
+        became = f"the compiler folded {'them' if several else 'it'} away, and {remains}"
+        fix = (
+            "If its numbers are all alike, make it inside of the function, with jnp.zeros for "
+            "example; if they may change, give it as an argument: the program has the old ones."
+        )
     took = ""
     if evidence.compile_seconds >= 1:
         took = f" Compiling took {evidence.compile_seconds:.0f} s, part of it for that."
     yield Finding(
         "captured-constants",
-        "warning" if total >= _OF_MEMORY_CAPTURED * evidence.memory.limit_bytes else "note",
-        f"The program holds {held} that it was not given: compiled in, and whole on every device."
-        f"{took}",
-        "Give it to the function as an argument, which can be divided over the devices and changed "
-        "without compiling again; of a module, give the module.",
+        "warning" if left >= _OF_MEMORY_CAPTURED * evidence.memory.limit_bytes else "note",
+        f"The program {verb} {held} that it was not given: {became}.{took}",
+        fix,
         largest.source,
         0.0,
-        evidence.memory.roles.get("constants", total),
+        left,
     )
