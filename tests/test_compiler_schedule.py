@@ -13,8 +13,8 @@ from neurenix.compiler.hlo import Instruction, parse
 from neurenix.compiler.operations import Operation
 from neurenix.compiler.shapes import parse_shapes
 from neurenix.compiler.time import Schedule, step_time
-from neurenix.compiler.utilization import utilization
 from neurenix.compiler.traffic import moved_bytes
+from neurenix.compiler.utilization import utilization
 
 pytestmark = pytest.mark.pure
 

@@ -1,0 +1,93 @@
+"""Which changes are tried for a training step that does not fit; the compiler is not asked."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+import neurenix as nx
+from neurenix import chips, nn
+from neurenix._core.errors import ArgumentError, NotCompiledError
+from neurenix.compiler.analysis import analyse
+from neurenix.compiler.compile import Refusal
+from neurenix.compiler.target import Target
+from neurenix.preflight import PreflightOptions, advice
+from neurenix.preflight.advice import suggestions
+from neurenix.preflight.choice import Choice, Workload
+from neurenix.train.options import TrainOptions
+
+pytestmark = pytest.mark.cpu8
+
+
+def refusal(where: chips.Slice) -> Refusal:
+    return Refusal(Target.of(where), "hbm", "Ran out of memory on HBM", 20 * 2**30)
+
+
+@pytest.fixture
+def tried(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Return what tries the changes of a step that no slice can hold."""
+
+    def refuse(pairs: Any, options: Any) -> list[Refusal]:
+        del options
+        names = [target.name for _, target in pairs]
+        return [refusal(chips.resolve(name)) for name in names]
+
+    monkeypatch.setattr(advice, "compile_all", refuse)
+
+    def ask(on: str, mesh: dict[str, int], batch: int = 32, **options: Any) -> dict[str, Any]:
+        net = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 16))
+        trainer = nx.Trainer(net, optimizer="adam", loss="mse", options=TrainOptions(**options))
+        workload = Workload.of(trainer, (), (batch, 64), "float32", PreflightOptions())
+        where = chips.resolve(on)
+        refused = analyse(workload.program(Choice(where, mesh)), where, refusal(where))
+        return {s.change: s.analysis for s in suggestions(workload, refused)}
+
+    return ask
+
+
+@pytest.mark.parametrize(
+    ("mesh", "batch", "larger", "roomier"),
+    [
+        ({"fsdp": 4}, 32, {"fsdp": 8}, {"fsdp": 4}),
+        ({"data": 2, "fsdp": 2}, 32, {"data": 2, "fsdp": 4}, {"data": 2, "fsdp": 2}),
+        ({"data": 2, "tensor": 2}, 32, {"data": 2, "tensor": 4}, {"data": 2, "tensor": 2}),
+        ({"fsdp": 2, "tensor": 2}, 6, {"fsdp": 2, "tensor": 4}, {"fsdp": 2, "tensor": 2}),
+        ({"data": 4}, 32, {"data": 8}, {"data": 4}),
+        ({"fsdp": 4}, 4, None, {"fsdp": 4}),  # no eight shares of four examples
+    ],
+)
+def test_another_slice_keeps_the_mesh(tried, mesh, batch, larger, roomier) -> None:
+    found = tried("v5e-4", mesh, batch)
+    taken = {change: a for change, a in found.items() if change.startswith("take ")}
+    axes = {a.where.name: a.program.axes for a in taken.values()}
+    assert axes == ({"v5e-8": larger} if larger else {}) | {"v6e-4": roomier}
+    for change, analysis in taken.items():
+        said = "mesh=" + str(analysis.program.axes).replace("'", '"')
+        assert change.endswith(said) == (set(mesh) != {"data"})
+
+
+@pytest.mark.parametrize("steps", [1, 3, 5])
+def test_a_smaller_batch_divides_into_its_parts(tried, steps: int) -> None:
+    found = tried("v5e-4", {"data": 4}, 4 * steps * 7, accumulate_steps=steps)
+    (analysis,) = (a for change, a in found.items() if change.startswith("a global batch"))
+    batch = next(leaf.shape[0] for leaf in analysis.program.leaves if leaf.role == "batch")
+    assert batch % (4 * steps) == 0
+
+
+@pytest.mark.parametrize(("error", "skipped"), [(ArgumentError, True), (NotCompiledError, False)])
+def test_only_changes_that_do_not_apply_are_left_out(tried, monkeypatch, error, skipped) -> None:
+    program = Workload.program
+
+    def fails(self: Workload, choice: Choice) -> Any:
+        if choice.accumulate_steps:
+            raise error("no")
+        return program(self, choice)
+
+    monkeypatch.setattr(Workload, "program", fails)
+    if skipped:
+        found = tried("v5e-4", {"data": 4})
+        assert found and not any("accumulate_steps" in change for change in found)
+        return
+    with pytest.raises(error):
+        tried("v5e-4", {"data": 4})
