@@ -545,6 +545,10 @@ def test_a_model_of_a_strategy_trains_outside_of_its_scope() -> None:
     model.compile(nx.optim.SGD(0.1), LOSS)
     assert model.fit(X, Y)["loss"][0] < first
     assert model.trainer.strategy.devices == strategy.devices
+
+
+def test_a_model_of_no_scope_whose_weights_are_divided_is_told_to_say_how() -> None:
+    strategy, model = nx.distribute.TPUStrategy(), compiled()
     model.layers[0].kernel[...] = jax.device_put(
         np.zeros((6, 8), np.float32), strategy.batch_sharding(leading=1)
     )
