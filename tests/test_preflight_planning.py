@@ -166,7 +166,7 @@ def test_compiler_options_are_part_of_the_choice() -> None:
 
 
 def test_a_model_with_policies_of_its_own_is_searched_over_them() -> None:
-    config = nx.models.get("tiny").replace(num_layers=8, embed_dim=256, mlp_dim=1024, head_dim=64)
+    config = nx.models.get("tiny").replace(num_layers=4, embed_dim=256, mlp_dim=1024, head_dim=64)
     model = nx.models.Decoder.abstract(config)
     model.compile(loss=nx.losses.SparseCategoricalCrossentropy(from_logits=True))
     plan = nx.preflight.search(
