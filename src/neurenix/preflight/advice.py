@@ -149,7 +149,7 @@ def _smaller_batch(workload: Workload, refused: Analysis) -> Suggestion | None:
     """Return the largest batch found to fit: aimed at by the memory that grows with the batch."""
     batch, shares = workload.batch, _shares(workload, refused.program.axes)
     memory = refused.memory
-    fixed = memory.arguments_bytes
+    fixed = memory.arguments_bytes - memory.roles.get("batch", 0)
     if batch is None or memory.peak_bytes <= fixed or memory.limit_bytes <= fixed:
         return None
     suggestion = None
