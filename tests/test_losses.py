@@ -541,7 +541,7 @@ def test_functions_of_torch_are_refused_and_those_of_keras_are_not():
         losses.get(mse_loss)
 
 
-SOFT = np.array([[0.7, 0.2, 0.1], [0.1, 0.8, 0.1]], np.float32)
+SOFT_ROWS = np.array([[0.7, 0.2, 0.1], [0.1, 0.8, 0.1]], np.float32)
 RAW = np.array([[1.5, 0.2, -2.0], [0.3, 0.1, 0.9]], np.float32)
 
 
@@ -549,11 +549,11 @@ RAW = np.array([[1.5, 0.2, -2.0], [0.3, 0.1, 0.9]], np.float32)
     ("loss", "first", "second"),
     [
         (losses.BCEWithLogitsLoss(), RAW[0], np.ones(3, np.float32)),
-        (losses.BCELoss(), SOFT[0], np.array([1, 0, 0])),
-        (losses.CrossEntropyLoss(), RAW, SOFT),
-        (losses.CrossEntropyLoss(), RAW[1:], SOFT[1:]),
-        (losses.CategoricalCrossentropy(), RAW[1:], SOFT[1:]),
-        (losses.KLDivergence(), np.log(SOFT), SOFT),
+        (losses.BCELoss(), SOFT_ROWS[0], np.array([1, 0, 0])),
+        (losses.CrossEntropyLoss(), RAW, SOFT_ROWS),
+        (losses.CrossEntropyLoss(), RAW[1:], SOFT_ROWS[1:]),
+        (losses.CategoricalCrossentropy(), RAW[1:], SOFT_ROWS[1:]),
+        (losses.KLDivergence(), np.log(SOFT_ROWS), SOFT_ROWS),
     ],
 )
 def test_predictions_that_come_first_are_told(loss, first, second):
@@ -566,8 +566,8 @@ def test_predictions_that_come_first_are_told(loss, first, second):
 @pytest.mark.parametrize(
     "targets",
     [
-        SOFT,
-        SOFT.astype(jnp.bfloat16),
+        SOFT_ROWS,
+        SOFT_ROWS.astype(jnp.bfloat16),
         np.eye(3)[[0, 2]],
         np.array([[1, 1, 0], [0, 0, 0]]),  # several answers, and padding
         np.array([[0.5, 0, 0], [0, 0, 0.25]]),  # one answer, weighted
