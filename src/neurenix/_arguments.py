@@ -23,6 +23,7 @@ from neurenix._core.errors import (
     NeurenixError,
     unknown_name,
 )
+from neurenix._core.libraries import library_of
 from neurenix._core.source_files import users_line
 from neurenix.device import device_of
 
@@ -244,8 +245,7 @@ def _can_be_traced(leaf: Any) -> bool:
 
 def of_other_library(value: Any) -> str | None:
     """Return the library of a tensor that JAX does not take and that has a ``numpy()``, or None."""
-    library = type(value).__module__.partition(".")[0]
-    return library if library in ("tensorflow", "torch") and hasattr(value, "numpy") else None
+    return library_of(value, ("tensorflow", "torch")) if hasattr(value, "numpy") else None
 
 
 def _kind(leaf: Any) -> str:

@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from neurenix._core.errors import ArgumentTypeError
+from neurenix._core.libraries import library_of
 
 _LIBRARIES = frozenset("keras tf_keras tensorflow torch torchmetrics torcheval sklearn".split())
 # Their functions are of operations that have a form for JAX's arrays too.
@@ -51,10 +52,7 @@ def refuse_foreign(what: str, value: Any, ours: Iterable[str]) -> None:
 
 
 def _library_of(value: Any) -> str | None:
-    kind = value if isinstance(value, type) else type(value)
-    for base in kind.__mro__:
-        root = base.__module__.partition(".")[0]
-        if root in _LIBRARIES:
-            return root
+    if (library := library_of(value, _LIBRARIES)) is not None:
+        return library
     root = str(getattr(value, "__module__", None)).partition(".")[0]
     return root if root in _LIBRARIES - _ALSO_OF_JAX else None

@@ -12,6 +12,7 @@ from typing import Any
 
 from neurenix._binding import is_module
 from neurenix._core.errors import ArgumentTypeError
+from neurenix._core.libraries import library_of
 from neurenix.nn import elsewhere
 
 # Whose classes of callables hold no parameters: jitted functions, ufuncs, operator.itemgetter, …
@@ -51,7 +52,7 @@ one by one, Sequential(*layers).
         )
         return
     kind = type(layer).__name__
-    library = _library_of(layer)
+    library = library_of(layer, _LIBRARIES)
     if library is not None:
         raise ArgumentTypeError(
             f"{where} is a {kind} of {library}: its weights would not be trained, moved or saved "
@@ -69,14 +70,6 @@ one by one, Sequential(*layers).
             f"{where} is a {kind}, which is no module: arrays in it would not be trained, moved or "
             f"saved. Derive {kind} from nn.Module; if it has none, give its method __call__."
         )
-
-
-def _library_of(layer: Any) -> str | None:
-    for base in type(layer).__mro__:
-        for library in _LIBRARIES:
-            if f"{base.__module__}.".startswith(f"{library}."):
-                return library
-    return None
 
 
 def _instead(kind: str, library: str) -> str:
