@@ -273,3 +273,11 @@ def test_a_file_that_cannot_be_written_leaves_what_was_there(
     with pytest.raises(nx.CheckpointError, match="trainer's state cannot be written.*no space"):
         trainer.save(path)
     assert path.read_bytes() == before and list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize("path", [3, None, ["weights"]])
+def test_what_is_no_path_is_told(path: Any) -> None:
+    trainer = Trainer(nx.nn.Linear(2, 1), optimizer="sgd", loss="mse")
+    for use in (trainer.save, trainer.load):
+        with pytest.raises(nx.ArgumentTypeError, match="`path` is a path, got"):
+            use(path)

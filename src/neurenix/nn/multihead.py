@@ -151,10 +151,11 @@ def _without_padding(
     Raises:
         ShapeError: ``padding`` is not boolean, (N, S).
     """
-    if padding.shape != k.shape[:2] or padding.dtype != jnp.bool_:
+    dtype = getattr(padding, "dtype", type(padding).__name__)
+    if jnp.shape(padding) != k.shape[:2] or dtype != jnp.bool_:
         raise ShapeError(
-            f"`key_padding_mask` is boolean, {k.shape[:2]}, True for padding; got {padding.dtype}, "
-            f"shape {padding.shape}."
+            f"`key_padding_mask` is a boolean array {k.shape[:2]}, True for padding; got {dtype}, "
+            f"shape {jnp.shape(padding)}."
         )
     seen = ~jnp.asarray(padding)[:, None, None, :]
     return seen if mask is None else four_axes(mask, q, k) & seen

@@ -20,7 +20,7 @@ import numpy as np
 import safetensors
 import safetensors.flax
 
-from neurenix._core.errors import CheckpointError, did_you_mean
+from neurenix._core.errors import ArgumentTypeError, CheckpointError, did_you_mean
 from neurenix._nnx import nnx
 
 TRAINER = "neurenix-trainer"  # the format of files that hold the state of a trainer
@@ -110,9 +110,10 @@ def write_tensors(
 
     Raises:
         CheckpointError: the file cannot be written.
+        ArgumentTypeError: ``path`` is none.
     """
     data = safetensors.flax.save(tensors, about | {"crc32": str(_checksum(tensors, about))})
-    target = Path(path)
+    target = _path(path)
     temporary = target.with_name(f".{target.name}.{os.getpid()}.part")
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -135,7 +136,9 @@ def read_tensors(
 
     Raises:
         CheckpointError: no such file, or a damaged one.
+        ArgumentTypeError: ``path`` is none.
     """
+    path = _path(path)
     try:
         with safetensors.safe_open(path, framework="flax") as file:
             about = file.metadata() or {}
@@ -192,3 +195,9 @@ def _checksum(tensors: dict[str, Any], about: dict[str, str]) -> int:
         for name in sorted(about):
             total = zlib.crc32(f"{name}={about[name]}".encode(), total)
     return total
+
+
+def _path(path: Any) -> Path:
+    if not isinstance(path, (str, os.PathLike)):
+        raise ArgumentTypeError(f"The argument `path` is a path, got {type(path).__name__}.")
+    return Path(path)
