@@ -154,7 +154,7 @@ def _without_padding(
     dtype = getattr(padding, "dtype", type(padding).__name__)
     if jnp.shape(padding) != k.shape[:2] or dtype != jnp.bool_:
         raise ShapeError(
-            f"`key_padding_mask` is a boolean array {k.shape[:2]}, True for padding; got {dtype}, "
+            f"`key_padding_mask` is boolean, {k.shape[:2]}, True for padding; got {dtype}, "
             f"shape {jnp.shape(padding)}."
         )
     seen = ~jnp.asarray(padding)[:, None, None, :]
