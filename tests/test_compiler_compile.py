@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import os
@@ -205,23 +206,42 @@ ORPHANING = """
 """
 
 
-@pytest.mark.parametrize("seconds", [0.0, 4.0])
-def test_the_worker_of_a_killed_process_removes_its_folders(tmp_path: Path, seconds) -> None:
+def worker_of(process: subprocess.Popen[str], *, having: str) -> int:
+    """The process that compiles for ``process``, once it has mapped a file named ``having``."""
+    deadline = time.monotonic() + 120
+    while time.monotonic() < deadline and process.poll() is None:
+        with contextlib.suppress(FileNotFoundError):  # a child that ended meanwhile
+            for children in Path(f"/proc/{process.pid}/task").glob("*/children"):
+                for child in children.read_text().split():
+                    command = Path(f"/proc/{child}/cmdline").read_text()
+                    mapped = Path(f"/proc/{child}/maps").read_text()
+                    if "compiler.worker" in command and having in mapped:
+                        return int(child)
+        time.sleep(0.01)
+    process.kill()
+    raise AssertionError(f"no worker has mapped {having}: {process.communicate()[1]}")
+
+
+@pytest.mark.parametrize("having", ["python", "libtpu.so"])  # being started, or compiling
+def test_the_worker_of_a_killed_process_removes_its_folders(tmp_path: Path, having: str) -> None:
     scratch, cache = tmp_path / "scratch", tmp_path / "cache"
     scratch.mkdir()
-    process = subprocess.Popen(
+    with subprocess.Popen(
         [sys.executable, "-c", textwrap.dedent(ORPHANING)],
         env={**os.environ, "TMPDIR": str(scratch), "NEURENIX_CACHE_DIR": str(cache)},
         stderr=subprocess.PIPE,
         text=True,
-    )
+    ) as process:
+        try:
+            worker = worker_of(process, having=having)
+            os.kill(worker, signal.SIGSTOP)  # it must not be done before its parent is killed
+            assert list(scratch.glob("neurenix-*"))
+            process.kill()
+            process.wait()
+            os.kill(worker, signal.SIGCONT)
+        finally:
+            process.kill()
     deadline = time.monotonic() + 120
-    while not list(scratch.glob("neurenix-compile-*")) and time.monotonic() < deadline:
-        time.sleep(0.02)
-    time.sleep(seconds)  # jax is being imported, or libtpu is at work
-    assert len(list(scratch.glob("neurenix-*"))) == 2
-    process.kill()
-    process.communicate(timeout=60)
     while list(scratch.glob("neurenix-*")) and time.monotonic() < deadline:
         time.sleep(0.1)
     assert list(scratch.glob("neurenix-*")) == []
