@@ -11,7 +11,7 @@ import optax
 import pytest
 
 import neurenix as nx
-from neurenix._coupling import couples_examples
+from neurenix._coupling import Coupling, coupling_of
 from neurenix.train import FitOptions, Trainer
 from train_helpers import MLP
 
@@ -91,7 +91,7 @@ def with_penalty(y: jax.Array, p: jax.Array) -> jax.Array:
     ],
 )
 def test_a_mean_over_examples_is_known_for_one(function: Any, arguments: Any) -> None:
-    assert not couples_examples(function, *arguments)
+    assert coupling_of(function, *arguments) is Coupling.NONE
 
 
 @pytest.mark.parametrize(
@@ -122,7 +122,7 @@ def test_a_mean_over_examples_is_known_for_one(function: Any, arguments: Any) ->
     ],
 )
 def test_what_is_no_mean_over_examples_couples_them(function: Any, arguments: Any) -> None:
-    assert couples_examples(function, *arguments)
+    assert coupling_of(function, *arguments) is Coupling.WHOLE
 
 
 def regression(count: int = 64) -> tuple[np.ndarray, np.ndarray]:
@@ -179,11 +179,51 @@ def test_a_metric_that_couples_examples_is_the_mean_over_batches(metric: Any) ->
     np.testing.assert_allclose(found["loss"], rmse(y, module(x)) ** 2, rtol=1e-5)
 
 
+def info_nce(y: jax.Array, p: jax.Array) -> jax.Array:
+    return LABELS(p @ y.T, jnp.arange(len(p)))
+
+
+@pytest.mark.parametrize(
+    ("function", "arguments", "expected"),
+    [
+        (info_nce, NUMBERS, Coupling.ROWS),
+        (lambda y, p: jnp.mean((p - p.mean(0)) ** 2, -1), NUMBERS, Coupling.ROWS),
+        (lambda y, p: jnp.abs(jnp.roll(p, 1, 0) - y), NUMBERS, Coupling.ROWS),
+        (lambda y, p: LABELS(p, y) / jnp.max(y + 1), CLASSES, Coupling.ROWS),
+        (lambda y, p: LABELS(p, y), CLASSES, Coupling.NONE),
+        (lambda y, p: jnp.asarray(WEIGHTS)[y] * LABELS(p, y), CLASSES, Coupling.NONE),
+        (lambda y, p: (y - p) ** 2, COLUMN, Coupling.NONE),
+        (lambda y, p: jnp.where(y > 0, jnp.abs(y - p), 0), NUMBERS, Coupling.NONE),
+        (lambda y, p: LABELS(p, y), SEQUENCES, Coupling.NONE),
+        (lambda y, p: p.argmax(-1) == y, CLASSES, Coupling.NONE),
+        (lambda y, p: jnp.sort(jnp.abs(y - p), -1)[:, 0], NUMBERS, Coupling.NONE),
+        (lambda y, p: jax.vmap(lambda t, q: jnp.sum((t - q) ** 2))(y, p), NUMBERS, Coupling.NONE),
+        (lambda y, p: (y - p).reshape(8, 3).sum(-1), NUMBERS, Coupling.NONE),
+    ],
+)
+def test_a_number_for_each_example_may_be_made_of_others(function, arguments, expected) -> None:
+    assert coupling_of(function, *arguments) is expected
+
+
+def test_a_contrastive_loss_of_each_example_is_left_whole_and_may_be_weighted() -> None:
+    x, y = regression(40)
+    y = np.tile(y, 3)
+    trainer = Trainer(MLP((6, 8, 3)), optimizer=STILL, loss=info_nce, metrics=[info_nce])
+    for call in (trainer.fit, trainer.evaluate):
+        with pytest.raises(nx.ArgumentError, match="filled up.*loss info_nce gives each example"):
+            call(x, y)
+    weight = np.linspace(0, 1, 40, dtype=np.float32)
+    found = trainer.evaluate(x, y, batch_size=40, sample_weight=weight)
+    each = np.asarray(info_nce(y, trainer.module(x)))
+    expected = np.average(each, weights=weight)
+    assert found == pytest.approx({"loss": expected, "info_nce": expected}, rel=1e-5)
+
+
 def test_such_a_metric_is_never_filled_up_or_weighted() -> None:
     x, y = regression(40)
     trainer = Trainer(MLP((6, 8, 1)), loss="mse", metrics=[rmse])
     for call in (trainer.fit, trainer.evaluate):
-        with pytest.raises(nx.ArgumentError, match="loss or metric rmse .*batch_size that divides"):
+        with pytest.raises(nx.ArgumentError, match="the metric rmse .*batch_size that divides"):
             call(x, y)
     with pytest.raises(nx.ArgumentError, match="weights here.*metric rmse"):
         trainer.evaluate(x, y, batch_size=40, sample_weight=np.ones(40))

@@ -1,8 +1,9 @@
 """Functions that couple the examples of a batch: a contrastive loss, the root of a mean.
 
-Owns finding out whether a function of a batch that returns one number is the mean over its
-examples. One that is not becomes another function when a batch is filled up, weighted or divided.
-It does not own what is then done (``neurenix.train``, ``neurenix.metrics``).
+Owns finding out whether a function of a batch treats each example alone: one number as the mean
+over them, or a number for each made of that one. One that does not becomes another function when
+a batch is filled up or divided. It does not own what is then done (``neurenix.train``,
+``neurenix.metrics``).
 """
 
 from __future__ import annotations
@@ -22,15 +23,24 @@ from neurenix._alignment import aligned
 _TOLERANCE = 1e-3  # relative; a mean in another order of float32 sums differs by far less
 _MOST_NUMBERS = 2**24  # of the output to try with; of a larger one, fewer examples
 # What was found of functions, for shapes alone: a metric asks at every update.
-_known: WeakKeyDictionary[Any, dict[Any, bool]] = WeakKeyDictionary()
+_known: WeakKeyDictionary[Any, dict[Any, Coupling]] = WeakKeyDictionary()
 _SIZES = (1009, 1013, 1019, 1021)  # primes: an axis of a multiple of one is the examples'
 
 
-def couples_examples(function: Callable[..., Any], y_true: Any, y_pred: Any) -> bool:
-    """Tell whether a function returns one number that is no mean over the examples.
+class Coupling(IntEnum):
+    """How a function of a batch couples its examples; false if it does not."""
 
-    Its operations are looked at first: what is summed over the examples may be added and scaled,
-    and nothing else. Whether what is left is their mean, and not their sum say, is then tried on
+    NONE = 0
+    ROWS = 1  # a number for each, but made of other examples too
+    WHOLE = 2  # one number that is no mean over them, so it cannot be weighted either
+
+
+def coupling_of(function: Callable[..., Any], y_true: Any, y_pred: Any) -> Coupling:
+    """Tell whether a function of a batch treats each of its examples alone.
+
+    Its operations are looked at first: what is summed over the examples may be added and scaled
+    to be their mean, and nothing else. Whether one number is their mean, and not their sum say,
+    and whether those of rows that were moved about are of one example each, is then tried on
     predictions from 0.1 to 0.9, which any loss takes: together and one example at a time.
 
     Args:
@@ -40,10 +50,12 @@ def couples_examples(function: Callable[..., Any], y_true: Any, y_pred: Any) -> 
 
     Example:
         >>> spec = jax.ShapeDtypeStruct((4, 1), jnp.float32)
-        >>> couples_examples(lambda t, p: jnp.sqrt(jnp.mean((t - p) ** 2)), spec, spec)
-        True
-        >>> couples_examples(lambda t, p: jnp.mean((t - p) ** 2), spec, spec)
-        False
+        >>> coupling_of(lambda t, p: jnp.sqrt(jnp.mean((t - p) ** 2)), spec, spec).name
+        'WHOLE'
+        >>> coupling_of(lambda t, p: p / jnp.mean(p), spec, spec).name
+        'ROWS'
+        >>> coupling_of(lambda t, p: jnp.mean((t - p) ** 2), spec, spec).name
+        'NONE'
     """
     specs = jax.tree.map(spec_of, (y_true, y_pred))
     leaves, treedef = jax.tree.flatten(specs)
@@ -59,14 +71,18 @@ def couples_examples(function: Callable[..., Any], y_true: Any, y_pred: Any) -> 
     return known[key]
 
 
-def _judged(function: Callable[..., Any], y_true: Any, y_pred: Any, specs: Any) -> bool:
+def _judged(function: Callable[..., Any], y_true: Any, y_pred: Any, specs: Any) -> Coupling:
     def whole(y: Any, p: Any) -> Any:
         return function(aligned(function, y, p), p)
 
     y_spec, p_spec = specs
-    if getattr(jax.eval_shape(whole, y_spec, p_spec), "ndim", 0):
-        return False
-    return _by_operations(whole, y_spec, p_spec) or _by_trial(function, y_true, y_pred)
+    of_rows = bool(getattr(jax.eval_shape(whole, y_spec, p_spec), "ndim", 0))
+    couples = _by_operations(whole, y_spec, p_spec, of_rows) or _by_trial(
+        function, y_true, y_pred, of_rows
+    )
+    if not couples:
+        return Coupling.NONE
+    return Coupling.ROWS if of_rows else Coupling.WHOLE
 
 
 def spec_of(leaf: Any) -> jax.ShapeDtypeStruct:
@@ -100,7 +116,7 @@ _CALLS = frozenset(
 _BRANCHES = frozenset("cond scan while".split())
 
 
-def _by_operations(whole: Callable[..., Any], y_spec: Any, p_spec: Any) -> bool:
+def _by_operations(whole: Callable[..., Any], y_spec: Any, p_spec: Any, of_rows: bool) -> bool:
     """Tell whether the operations couple examples; False where they do not say so."""
     leaves, treedef = jax.tree.flatten((y_spec, p_spec))
     count = next((leaf.shape[0] for leaf in leaves if leaf.shape), 0)
@@ -116,7 +132,8 @@ def _by_operations(whole: Callable[..., Any], y_spec: Any, p_spec: Any) -> bool:
     except Exception:  # it takes only batches of its own size: the trial has to tell
         return False
     kinds = [_Kind.APART if has else _Kind.FIXED for has in batched]
-    return _Kind.COUPLED in _kinds_of(traced.jaxpr, kinds, rows)
+    found = set(_kinds_of(traced.jaxpr, kinds, rows))
+    return _Kind.COUPLED in found or of_rows and _Kind.SUMMED in found
 
 
 def _kinds_of(jaxpr: Any, inputs: list[_Kind], rows: int) -> list[_Kind]:
@@ -223,12 +240,14 @@ def _multiples(size: int, rows: int) -> int:
 # By a trial
 
 
-def _by_trial(function: Callable[..., Any], y_true: Any, y_pred: Any) -> bool:
-    """Tell whether the function's value differs from the mean of its values of one example."""
+def _by_trial(function: Callable[..., Any], y_true: Any, y_pred: Any, of_rows: bool) -> bool:
+    """Tell whether the function says something else of a batch than of one example at a time."""
 
     def values(y: Any, p: Any) -> tuple[Any, Any]:
         y = aligned(function, y, p)
-        return function(y, p), jnp.mean(jax.vmap(lambda t, q: function(*_alone((t, q))))(y, p))
+        alone = jax.vmap(lambda t, q: function(*_alone((t, q))))(y, p)
+        whole = function(y, p)
+        return whole, alone.reshape(whole.shape) if of_rows else jnp.mean(alone)
 
     specs = any(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in jax.tree.leaves(y_true))
     # A metric asks while the step is traced; NaN of one example alone is an answer.
@@ -237,20 +256,21 @@ def _by_trial(function: Callable[..., Any], y_true: Any, y_pred: Any) -> bool:
         try:
             jax.eval_shape(values, *tries[0])
         except Exception:  # it cannot be called on one example alone
-            return True
+            return not of_rows  # rows may be made for one size of batch, and a mean may not
         compiled = jax.jit(values)
-        return any(_differ(*map(float, compiled(*one))) for one in tries)
+        return any(_differ(*compiled(*one)) for one in tries)
 
 
 def _alone(tree: Any) -> Any:
     return jax.tree.map(lambda leaf: leaf[None], tree)
 
 
-def _differ(whole: float, mean: float) -> bool:
+def _differ(whole: jax.Array, alone: jax.Array) -> bool:
     """Compare; where already the whole is not finite, nothing is known."""
-    if not math.isfinite(whole):
-        return False
-    return not abs(whole - mean) <= _TOLERANCE * max(abs(whole), abs(mean))
+    both = np.stack([np.asarray(whole, float), np.asarray(alone, float)])
+    both = both[:, np.isfinite(both[0])]
+    off = np.max(np.abs(both[0] - both[1]), initial=0)
+    return not off <= _TOLERANCE * np.max(np.abs(both), initial=0)
 
 
 def _some_of(y_true: Any, y_pred: Any, draw: int) -> tuple[Any, Any]:

@@ -50,10 +50,13 @@ class FunctionLoss(Loss):
 
     The function returns one loss per example (N, ...), or a scalar, which is taken to be the mean
     over the batch. With sample weights a scalar function is called once per example (vectorised),
-    so a scalar that couples examples cannot be weighted. Where a model returns a dict or a tuple
-    of arrays, that is ``y_pred``. Targets (N,) of predictions (N, 1) come as (N, 1), and the
-    other way round, so that ``y_true - y_pred`` pairs each target with its own prediction; a
-    function that handles such shapes itself gets them as they are (``_alignment.aligned``).
+    so a scalar that couples examples cannot be weighted. ``fit`` and ``evaluate`` fill no batch up
+    for a function in which one example's loss is made of others too (in-batch negatives).
+
+    Where a model returns a dict or a tuple of arrays, that is ``y_pred``. Targets (N,) of
+    predictions (N, 1) come as (N, 1), and the other way round, so that ``y_true - y_pred`` pairs
+    each target with its own prediction; a function that handles such shapes itself gets them as
+    they are (``_alignment.aligned``).
 
     Args:
         function: the function; traced, so it must be built of JAX operations.

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 
 from neurenix._alignment import aligned
 from neurenix._core.errors import ArgumentError, ArgumentTypeError, unknown_name
-from neurenix._coupling import couples_examples, spec_of
+from neurenix._coupling import Coupling, coupling_of, spec_of
 from neurenix._foreign import refuse_foreign
 from neurenix._nnx import nnx
 from neurenix.metrics import accuracy, confusion, errors
@@ -60,7 +60,8 @@ class FunctionMetric(MeanMetric):
     is taken of each whole batch, and the metric is the mean over the batches, as in Keras. That
     is not its value over all examples, which only a :class:`Metric` with sums of its own gives
     (``RootMeanSquaredError``, ``F1Score``, ``R2Score``). ``fit`` and ``evaluate`` then need
-    batches of one size and no weights.
+    batches of one size and no weights; of one size too for values per example that are made of
+    other examples of the batch.
 
     A :class:`~neurenix.losses.Loss` is a function too; its mean is the one that the loss takes.
 
@@ -74,29 +75,29 @@ class FunctionMetric(MeanMetric):
         self.function = function
         self.direction = getattr(function, "direction", None)  # a Loss is a function too
 
-    def couples(self, y_true: Any, y_pred: Any) -> bool:
-        """Tell whether the function returns one number that is no mean over the examples.
+    def coupling(self, y_true: Any, y_pred: Any) -> Coupling:
+        """Tell whether the function looks at each example of a batch alone.
 
         Args:
             y_true: targets (N, …), of which shapes and dtypes are looked at.
             y_pred: predictions (N, …), likewise.
         """
         specs = jax.tree.map(spec_of, (y_true, y_pred))
-        return not _is_loss(self.function) and couples_examples(self.function, *specs)
+        return Coupling.NONE if _is_loss(self.function) else coupling_of(self.function, *specs)
 
     def update(self, y_true: Any, y_pred: Any, sample_weight: jax.Array | None = None) -> None:
         """Add a batch; see :meth:`MeanMetric.update`.
 
         Raises:
             ShapeError: the shapes do not go together.
-            ArgumentError: there are weights, and the function couples examples.
+            ArgumentError: there are weights, and the function is one number for a whole batch.
         """
         y_true, y_pred = self._input("y_true", y_true), self._input("y_pred", y_pred)
         function: Any = self.function
         if _is_loss(function):
             weight = function.counted(y_true, y_pred, sample_weight)
             self._add(function.per_example(y_true, y_pred), weight)
-        elif not self.couples(y_true, y_pred):
+        elif self.coupling(y_true, y_pred) is not Coupling.WHOLE:
             self._add(self.values(y_true, y_pred), sample_weight)
         elif sample_weight is None:
             value = function(aligned(function, y_true, y_pred), y_pred)

@@ -14,11 +14,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from neurenix._core.errors import ArgumentError, ArgumentTypeError, DataError, ShapeError
+from neurenix._coupling import Coupling
 from neurenix.losses import Loss
 from neurenix.losses.registry import FunctionLoss
 from neurenix.metrics import Metric
 from neurenix.train.batch import Batch
-from neurenix.train.coupling import coupling_metrics, loss_couples
+from neurenix.train.coupling import coupling_metrics, loss_coupling
 from neurenix.train.outputs import OutputLosses
 from neurenix.train.step import StepDefinition
 
@@ -30,7 +31,7 @@ class BatchCheck:
         self._specs: dict[Any, Any] = {}
         self._of: StepDefinition | None = None
         self._output_shape: tuple[int, ...] | None = None
-        self._coupling: dict[Any, tuple[bool, list[str]]] = {}
+        self._coupling: dict[Any, tuple[Coupling, dict[str, Coupling]]] = {}
 
     def output_spec(self, definition: StepDefinition, x: Any) -> Any:
         """Return shapes and dtypes of the model's output for inputs like ``x``."""
@@ -85,14 +86,14 @@ class BatchCheck:
 
     def coupling(
         self, definition: StepDefinition, loss: Loss, metrics: Iterable[Metric], batch: Batch
-    ) -> tuple[bool, list[str]]:
-        """Tell whether the loss couples examples, and which metrics do; found once for a shape."""
+    ) -> tuple[Coupling, dict[str, Coupling]]:
+        """Tell how the loss couples examples, and metrics by name; found once for a shape."""
         output = self.output_spec(definition, batch.x)
         leaves, treedef = jax.tree.flatten((batch.x, batch.y))
         key = (treedef, *(np.shape(leaf) for leaf in leaves))
         if key not in self._coupling:
-            couples = loss_couples(loss, batch.y, output)
-            self._coupling[key] = couples, coupling_metrics(metrics, batch.y, output)
+            of_loss = loss_coupling(loss, batch.y, output)
+            self._coupling[key] = of_loss, coupling_metrics(metrics, batch.y, output)
         return self._coupling[key]
 
     def labels(self, definition: StepDefinition, loss: Loss, batch: Batch, steps: int) -> None:

@@ -9,15 +9,15 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from neurenix._coupling import couples_examples
+from neurenix._coupling import Coupling, coupling_of
 from neurenix.losses import Loss
 from neurenix.losses.registry import FunctionLoss
 from neurenix.metrics import FunctionMetric, Metric
 from neurenix.train.outputs import OutputLosses, OutputMetric, pick
 
 
-def loss_couples(loss: Loss, y: Any, output: Any) -> bool:
-    """Tell whether a loss is one number for a batch that is no mean over its examples.
+def loss_coupling(loss: Loss, y: Any, output: Any) -> Coupling:
+    """Tell how a loss couples the examples of a batch, if it does.
 
     Args:
         loss: any loss; only functions of users are judged.
@@ -30,21 +30,25 @@ def loss_couples(loss: Loss, y: Any, output: Any) -> bool:
         >>> from neurenix.tensor import mean, ones, sqrt
         >>> spec = jax.ShapeDtypeStruct((4, 1), "float32")
         >>> root = get(lambda t, p: sqrt(mean((t - p) ** 2)))
-        >>> loss_couples(root, ones((4, 1)), spec)
-        True
+        >>> loss_coupling(root, ones((4, 1)), spec).name
+        'WHOLE'
     """
     if isinstance(loss, OutputLosses):
-        return any(loss_couples(one, t, p) for one, _, t, p in loss.picked(y, output))
-    return isinstance(loss, FunctionLoss) and couples_examples(loss.function, y, output)
+        parts = [loss_coupling(one, t, p) for one, _, t, p in loss.picked(y, output)]
+        return max(parts, default=Coupling.NONE)
+    if isinstance(loss, FunctionLoss):
+        return coupling_of(loss.function, y, output)
+    return Coupling.NONE
 
 
-def coupling_metrics(metrics: Iterable[Metric], y: Any, output: Any) -> list[str]:
-    """Return the names of the metrics that are functions and couple examples; see above."""
-    return [metric.name for metric in metrics if _metric_couples(metric, y, output)]
+def coupling_metrics(metrics: Iterable[Metric], y: Any, output: Any) -> dict[str, Coupling]:
+    """Return how those of the metrics that are functions couple examples, by name; see above."""
+    found = {metric.name: _metric_coupling(metric, y, output) for metric in metrics}
+    return {name: coupling for name, coupling in found.items() if coupling}
 
 
-def _metric_couples(metric: Any, y: Any, output: Any) -> bool:
+def _metric_coupling(metric: Any, y: Any, output: Any) -> Coupling:
     if isinstance(metric, OutputMetric):
         target = pick(y, metric.key, "targets are")
-        return _metric_couples(metric.inner, target, pick(output, metric.key, "model returns"))
-    return isinstance(metric, FunctionMetric) and metric.couples(y, output)
+        return _metric_coupling(metric.inner, target, pick(output, metric.key, "model returns"))
+    return metric.coupling(y, output) if isinstance(metric, FunctionMetric) else Coupling.NONE

@@ -16,6 +16,7 @@ import numpy as np
 
 from neurenix import random
 from neurenix._core.errors import ArgumentError, DataError, ShapeError
+from neurenix._coupling import Coupling
 from neurenix.data import Dataset, StreamDataset
 from neurenix.data.columns import as_array
 from neurenix.train.batch import Batch, as_batch, named_inputs, num_examples, pad
@@ -71,7 +72,7 @@ class Feed:
         self._iterator: Iterator[Any] | None = None
         self._held: list[Batch] = []
         self._read_once = read_once(dataset)
-        self._left_whole: str | None = None
+        self._left_whole: list[tuple[str, Coupling]] = []
         self._taken = self._taken_before = 0
         self._asked: int | None = None
         self.passes = passes
@@ -99,19 +100,22 @@ class Feed:
         """Whether the data is known never to end."""
         return self._dataset.endless
 
-    def keep_whole(self, loss: str) -> None:
-        """Fill no batch up and take no weights, for a loss that couples examples.
+    def keep_whole(self, what: str, coupling: Coupling) -> None:
+        """Fill no batch up, for a loss or a metric that couples examples.
 
         Args:
-            loss: its name.
+            what: the loss or the metric, by name.
+            coupling: how. What is one number for a whole batch takes no weights either.
 
         Raises:
             ArgumentError: batches have weights, or one must be filled up. Of data whose sizes are
                 not known beforehand, that is found when the batch is met.
         """
-        self._left_whole, self.weighted = loss, False
+        self._left_whole.append((what, coupling))
+        if coupling is Coupling.WHOLE:
+            self.weighted = False
         if isinstance(self._dataset, Dataset) and not self.uniform:
-            raise self._not_whole("A batch must be filled up here")
+            raise _not_whole("A batch must be filled up here", what, coupling)
         self.first = self._sized(self._held[0])
 
     def chunks(self, steps: int | None, per_chunk: int) -> Iterator[Chunk]:
@@ -232,22 +236,32 @@ class Feed:
                 f"A batch has {count} examples where the first had {self.batch_size} or fewer. "
                 "Batches must not grow: give the largest first, or one size."
             )
-        if self._left_whole is not None and batch.weight is not None:
-            raise self._not_whole("There are weights here")
-        if self._left_whole is not None and count < self.batch_size:
-            raise self._not_whole(f"A batch of {count} would be filled up to {self.batch_size}")
+        for what, coupling in self._left_whole:
+            if batch.weight is not None and coupling is Coupling.WHOLE:
+                raise _not_whole("There are weights here", what, coupling)
+            if count < self.batch_size:
+                filled = f"A batch of {count} would be filled up to {self.batch_size}"
+                raise _not_whole(filled, what, coupling)
         if not self.weighted:
             return batch
         return pad(batch, self.batch_size)
 
-    def _not_whole(self, what: str) -> ArgumentError:
+
+def _not_whole(met: str, what: str, coupling: Coupling) -> ArgumentError:
+    whole = (
+        "Use whole batches (a batch_size that divides the number of examples and is a multiple of "
+        "the replicas, or drop_remainder=True of Dataset.batch)"
+    )
+    if coupling is Coupling.ROWS:
         return ArgumentError(
-            f"{what}, and the loss {self._left_whole} is one number for a whole batch that is not "
-            "the mean over its examples: weighted, or with examples added, it would be another "
-            "function. Use whole batches (a batch_size that divides the number of examples and is "
-            "a multiple of the replicas, or drop_remainder=True of Dataset.batch) without "
-            "weights, or return one loss for each example."
+            f"{met}, and the {what} gives each example a number that is made of others of its "
+            f"batch too: examples that are added would change it. {whole}."
         )
+    return ArgumentError(
+        f"{met}, and the {what} is one number for a whole batch that is not the mean over its "
+        f"examples: weighted, or with examples added, it would be another function. {whole} "
+        "without weights, or return one number for each example."
+    )
 
 
 def make_dataset(

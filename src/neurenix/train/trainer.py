@@ -191,8 +191,8 @@ class Trainer(Described, Resumable):
                 module then has the weights of before that step.
             UnknownNameError: a callback watches a number that the logs will not have.
             NotCompiledError: the trainer has no loss.
-            ArgumentError: an option cannot be used; the loss or a metric couples the examples (it
-                is one number and no mean over them) and a batch would be filled up or weighted.
+            ArgumentError: an option cannot be used; the loss or a metric couples the examples
+                (``FunctionLoss``) and a batch would be filled up or weighted.
             ArgumentTypeError: an option does not exist.
         """
         check_options("fit", more, FIT_OPTIONS)
@@ -373,11 +373,11 @@ class Trainer(Described, Resumable):
 
     def _leave_whole(self, feed: Feed, definition: StepDefinition) -> None:
         loss = self._loss_needed()
-        couples, metrics = self._check.coupling(definition, loss, self._metrics, feed.first)
-        if couples:
-            feed.keep_whole(loss.name)
-        elif metrics:
-            feed.keep_whole(f"or metric {metrics[0]} (a class of nx.metrics takes any batch)")
+        of_loss, of_metrics = self._check.coupling(definition, loss, self._metrics, feed.first)
+        if of_loss:
+            feed.keep_whole(f"loss {loss.name}", of_loss)
+        for name, coupling in of_metrics.items():
+            feed.keep_whole(f"metric {name} (a class of nx.metrics takes any batch)", coupling)
 
     def check_labels(self, batch: Batch, steps: int) -> None:
         """Check the targets of a host batch, of ``steps`` batches stacked, against the loss."""
