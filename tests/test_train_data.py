@@ -284,3 +284,59 @@ def test_an_array_of_jax_keeps_its_64_bits(run_python: Any) -> None:
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip() == "['float64'] ['float64'] ['float32']"
+
+
+# Generators that fill the same arrays again
+
+
+def refilled(count: int, rows: int) -> Iterator[Any]:
+    x, y = np.empty((rows, 1), np.float32), np.empty((rows, 1), np.float32)
+    for number in range(count):
+        x[:], y[:] = number, 2 * number
+        yield x, y
+
+
+@pytest.mark.parametrize("per_call", [1, 4])
+def test_a_batch_is_as_it_was_when_it_was_yielded(per_call: int) -> None:
+    model = nn.Linear(1, 1)
+    model.kernel[...], model.bias[...] = np.zeros((1, 1)), np.zeros(1)
+    model.compile(nx.optim.SGD(0.0), "mse", steps_per_execution=per_call)
+    expected = np.mean([(2 * number) ** 2 for number in range(8)])
+    assert model.fit(refilled(8, 32), verbose=False)["loss"] == pytest.approx([expected])
+    assert model.evaluate(refilled(8, 32))["loss"] == pytest.approx(expected)
+
+
+def test_predictions_are_of_the_arrays_that_were_yielded() -> None:
+    wide = nn.Linear(1, 2048)
+    model = nn.Sequential(wide, nn.Linear(2048, 2048), nn.Linear(2048, 1))
+    found = model.predict(x for x, _ in refilled(16, 1024))
+    expected = [model(np.full((1, 1), number, np.float32)).item() for number in range(16)]
+    np.testing.assert_allclose(found.reshape(16, 1024), np.tile(expected, (1024, 1)).T, rtol=1e-3)
+
+
+def test_a_strategy_keeps_what_a_generator_yielded() -> None:
+    strategy = nx.distribute.TPUStrategy()
+    first = [np.asarray(x)[0, 0] for x, _ in list(strategy.distribute(refilled(4, 8)))]
+    assert first == [0, 1, 2, 3]
+    many = nx.multi_step(lambda batch: batch[0][0, 0], steps=4)
+    assert many(refilled(4, 8)).tolist() == [0, 1, 2, 3]
+
+
+def test_a_list_of_batches_is_not_copied() -> None:
+    batch = np.ones((4, 2), np.float32)
+    assert next(nx.data.StreamDataset([batch]).iterator()) is batch
+    assert next(nx.data.StreamDataset(iter([batch])).iterator()) is not batch
+
+
+def test_the_devices_hold_the_outputs_of_few_batches() -> None:
+    held: list[int] = []
+    with nx.distribute.TPUStrategy().scope():
+        model = nn.Linear(1, 50_000)
+
+    def batches() -> Iterator[Any]:
+        for _ in range(40):
+            held.append(sum(array.nbytes for array in jax.live_arrays()))
+            yield np.ones((8, 1), np.float32)
+
+    assert model.predict(batches()).shape == (320, 50_000)
+    assert max(held) - held[0] < 25 * 8 * 50_000 * 4

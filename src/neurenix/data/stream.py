@@ -13,6 +13,7 @@ import jax
 import numpy as np
 
 from neurenix._core.errors import ArgumentTypeError, DataError
+from neurenix._core.libraries import library_of
 from neurenix.data.columns import as_array
 from neurenix.data.iterator import stack
 
@@ -23,6 +24,8 @@ class StreamDataset:
     A batch is an array, a dict, or a pair ``(x, y)`` or triple ``(x, y, w)``, whose last entries
     may be None; lists of arrays, as loaders yield them, count as tuples. 64-bit numbers become
     32-bit, but for those of a ``jax.Array``. A source that knows its ``len`` has a cardinality.
+    A batch is as it was when the source yielded it: NumPy arrays are copied, for a generator may
+    fill the same ones again; those of a list and of the loaders of PyTorch and grain need no copy.
 
     Args:
         source: a grain ``MapDataset`` or ``IterDataset`` that is batched, or any iterable of
@@ -130,6 +133,9 @@ class StreamIterator(Iterator[Any]):
         self._source = source
         self._can_restart = can_restart
         self._inner = iter(source)
+        self._refilled = not (
+            isinstance(source, list | tuple) or library_of(source, _MAKE_THEIR_OWN)
+        )
         self._position = 0
         self._ahead: list[tuple[Any, Any]] = []  # one batch looked at, and the state before it
 
@@ -150,7 +156,8 @@ class StreamIterator(Iterator[Any]):
         """
         if not self._ahead:
             state = self._inner_state()
-            self._ahead.append((_as_batch(next(self._inner)), state))
+            batch = _as_batch(next(self._inner))
+            self._ahead.append((jax.tree.map(_owned, batch) if self._refilled else batch, state))
         return self._ahead[0][0]
 
     def __next__(self) -> Any:
@@ -215,6 +222,13 @@ class StreamIterator(Iterator[Any]):
 
 
 _END = object()
+# Their loaders yield new arrays.
+_MAKE_THEIR_OWN = ("torch.utils.data", "grain")
+
+
+def _owned(leaf: Any) -> Any:
+    """Return an array that nobody else writes to: a computation may read it much later."""
+    return np.array(leaf) if isinstance(leaf, np.ndarray) else leaf
 
 
 def _length_of(source: Any) -> int | None:

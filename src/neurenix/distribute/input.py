@@ -98,6 +98,8 @@ class DistributedIterator(Iterator[Any]):
     def __next__(self) -> Any:
         batch = next(self._iterator)
         self._check(batch, axis=0)
+        if not hasattr(self._iterator, "next_stacked"):
+            batch = _owned(batch)
         return place(batch, self._placement.batch_sharding())
 
     def next_stacked(self, steps: int) -> Any:
@@ -149,7 +151,7 @@ class PerReplicaDataset:
         self._check(_length(self._dataset), replicas)
         taken = 0
         while True:
-            batches = [batch for _, batch in zip(range(replicas), iterator, strict=False)]
+            batches = [_owned(one) for _, one in zip(range(replicas), iterator, strict=False)]
             taken += len(batches)
             if len(batches) < replicas:
                 self._check(taken, replicas)
@@ -186,6 +188,13 @@ def _length(dataset: Any) -> int:
         return 0
 
 
+def _owned(batch: Any) -> Any:
+    """Return a batch of somebody's iterator with copies, for a generator may reuse its arrays."""
+    return jax.tree.map(
+        lambda leaf: np.array(leaf) if isinstance(leaf, np.ndarray) else leaf, batch
+    )
+
+
 def stacked(iterator: Iterator[Any], steps: int) -> Any:
     """Take ``steps`` batches from ``iterator`` as one tree of arrays (steps, batch, …).
 
@@ -200,7 +209,7 @@ def stacked(iterator: Iterator[Any], steps: int) -> Any:
         batch = own(steps)
         found = len(jax.tree.leaves(batch)[0])
     else:
-        batches = [batch for _, batch in zip(range(steps), iterator, strict=False)]
+        batches = [_owned(batch) for _, batch in zip(range(steps), iterator, strict=False)]
         found = len(batches)
     if found < steps:
         raise DataError(
