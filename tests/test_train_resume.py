@@ -14,6 +14,7 @@ import safetensors.numpy
 from flax import nnx
 
 import neurenix as nx
+from neurenix import nn
 from neurenix.train import Trainer, TrainOptions, load_weights, save_weights
 from train_helpers import MLP, Noisy, classification
 
@@ -281,3 +282,35 @@ def test_what_is_no_path_is_told(path: Any) -> None:
     for use in (trainer.save, trainer.load):
         with pytest.raises(nx.ArgumentTypeError, match="`path` is a path, got"):
             use(path)
+
+
+class Features(nn.Module):
+    """Holds arrays that are no variables: of JAX and NumPy, in a list and in a tuple."""
+
+    def __init__(self, factor: float) -> None:
+        self.random = nx.randn(2, 16)
+        self.scale = np.full(16, factor, np.float32)
+        self.shifts = nnx.List([nx.ones(1) * factor])
+        self.more = nnx.data((nx.ones(1) * factor, nx.ones(1)))
+        self.out = nn.Linear(16, 1)
+
+    def __call__(self, x: Any) -> Any:
+        return self.out(jnp.sin(x @ self.random) * self.scale) + self.shifts[0] + self.more[0]
+
+
+def test_arrays_that_are_no_variables_are_saved(tmp_path: Path) -> None:
+    x, y = np.ones((8, 2), np.float32), np.ones((8, 1), np.float32)
+    first, second, third = (Features(factor) for factor in (1, 2, 3))
+    for model in (first, second, third):
+        model.compile("sgd", "mse")
+        model.fit(x, y, verbose=False)
+    first.save(tmp_path / "weights")
+    first.trainer.save(tmp_path / "trainer")
+    second.load(tmp_path / "weights")
+    third.trainer.load(tmp_path / "trainer")
+    expected = first.predict(x)
+    for model in (second, third):
+        np.testing.assert_array_equal(model.predict(x), expected)
+        np.testing.assert_allclose(np.asarray(model(x)), expected, rtol=1e-6)
+        assert isinstance(model.scale, np.ndarray)
+    assert first.fit(x, y, verbose=False)["loss"] == third.fit(x, y, verbose=False)["loss"]

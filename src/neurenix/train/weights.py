@@ -3,8 +3,8 @@
 Owns names, the checksum, atomic writing and the comparison on reading. It does not own when
 they are written (``recorders.py``), nor what a trainer keeps beside them (``resume.py``).
 
-Names are the path of attributes joined by dots: ``layers.0.kernel``. Everything that the module
-keeps is written but random streams.
+Names are the path of attributes joined by dots: ``layers.0.kernel``. Every array that the module
+keeps is written, in a variable or not, but random streams.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _SHOWN = 8
 
 
 def save_weights(module: nnx.Module, path: str | os.PathLike[str]) -> None:
-    """Write every variable of ``module`` but random streams; the file appears whole or not at all.
+    """Write every array of ``module`` but random streams; the file appears whole or not at all.
 
     Args:
         module: any NNX module.
@@ -65,18 +65,56 @@ def load_weights(module: nnx.Module, path: str | os.PathLike[str]) -> None:
     put_into(variables, stored)
 
 
+class Attribute:
+    """An array that a module holds in no variable, read and set like one.
+
+    Args:
+        module: the module.
+        path: of attributes and places, from the module to the array.
+        array: the array, of NumPy or JAX.
+    """
+
+    def __init__(self, module: nnx.Module, path: tuple[Any, ...], array: Any) -> None:
+        self._module, self._path, self._array = module, path, array
+
+    def __getitem__(self, _: Any) -> jax.Array:
+        return jnp.asarray(self._array)
+
+    def __setitem__(self, _: Any, value: jax.Array) -> None:
+        self._array = np.asarray(value) if isinstance(self._array, np.ndarray) else value
+        _replace(self._module, self._path, self._array)
+
+
+def _replace(node: Any, path: tuple[Any, ...], array: Any) -> Any:
+    """Return ``node`` with the array at ``path``: itself, but for a tuple, which is made anew."""
+    key, rest = path[0], path[1:]
+    by_name = isinstance(key, str) and not isinstance(node, dict)
+    old = getattr(node, key) if by_name else node[key]
+    new = _replace(old, rest, array) if rest else array
+    if new is old:
+        return node
+    if isinstance(node, tuple):
+        return (*node[:key], new, *node[key + 1 :])
+    if by_name:
+        setattr(node, key, nnx.data(new))
+    else:
+        node[key] = new
+    return node
+
+
 def weights_of(module: nnx.Module) -> dict[str, Any]:
-    """Return every variable of ``module`` but random streams, by name."""
+    """Return every variable and other array of ``module`` but random streams, by name."""
     every = variables_of(module)
     return {name: v for name, v in every.items() if not isinstance(v, nnx.RngState)}
 
 
 def variables_of(module: nnx.Module) -> dict[str, Any]:
-    """Return every variable of ``module`` by name."""
+    """Return every variable of ``module`` by name; of another array, what stands for one."""
     return {
-        ".".join(map(str, path)): leaf
+        ".".join(map(str, path)): (
+            leaf if isinstance(leaf, nnx.Variable) else Attribute(module, path, leaf)
+        )
         for path, leaf in nnx.graph.flatten(module)[1]
-        if isinstance(leaf, nnx.Variable)
     }
 
 
