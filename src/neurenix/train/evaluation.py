@@ -85,15 +85,23 @@ class Pass:
             ShapeError: the model does not return one output for each example, or batches have
                 outputs of different shapes.
         """
-        began, found = time.perf_counter(), []
-        in_flight = _InFlight(self, lambda output: any(map(_has_nan, jax.tree.leaves(output))))
+        began = time.perf_counter()
+        found: list[Any] = []  # on the host: the devices hold outputs of few batches
+
+        def has_nan(output: Any) -> bool:
+            return any(map(_has_nan, jax.tree.leaves(output)))
+
+        def keep(output: Any) -> None:
+            found.append(jax.tree.map(np.asarray, output))
+
+        in_flight = _InFlight(self, has_nan, keep)
         for chunk in self.feed.chunks(self.steps, 1):
             placed = to_devices(chunk.batch.x, self.strategy, stacked=False)
             output = self.compiled.predict(self.model, placed)
             size = len(jax.tree.leaves(chunk.batch.x)[0])
             jax.tree.map(lambda leaf, n=size: _check_examples(leaf.shape, n), output)
-            found.append(jax.tree.map(lambda leaf, n=chunk.examples: leaf[:n], output))
-            in_flight.add(chunk.batch.x, found[-1])
+            output = jax.tree.map(lambda leaf, n=chunk.examples: leaf[:n], output)
+            in_flight.add(chunk.batch.x, output)
             self.progress.advance(1, None, ())
         in_flight.end()
         joined = jax.tree.map(lambda *leaves: _joined(leaves), *found)
@@ -107,10 +115,16 @@ class _InFlight:
     Args:
         over: the pass.
         is_nan: tells whether a result is not a number.
+        take: is given every result in turn, once it is there.
     """
 
-    def __init__(self, over: Pass, is_nan: Callable[[Any], bool]) -> None:
-        self._over, self._is_nan = over, is_nan
+    def __init__(
+        self,
+        over: Pass,
+        is_nan: Callable[[Any], bool],
+        take: Callable[[Any], None] = lambda result: None,
+    ) -> None:
+        self._over, self._is_nan, self._take = over, is_nan, take
         self._waiting: deque[tuple[Any, Any]] = deque()
         self._number, self._explained = 0, False
 
@@ -131,6 +145,7 @@ class _InFlight:
         if not self._explained and _has_integers(x) and self._is_nan(result):
             self._explained = True
             self._explain(x)
+        self._take(result)
         self._number += 1
 
     def _explain(self, x: Any) -> None:
@@ -157,7 +172,7 @@ def _check_examples(shape: tuple[int, ...], examples: int) -> None:
         )
 
 
-def _joined(leaves: tuple[jax.Array, ...]) -> np.ndarray:
+def _joined(leaves: tuple[np.ndarray, ...]) -> np.ndarray:
     shapes = {leaf.shape[1:] for leaf in leaves}
     if len(shapes) > 1:
         shown = ", ".join(f"(N, {', '.join(map(str, shape))})" for shape in sorted(shapes)[:3])
