@@ -270,3 +270,14 @@ def test_a_loss_as_a_metric_counts_what_the_loss_counts() -> None:
     trainer = Trainer(MLP((6, 8, 3)), loss=loss, metrics=[loss])
     found = trainer.evaluate(x, labels)
     assert found["CrossEntropyLoss"] == pytest.approx(found["loss"], rel=1e-5)
+
+
+@pytest.mark.parametrize("loss", [masked, info_nce])
+def test_such_a_loss_is_not_computed_in_parts(loss: Any) -> None:
+    x, y = regression()
+    y = np.tile(y, 3)
+    model = nx.nn.Linear(6, 3)
+    model.compile("sgd", loss, accumulate_steps=4)
+    with pytest.raises(nx.ArgumentError, match=f"accumulate_steps=4 .*loss {loss.__name__} "):
+        model.fit(x, y, batch_size=32)
+    assert np.isfinite(model.evaluate(x, y, batch_size=32)["loss"])

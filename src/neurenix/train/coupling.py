@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+from neurenix._core.errors import ArgumentError
 from neurenix._coupling import Coupling, coupling_of
 from neurenix.losses import Loss
 from neurenix.losses.registry import FunctionLoss
@@ -39,6 +40,17 @@ def loss_coupling(loss: Loss, y: Any, output: Any) -> Coupling:
     if isinstance(loss, FunctionLoss):
         return coupling_of(loss.function, y, output)
     return Coupling.NONE
+
+
+def expect_one_part(loss: Loss, parts: int) -> None:
+    """Raise ArgumentError if a batch of a loss that couples examples is computed in parts."""
+    if parts > 1:
+        raise ArgumentError(
+            f"accumulate_steps={parts} computes each batch in parts, and the loss {loss.name} "
+            "couples the examples of a batch: the mean of its values for the parts is another "
+            "function. Use accumulate_steps=1, or a loss that gives each example a number of its "
+            "own (a masked mean: the sum over an example's entries, with masks as weights)."
+        )
 
 
 def coupling_metrics(metrics: Iterable[Metric], y: Any, output: Any) -> dict[str, Coupling]:

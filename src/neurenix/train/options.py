@@ -33,7 +33,8 @@ class TrainOptions:
             weights. Without it only the loss is looked at, so that weights can be lost to a
             gradient that is not finite while the loss still is; it costs a look at each gradient.
         accumulate_steps: parts that every batch is computed in, one after the other, before the
-            optimizer's update; it divides the activations' memory.
+            optimizer's update; it divides the activations' memory. Not for a loss that couples
+            the examples of a batch.
         remat: what the backward pass computes again instead of keeping it: None keeps everything
             that it needs, ``"dots"`` keeps the results of matrix products and convolutions and
             computes the rest again. (Models that scan their layers have policies of their own.)

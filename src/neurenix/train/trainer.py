@@ -22,6 +22,7 @@ from neurenix._core.errors import (
     ArgumentTypeError,
     NotCompiledError,
 )
+from neurenix._coupling import Coupling
 from neurenix._nnx import nnx
 from neurenix.compiler import intercept
 from neurenix.distribute import Strategy, get_strategy
@@ -39,6 +40,7 @@ from neurenix.train.batch import Batch
 from neurenix.train.batch_check import BatchCheck
 from neurenix.train.callbacks import Callback
 from neurenix.train.compiled import CompiledEvaluation, CompiledStep
+from neurenix.train.coupling import expect_one_part
 from neurenix.train.described import Described
 from neurenix.train.evaluation import Pass
 from neurenix.train.feed import (
@@ -192,7 +194,7 @@ class Trainer(Described, Resumable):
             UnknownNameError: a callback watches a number that the logs will not have.
             NotCompiledError: the trainer has no loss.
             ArgumentError: an option cannot be used; the loss or a metric couples the examples
-                (``FunctionLoss``) and a batch would be filled up or weighted.
+                (``FunctionLoss``) and a batch would be filled up, weighted or taken in parts.
             ArgumentTypeError: an option does not exist.
         """
         check_options("fit", more, FIT_OPTIONS)
@@ -222,7 +224,8 @@ class Trainer(Described, Resumable):
         )
         _check_end(feed, steps_per_epoch, "steps_per_epoch")
         self._check.first(definition, self._loss_needed(), feed.first)
-        self._leave_whole(feed, definition)
+        if self._leave_whole(feed, definition):
+            expect_one_part(self._loss_needed(), definition.accumulate_steps)
         validate = self._validator(validation_data, batch_size or feed.batch_size, options)
         check_watched(called, definition.log_names, validated=validate is not None)
         for callback in called:
@@ -371,13 +374,14 @@ class Trainer(Described, Resumable):
         known.model.renew(split)
         return known
 
-    def _leave_whole(self, feed: Feed, definition: StepDefinition) -> None:
+    def _leave_whole(self, feed: Feed, definition: StepDefinition) -> Coupling:
         loss = self._loss_needed()
         of_loss, of_metrics = self._check.coupling(definition, loss, self._metrics, feed.first)
         if of_loss:
             feed.keep_whole(f"loss {loss.name}", of_loss)
         for name, coupling in of_metrics.items():
             feed.keep_whole(f"metric {name} (a class of nx.metrics takes any batch)", coupling)
+        return of_loss
 
     def check_labels(self, batch: Batch, steps: int) -> None:
         """Check the targets of a host batch, of ``steps`` batches stacked, against the loss."""
