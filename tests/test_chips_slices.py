@@ -183,6 +183,10 @@ def test_rings(name: str, wraps: tuple[bool, ...]) -> None:
         ("v6e-256x2", "is 512 chips; slices of v6e have 1 to 256. Did you mean '2x v6e-256'?"),
         ("v5p-256x2", "joined in 3, such as 'v5p:4x4x4'. Did you mean '2x v5p-256'?"),
         ("v6e-1x3", "Did you mean '3x v6e-1'?"),
+        (
+            "v5e-8x2",
+            "Did you mean '2x v5e-8'? One slice with its chips in such a grid is 'v5e:8x2'.",
+        ),
     ],
 )
 def test_unknown_names_say_what_is_meant(name: str, says: str) -> None:

@@ -202,7 +202,13 @@ def _parse(text: str, asked: str) -> tuple[Generation, tuple[int, ...]]:
     if match is None or generation is None:
         raise _unknown(asked, text)
     if _GRID.match(match["size"]):
-        return generation, _of_grid(generation, match["size"], asked)
+        grid = _of_grid(generation, match["size"], asked)
+        if ":" not in text and not _is_listed(generation, grid) and _several_meant(asked):
+            raise UnknownNameError(
+                f"{asked!r} is no slice that is listed.{_several_meant(asked)} One slice with its "
+                f"chips in such a grid is '{generation.topology_prefix}:{match['size']}'."
+            )
+        return generation, grid
     if ":" in text:
         raise UnknownNameError(
             f"{asked!r} needs the chips along each axis after the colon, such as "
@@ -284,11 +290,17 @@ def _of_grid(generation: Generation, text: str, asked: str) -> tuple[int, ...]:
     return grid
 
 
+def _is_listed(generation: Generation, grid: tuple[int, ...]) -> bool:
+    """Tell whether a slice of this grid can be named by a number."""
+    chips = prod(grid)
+    return chips in _listed(generation) and _of_chips(generation, chips, "") == grid
+
+
 def _build(generation: Generation, topology: tuple[int, ...], num_slices: int) -> Slice:
     chips = prod(topology)
     bounds = _host_bounds(generation, topology)
     grid = "x".join(map(str, topology))
-    listed = chips in _listed(generation) and _of_chips(generation, chips, grid) == topology
+    listed = _is_listed(generation, topology)
     single = (
         f"{generation.name}-{_count(generation, chips)}" if listed else f"{generation.name}:{grid}"
     )
