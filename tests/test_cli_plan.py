@@ -263,6 +263,7 @@ def test_everything_of_a_plain_function_is_the_compilers_options() -> None:
 
 
 EIGHT: Any = 8
+OPTIONS: Any = {"donate_argnums": 0}
 WRONG: list[tuple[Any, str]] = [
     (lambda: nx.preflight(jnp.tanh, on=None), "on= is a slice such as"),  # pyright: ignore
     (lambda: nx.preflight(jnp.tanh, on=8), "a list of slices; got int"),  # pyright: ignore
@@ -277,8 +278,40 @@ WRONG: list[tuple[Any, str]] = [
     (lambda: SearchSpace(batches=["64"]), "a batch is a whole number; got '64'"),  # pyright: ignore
     (lambda: SearchSpace(meshes=8), 'meshes is a list or "auto"; got int'),  # pyright: ignore
     (lambda: Deadline("5", 1), "Deadline: examples must be a number"),  # pyright: ignore
+    (lambda: nx.preflight(jnp.tanh, on="v5e-8", options=OPTIONS), "PreflightOptions.*got dict"),
+    (lambda: nx.compile_for(jnp.tanh, on="cpu", path="x", options=OPTIONS), "PreflightOptions"),
+    (lambda: nx.preflight.search(jnp.tanh, on="v5e-8", options=OPTIONS), "PreflightOptions"),
+    (lambda: nx.preflight.search(jnp.tanh, on="v5e-8", space=OPTIONS), r"SearchSpace\("),
+    (lambda: nx.preflight.search(jnp.tanh, on="v5e-8", pricing=OPTIONS), r"preflight.Pricing\("),
+    (lambda: nx.preflight.search(jnp.tanh, on="v5e-8", deadline=OPTIONS), r"Deadline\("),
+    (lambda: nx.preflight.PreflightOptions(compiler=OPTIONS), "CompileOptions"),
+    (lambda: nx.preflight.CompileOptions(timeout_seconds="60"), "got '60'"),  # pyright: ignore
+    (lambda: nx.preflight.CompileOptions(compiler_options=8), "a dict"),  # pyright: ignore
     (lambda: Pricing(usd_per_chip_hour="3"), "usd_per_chip_hour must be a number"),  # pyright: ignore
 ]
+
+
+@pytest.mark.pure
+@pytest.mark.parametrize(
+    "options",
+    [{"workers": 0}, {"workers": -1}, {"timeout_seconds": 0}, {"timeout_seconds": float("nan")}],
+)
+def test_limits_of_the_compiler_are_positive(options: Any) -> None:
+    with pytest.raises(nx.ArgumentError, match=next(iter(options))):
+        nx.preflight.CompileOptions(**options)
+
+
+@pytest.mark.tpu_compile
+def test_a_candidate_that_the_end_of_the_budget_stops_was_not_compiled() -> None:
+    net: Any = nn.Sequential(nn.Linear(64, 8))
+    net.compile(optimizer="adam", loss="mse")
+    options = nx.preflight.PreflightOptions(compiler=nx.preflight.CompileOptions(cache=False))
+    plan = nx.preflight.search(
+        net, on="v5e-1", input_shape=(64, 64), budget_seconds=0.3, options=options
+    )
+    (candidate,) = plan.candidates
+    assert candidate.report is None and "the time for the search was up" in candidate.reason
+    assert "0 compiled" in plan.text(200)
 
 
 @pytest.mark.pure

@@ -100,6 +100,7 @@ def test_donation_is_of_the_arguments_that_the_caller_counts() -> None:
     assert program(functools.partial(update, "a", more=X), X, X, donate_argnums=(1,)).donated == (
         1,
     )
+    assert program(lambda new, old: old + new, X, X, donate_argnums=1).donated == (1,)
     with pytest.raises(ArgumentError, match="names argument 2, and there are 2 arguments"):
         program(functools.partial(update, "a", more=X), X, X, donate_argnums=(2,))
 

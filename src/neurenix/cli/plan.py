@@ -28,6 +28,7 @@ from neurenix.cli.options import (
 )
 from neurenix.cli.output import check_folders, output_for, show_text, write_text
 from neurenix.cli.scripts import listed, simulate_first, slices_of
+from neurenix.compiler.compile import check_seconds
 
 if TYPE_CHECKING:
     from neurenix.preflight.planning import Candidate, Deadline
@@ -63,7 +64,7 @@ def plan(
         typer.Option(help='XLA options to try: auto, or "name=value;name=value,name=value"'),
     ] = None,
     budget: Annotated[
-        float, typer.Option(help="seconds after which no further candidate is compiled")
+        float, typer.Option(help="seconds after which no candidate is compiled any more")
     ] = 600,
     json_path: Annotated[
         Path | None, typer.Option("--json", help="write the plan to this file; - is the output")
@@ -103,9 +104,8 @@ def plan(
         )
         space.check(slices)
         pricing, deadline = Pricing(region, commitment, price), _deadline(examples, deadline_hours)
-        for name, seconds in (("--budget", budget), ("--timeout", timeout)):
-            if seconds <= 0:
-                raise ArgumentError(f"{name} must be positive; got {seconds:g}.")
+        check_seconds("--budget", budget)
+        check_seconds("--timeout", timeout)
         options = PreflightOptions(examples=examples_per_step)
         check_folders(json_path, html_path)
         with output_for(json_path) as output:

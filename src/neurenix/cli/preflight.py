@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from neurenix._core.errors import ArgumentError, NeurenixError
+from neurenix._core.errors import NeurenixError
 from neurenix.cli.failure import MISTAKE, show
 from neurenix.cli.options import (
     Arguments,
@@ -29,6 +29,7 @@ from neurenix.cli.options import (
 )
 from neurenix.cli.output import check_folders, output_for, show_text, write_text
 from neurenix.cli.scripts import simulate_first, slices_of
+from neurenix.compiler.compile import check_seconds
 
 if TYPE_CHECKING:
     from neurenix.preflight.compare import Comparison
@@ -103,8 +104,8 @@ def preflight(
         condition = parse(fail_if)
         pricing = Pricing(region, commitment, price)
         earlier = load_reports(compare) if compare is not None else None
-        if timeout <= 0:
-            raise ArgumentError(f"--timeout must be positive; got {timeout:g}.")
+        check_seconds("--timeout", timeout)
+        check_seconds("--compile-timeout", compile_timeout)
         options = PreflightOptions(
             compiler=CompileOptions(timeout_seconds=compile_timeout),
             suggest=not no_suggest,

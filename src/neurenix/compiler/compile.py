@@ -39,6 +39,19 @@ _DATA = re.compile(r"\s*\[type\.googleapis\.com/[\w.]*CompilationResultProto='.*
 _UNITS = {"K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 
 
+def check_seconds(name: str, seconds: Any) -> None:
+    """Raise unless a limit is a positive number of seconds, which may be infinite.
+
+    Raises:
+        ArgumentTypeError: it is no number.
+        ArgumentError: it is 0, negative or NaN.
+    """
+    if not isinstance(seconds, (int, float)):
+        raise ArgumentTypeError(f"{name} must be a number of seconds; got {seconds!r}.")
+    if not seconds > 0:
+        raise ArgumentError(f"{name} must be positive; got {seconds:g}.")
+
+
 @dataclass(frozen=True)
 class CompileOptions:
     """How to compile.
@@ -61,6 +74,10 @@ class CompileOptions:
     workers: int | None = None
 
     def __post_init__(self) -> None:
+        if not isinstance(self.compiler_options, Mapping):
+            raise ArgumentTypeError(
+                f"compiler_options is a dict of XLA's options; got {self.compiler_options!r}."
+            )
         for name, value in self.compiler_options.items():
             if not isinstance(value, (str, int, float)):
                 raise ArgumentTypeError(
@@ -72,8 +89,9 @@ class CompileOptions:
                     "out what makes a program fast (measured: 2.5 s became 13.8 s), and an "
                     "estimate of it would be of no use. Leave the option out."
                 )
-        if self.timeout_seconds <= 0:
-            raise ArgumentError(f"timeout_seconds must be positive; got {self.timeout_seconds}.")
+        check_seconds("timeout_seconds", self.timeout_seconds)
+        if self.workers is not None and not (isinstance(self.workers, int) and self.workers > 0):
+            raise ArgumentError(f"workers is 1 or more, or None; got {self.workers!r}.")
 
     @property
     def at_once(self) -> int:

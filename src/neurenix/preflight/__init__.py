@@ -11,6 +11,7 @@ from neurenix.compiler.compile import CompileOptions
 from neurenix.compiler.program import spec
 from neurenix.preflight.advice import Suggestion
 from neurenix.preflight.artefact import compile_for, recompile
+from neurenix.preflight.cost import Pricing
 from neurenix.preflight.description import PreflightOptions
 from neurenix.preflight.entry import preflight
 from neurenix.preflight.largest import LargestBatch, largest_batch
@@ -27,6 +28,7 @@ __all__ = [
     "LargestBatch",
     "Plan",
     "PreflightOptions",
+    "Pricing",
     "Report",
     "compile_for",
     "largest_batch",

@@ -10,7 +10,7 @@ import functools
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 
@@ -18,6 +18,8 @@ from neurenix._binding import is_module
 from neurenix._captured import call_of_class
 from neurenix._core.errors import ArgumentError, ArgumentTypeError, did_you_mean
 from neurenix.train.transforms import CompiledFunction
+
+Kind = TypeVar("Kind")
 
 _NUMBERS = (bool, int, float, complex)
 
@@ -52,13 +54,14 @@ class Call:
         names = (parameter(self.function, key) for key in kept)
         return tuple(name for name in names if name.isidentifier())
 
-    def donated(self, argnums: Sequence[int]) -> tuple[int, ...]:
+    def donated(self, argnums: int | Sequence[int]) -> tuple[int, ...]:
         """Return the places among ``arrays`` of positions that the caller of ``call_of`` counts.
 
         Raises:
             ArgumentError: there is no such position.
         """
         count = sum(isinstance(key, int) for key in (*self.arrays, *self.fixed)) - self.bound
+        argnums = (argnums,) if isinstance(argnums, int) else argnums
         for number in argnums:
             if not 0 <= number < count:
                 raise ArgumentError(
@@ -148,6 +151,21 @@ def _refuse_linen(function: Any) -> None:
 def is_compiled(function: Any) -> bool:
     """Return whether ``jax.jit``, ``nnx.jit`` or ``nx.jit`` compiled a function."""
     return isinstance(function, CompiledFunction) or hasattr(function, "lower")
+
+
+def given(name: str, value: Any, kind: type[Kind]) -> Kind:
+    """Return what was given for an argument of ``kind``, one with its defaults for None.
+
+    Raises:
+        ArgumentTypeError: it is of another kind.
+    """
+    if value is None:
+        return kind()
+    if not isinstance(value, kind):
+        raise ArgumentTypeError(
+            f"{name} is an nx.preflight.{kind.__name__}(…); got {type(value).__name__} {value!r}."
+        )
+    return value
 
 
 def refuse_keywords(

@@ -17,7 +17,7 @@ from neurenix.compiler.artefact import Artefact
 from neurenix.compiler.compile import CompileOptions, Refusal, compile_all
 from neurenix.compiler.program import Program
 from neurenix.compiler.target import CpuHost, Target, cpu_host
-from neurenix.preflight.arguments import refuse_keywords
+from neurenix.preflight.arguments import given, refuse_keywords
 from neurenix.preflight.description import PreflightOptions, describe
 from neurenix.preflight.entry import check_input_shape
 
@@ -74,7 +74,7 @@ def compile_for(
     """
     refuse_keywords("nx.compile_for", target, others)
     check_input_shape(input_shape)
-    options = options or PreflightOptions()
+    options = given("options", options, PreflightOptions)
     where = _where(on)
     program = describe(
         target, args, where, input_shape=input_shape, dtype=dtype, mesh=mesh, options=options

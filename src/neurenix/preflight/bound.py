@@ -28,7 +28,7 @@ class Bound:
 
 
 def bind(
-    function: Callable[..., Any], args: Sequence[Any], donate_argnums: tuple[int, ...] = ()
+    function: Callable[..., Any], args: Sequence[Any], donate_argnums: int | Sequence[int] = ()
 ) -> Bound:
     """Return ``function`` as a pure function of arrays; unchanged when no argument is a module.
 

@@ -16,6 +16,7 @@ import jax
 from neurenix import chips
 from neurenix._core.errors import ArgumentError
 from neurenix.compiler.program import Program, spec
+from neurenix.preflight.arguments import given
 from neurenix.preflight.description import PreflightOptions, describe, trainer_of
 
 GENERIC_REMATS = ("none", "dots")
@@ -65,7 +66,7 @@ class Workload:
         """Take what a user gave; ``input_shape`` becomes the first argument's spec."""
         if input_shape is not None:
             args = (spec(input_shape, dtype), *args)
-        return cls(target, args, options or PreflightOptions())
+        return cls(target, args, given("options", options, PreflightOptions))
 
     @property
     def trainer(self) -> Any:

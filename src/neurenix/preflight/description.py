@@ -27,6 +27,7 @@ from neurenix.compiler.placement import abstract_mesh, axes_of_arguments, spec
 from neurenix.compiler.program import Program, TraceOptions, trace
 from neurenix.compiler.target import CpuHost, kind_of, platform_of
 from neurenix.distribute.mesh import MESH_AXES, check_axes, replicas_of
+from neurenix.preflight.arguments import given
 from neurenix.preflight.bound import bind
 
 
@@ -35,18 +36,23 @@ class PreflightOptions:
     """What a preflight may be told beside its target.
 
     Attributes:
-        donate_argnums: of a plain function, the arguments whose memory the results take over.
+        donate_argnums: of a plain function, the arguments whose memory the results take over; one
+            number or several, as for ``jax.jit``.
         compiler: time limit, cache, XLA options.
         suggest: when a training step does not fit, compile what may make it fit.
         examples: that one call of a plain function works on, where its arguments do not show it.
     """
 
-    donate_argnums: tuple[int, ...] = ()
+    donate_argnums: int | Sequence[int] = ()
     compiler: CompileOptions = field(default_factory=CompileOptions)
     suggest: bool = True
     examples: int | None = None
 
     def __post_init__(self) -> None:
+        if not isinstance(self.compiler, CompileOptions):
+            raise ArgumentTypeError(
+                f"compiler is an nx.preflight.CompileOptions(…); got {self.compiler!r}."
+            )
         if self.examples is None:
             return
         if not isinstance(self.examples, numbers.Integral) or isinstance(self.examples, bool):
@@ -71,7 +77,8 @@ def describe(
         ShapeError, NotCompiledError, ArgumentError: as ``preflight``.
     """
     shape = Shape(input_shape, dtype)
-    return describer(target, tuple(args), shape, mesh, options or PreflightOptions())(where)
+    options = given("options", options, PreflightOptions)
+    return describer(target, tuple(args), shape, mesh, options)(where)
 
 
 @dataclass(frozen=True)

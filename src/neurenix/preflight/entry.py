@@ -14,7 +14,7 @@ from neurenix.compiler.analysis import analyse
 from neurenix.compiler.compile import compile_all, compiler_ready
 from neurenix.compiler.target import Target
 from neurenix.preflight.advice import suggestions
-from neurenix.preflight.arguments import refuse_keywords
+from neurenix.preflight.arguments import given, refuse_keywords
 from neurenix.preflight.choice import Workload
 from neurenix.preflight.description import PreflightOptions, Shape, describer
 from neurenix.preflight.report import Report
@@ -135,7 +135,7 @@ def preflight(
             print(report)
     """
     refuse_keywords("nx.preflight", target, others)
-    options = options or PreflightOptions()
+    options = given("options", options, PreflightOptions)
     single = isinstance(on, (str, chips.Slice))
     slices = slices_on(on)
     if not slices:

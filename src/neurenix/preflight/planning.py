@@ -26,7 +26,7 @@ from neurenix.compiler.program import Program
 from neurenix.compiler.target import Target
 from neurenix.compiler.time import peak_of
 from neurenix.preflight import html, plan_document, plan_text, terminal
-from neurenix.preflight.arguments import refuse_keywords
+from neurenix.preflight.arguments import given, refuse_keywords
 from neurenix.preflight.batch import batch_of
 from neurenix.preflight.choice import Choice, Workload
 from neurenix.preflight.cost import Pricing, check_number
@@ -36,6 +36,7 @@ from neurenix.preflight.report import Report
 from neurenix.preflight.text import bytes_text
 
 _OBJECTIVES = ("time", "cost")
+_NOT_COMPILED = "not compiled: the time for the search was up"
 _ARGUMENTS = (
     *("on", "input_shape", "dtype", "objective", "space"),
     *("deadline", "budget_seconds", "pricing", "options"),
@@ -152,8 +153,7 @@ class SearchSpace:
         batches: global batch sizes. By default the one given.
         remats: policies. ``"auto"``: all that the model or the trainer has. By default its own.
         compiler_options: mappings. ``"auto"``: XLA's own choice, collective matmul off, and that
-            with larger tiles in VMEM on v6e. By
-            default XLA's own choice.
+            with larger tiles in VMEM on v6e. By default XLA's own choice.
     """
 
     meshes: Sequence[Mapping[str, int]] | str | None = None
@@ -281,7 +281,7 @@ def search(
         space: what else may be changed; by default nothing.
         deadline: leaves out what is too slow for it: ``objective="cost"`` with a deadline is the
             cheapest way to be done in time.
-        budget_seconds: after which no further candidate is compiled.
+        budget_seconds: after which no candidate is compiled any more.
         pricing: which price of a chip-hour; on demand in the US if left out.
         options: as for ``preflight``.
         **others: none, as for ``preflight``.
@@ -309,10 +309,12 @@ def search(
     check_number("budget_seconds", budget_seconds)
     if math.isnan(budget_seconds):
         raise ArgumentError("budget_seconds must be a number of seconds; got NaN.")
-    space, pricing = space or SearchSpace(), pricing or Pricing()
+    options = given("options", options, PreflightOptions)
+    space, pricing = given("space", space, SearchSpace), given("pricing", pricing, Pricing)
+    deadline = None if deadline is None else given("deadline", deadline, Deadline)
     space.check(slices)
     goal = _Goal(objective, deadline, pricing, time.monotonic() + budget_seconds)
-    with compiler_ready(options.compiler if options else None):
+    with compiler_ready(options.compiler):
         workload = Workload.of(target, args, input_shape, dtype, options)
         hunt = _Hunt(workload, goal)
         hunt.run(space.choices(workload, slices))
@@ -321,14 +323,12 @@ def search(
 
 def _refuse_keywords(target: Any, others: Mapping[str, Any]) -> None:
     """Refuse keyword arguments that ``search`` does not have, some of which a space has."""
-    entrance = "nx.preflight.search"
-    for name in others:
-        if name in {field.name for field in fields(SearchSpace)}:
-            raise ArgumentTypeError(
-                f"{entrance} has no argument {name!r}; what may be changed is a space: "
-                f"space=nx.preflight.SearchSpace({name}=…)."
-            )
-    refuse_keywords(entrance, target, others, _ARGUMENTS)
+    for name in others.keys() & {field.name for field in fields(SearchSpace)}:
+        raise ArgumentTypeError(
+            f"nx.preflight.search has no argument {name!r}; what may be changed is a space: "
+            f"space=nx.preflight.SearchSpace({name}=…)."
+        )
+    refuse_keywords("nx.preflight.search", target, others, _ARGUMENTS)
 
 
 @dataclass(frozen=True)
@@ -383,8 +383,7 @@ class _Hunt:
             elif left <= 0:
                 break
         for described in waiting:
-            why = "not compiled: the time for the search was up"
-            self._finish(described.choice, described.examples, why)
+            self._finish(described.choice, described.examples, _NOT_COMPILED)
 
     def ranked(self) -> tuple[Candidate, ...]:
         """Return all candidates, the best first, each loser with its reason."""
@@ -449,6 +448,9 @@ class _Hunt:
         options = self._workload.compile_options(wave[0].choice, timeout)
         pairs = [(d.program, Target.of(d.choice.slice)) for d in wave]
         for described, answer in zip(wave, compile_all(pairs, options), strict=True):
+            if getattr(answer, "kind", "") == "timeout" and time.monotonic() >= self._goal.end:
+                self._finish(described.choice, described.examples, _NOT_COMPILED)
+                continue
             analysis = analyse(described.program, described.choice.slice, answer)
             self._judge(described, Report(analysis, examples=described.examples))
 

@@ -22,7 +22,7 @@ from typing import Any, NoReturn
 from neurenix._core.errors import ArgumentError, CompilationError, NeurenixError
 from neurenix._core.source_files import is_library
 from neurenix.compiler import intercept
-from neurenix.compiler.compile import compiler_ready
+from neurenix.compiler.compile import check_seconds, compiler_ready
 from neurenix.preflight.description import PreflightOptions
 from neurenix.preflight.entry import On, preflight
 from neurenix.preflight.report import Report
@@ -30,6 +30,7 @@ from neurenix.preflight.report import Report
 _SHOWN_FRAMES = 4
 _TOLD_AT_MOST = 3
 _AGAIN_SECONDS = 2.0
+_LONGEST = 1e8  # seconds that a timer takes
 _GRACE_SECONDS = 10.0
 """For what a script does on its way out once it has reached a step."""
 
@@ -100,11 +101,13 @@ def first_step(
     Raises:
         ArgumentError: there is no such file, or the script failed or ended without a step.
         CompilationError: it did not reach one in time.
+        ArgumentTypeError: the time is no number.
     """
     script = Path(path)
     if not script.is_file():
         raise ArgumentError(f"There is no script {str(path)!r}.")
-    found = _run(script, arguments, timeout_seconds)
+    check_seconds("timeout_seconds", timeout_seconds)
+    found = _run(script, arguments, min(timeout_seconds, _LONGEST))
     return found.target, found.args_of_step
 
 
