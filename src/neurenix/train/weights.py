@@ -88,16 +88,15 @@ class Attribute:
 def _replace(node: Any, path: tuple[Any, ...], array: Any) -> Any:
     """Return ``node`` with the array at ``path``: itself, but for a tuple, which is made anew."""
     key, rest = path[0], path[1:]
+    if isinstance(node, tuple):
+        new = _replace(node[key], rest, array) if rest else array
+        return (*node[:key], new, *node[key + 1 :])
     by_name = isinstance(key, str) and not isinstance(node, dict)
     old = getattr(node, key) if by_name else node[key]
     new = _replace(old, rest, array) if rest else array
-    if new is old:
-        return node
-    if isinstance(node, tuple):
-        return (*node[:key], new, *node[key + 1 :])
-    if by_name:
+    if by_name and new is not old:
         setattr(node, key, nnx.data(new))
-    else:
+    elif new is not old:
         node[key] = new
     return node
 
