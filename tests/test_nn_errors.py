@@ -44,6 +44,17 @@ CALLS = {
     "conv dilation": (lambda: nn.Conv1d(3, 4, 3, dilation=3), (2, 6, 3), r"reaches over \(7,\)"),
     "residual": (lambda: nn.Residual(nn.Linear(4, 3)), (2, 4), "shortcut"),
     "flatten": (lambda: nn.Flatten(3), (2, 4), "start_dim=3"),
+    "slopes": (lambda: nn.PReLU(4), (2, 3), r"PReLU takes \(\.\.\., 4\) channels last.*\(2, 3\)"),
+    "slopes of one channel": (lambda: nn.PReLU(4), (2, 1), "PReLU"),
+    "axis of softmax": (lambda: nn.Softmax(3), (2, 3), r"Softmax has `dim` = 3.*2 axes.*is 1, or"),
+    "axes of softmax": (lambda: nn.Softmax((0, -3)), (2, 3), "`dim` = -3"),
+    "axis of log softmax": (lambda: nn.LogSoftmax(2), (2, 3), "LogSoftmax has `dim` = 2"),
+    "axis of nothing": (lambda: nn.Softmax(), (), "0 axes"),
+    "axis of dropout": (
+        lambda: nn.Dropout(0.5, broadcast_dims=(5,)),
+        (2, 3),
+        r"Dropout has `broadcast_dims` = 5; its input has 2 axes.*\(2, 3\)",
+    ),
 }
 
 
@@ -69,6 +80,13 @@ OPTIONS = {
     "padding of a pool": (lambda: nn.MaxPool2d(2, padding=2), ArgumentError, "half"),
     "output padding": (lambda: nn.ConvTranspose2d(3, 4, 3, output_padding=1), ArgumentError, "out"),
     "dropout": (lambda: nn.Dropout(1.5), ArgumentError, "`p`"),
+    "axes of dropout": (
+        lambda: nn.Dropout(broadcast_dims="ab"),
+        ArgumentTypeError,
+        "broadcast_dims.*axis",
+    ),
+    "no slope": (lambda: nn.PReLU(0), ArgumentError, "`num_parameters`.*at least 1"),
+    "axis of softmax": (lambda: nn.Softmax(None), ArgumentTypeError, "`dim`.*axis.*None"),
     "momentum": (lambda: nn.BatchNorm(3, momentum=2), ArgumentError, "momentum"),
     "norm groups": (lambda: nn.GroupNorm(3, 4), ArgumentError, "num_groups"),
     "heads": (lambda: nn.MultiHeadAttention(8, 3), ArgumentError, "num_heads"),
@@ -98,6 +116,46 @@ def test_other_wrong_inputs_are_told():
         nn.dot_product_attention(
             jnp.zeros((2, 5, 2, 4)), jnp.zeros((3, 5, 2, 4)), jnp.zeros((3, 5, 2, 4))
         )
+
+
+def test_a_mask_may_be_lists():
+    x = jax.random.normal(jax.random.key(0), (2, 3, 4))
+    rows, padding = [[True, False, True]] * 3, [[False, False, True]] * 2
+    attention = nn.MultiHeadAttention(4, 2)
+    given = attention(x, mask=rows, key_padding_mask=padding)
+    arrays = attention(x, mask=jnp.asarray(rows), key_padding_mask=jnp.asarray(padding))
+    np.testing.assert_array_equal(given, arrays)
+    for wrong in ([[True] * 3, [True]], "causal", [[None] * 3] * 3, [[1] * 3] * 3, True):
+        for name in ("mask", "key_padding_mask"):
+            with pytest.raises(ShapeError, match="boolean"):
+                attention(x, **{name: wrong})
+
+
+def test_attention_without_its_layer_takes_arrays():
+    x = jnp.ones((1, 3, 2, 4))
+    for arrays in ((x.tolist(), x, x), (x, x.tolist(), x), (x, x, x.tolist())):
+        with pytest.raises(ArgumentTypeError, match="takes one array; got a list"):
+            nn.dot_product_attention(*arrays)
+    with pytest.raises(ArgumentTypeError, match="`sinks` takes one array; got a list"):
+        nn.dot_product_attention(x, x, x, sinks=[0.0, 0.0])
+
+
+LISTED = {
+    "MaxPool1d": lambda: nn.MaxPool1d(1),
+    "AvgPool1d": lambda: nn.AvgPool1d(1),
+    "GlobalAvgPool1d": nn.GlobalAvgPool1d,
+    "AdaptiveAvgPool1d": lambda: nn.AdaptiveAvgPool1d(1),
+    "Dropout": nn.Dropout,
+    "Softmax": nn.Softmax,
+    "PReLU": nn.PReLU,
+    "ReLU": nn.ReLU,
+}
+
+
+@pytest.mark.parametrize("name", LISTED)
+def test_a_list_as_input_is_told(name):
+    with pytest.raises(ArgumentTypeError, match=f"{name} takes one array; got a list.*asarray"):
+        LISTED[name]()([[[1.0], [2.0]]])
 
 
 def test_a_tuple_between_layers_is_told_with_the_layer_that_returned_it():

@@ -11,6 +11,7 @@ from scipy import special
 import nn_reference as ref
 from neurenix import nn
 from neurenix._nnx import nnx
+from neurenix.nn import activations
 from nn_reference import array
 
 RNG = np.random.default_rng(0)
@@ -368,6 +369,59 @@ def test_integers_are_taken_by_layers_of_numbers():
     assert nn.Linear(3, 2)(jnp.ones((1, 3), jnp.int32)).dtype == jnp.float32
     pooled = nn.MaxPool2d(2)(jnp.arange(16, dtype=jnp.int32).reshape(1, 4, 4, 1))
     np.testing.assert_array_equal(pooled.reshape(-1), [5, 7, 13, 15])
+    pooled = nn.MaxPool1d(2)(jnp.array([True, False, False, False]).reshape(1, 4, 1))
+    assert pooled.reshape(-1).tolist() == [True, False]
+
+
+ACTIVATIONS = [
+    layer
+    for layer in vars(activations).values()
+    if isinstance(layer, type) and layer.__module__ == activations.__name__
+]
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS, ids=lambda kind: kind.__name__)
+def test_an_activation_of_whole_numbers_is_that_of_the_fractions(activation):
+    layer = activation()
+    for x in (jnp.array([-4, 0, 1, 7]), np.array([True, False]), jnp.array([1, 200], jnp.uint8)):
+        expected = layer(jnp.asarray(x, jnp.float32))
+        for found in (layer(x), jax.jit(lambda x, layer=layer: layer(x))(x)):
+            np.testing.assert_allclose(np.float32(found), expected, rtol=1e-5, atol=1e-6)
+            assert found.dtype == jnp.float32 or activation is nn.ReLU
+    assert activation()(jnp.ones((1, 2), jnp.bfloat16)).dtype == jnp.bfloat16
+
+
+def test_relu_keeps_integers():
+    assert nn.ReLU()(jnp.array([-4, 2**24 + 1])).tolist() == [0, 2**24 + 1]
+
+
+@pytest.mark.parametrize("kind", ["int32", "uint8", "bool"])
+def test_dropout_takes_whole_numbers_in_training_and_evaluation(kind):
+    layer, x = nn.Dropout(0.5), jnp.ones((40, 5), kind)
+    assert set(np.unique(layer(x))) == {0.0, 2.0}
+    for same in (layer.eval()(x), nn.Dropout(0.0)(x)):
+        assert same.dtype == jnp.float32 and bool((same == 1).all())
+
+
+def test_dropout_shares_its_mask_along_axes():
+    x = jnp.ones((8, 64))
+    for axes in (0, (0,), [-2]):
+        masked = nn.Dropout(0.5, broadcast_dims=axes)(x)
+        assert bool((masked == masked[:1]).all()) and len(np.unique(masked)) == 2
+
+
+def test_softmax_takes_several_axes():
+    x = jnp.array([[[1, 2], [3, 4]]])
+    np.testing.assert_allclose(nn.Softmax((1, 2))(x).sum(axis=(1, 2)), [1.0], rtol=1e-6)
+    np.testing.assert_allclose(nn.Softmax(0)(x), jnp.ones((1, 2, 2)))
+
+
+def test_prelu_has_one_slope_for_all_or_one_a_channel():
+    x = jnp.array([[-4.0, -2.0, 3.0]])
+    np.testing.assert_allclose(nn.PReLU()(x), [[-1.0, -0.5, 3.0]])
+    layer = nn.PReLU(3)
+    layer.slope[...] = jnp.array([0.5, 1.0, 2.0])
+    np.testing.assert_allclose(layer(x), [[-2.0, -2.0, 3.0]])
 
 
 def test_embedding_looks_up_and_attends():

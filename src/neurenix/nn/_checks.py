@@ -1,7 +1,8 @@
 """Checks of what layers are given, with messages that say what to do.
 
-Owns the wording for wrong rank, wrong channel count and sizes that cannot be; every layer of
-images calls ``expect_channels``.
+Owns the wording for wrong rank, wrong channel count, axes and sizes that cannot be, and the cast of
+whole numbers for layers that compute with fractions; every layer of images calls
+``expect_channels``.
 """
 
 from __future__ import annotations
@@ -11,6 +12,8 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 
 from neurenix._core.errors import ArgumentError, ArgumentTypeError, ShapeError
 
@@ -31,6 +34,37 @@ def expect_array(layer: str, x: Any) -> None:
     if isinstance(x, tuple):
         hint = "Pick one, such as x[0] for the outputs of an LSTM or a GRU."
     raise ArgumentTypeError(f"{layer} takes one array; got a {type(x).__name__}. {hint}")
+
+
+def as_array(layer: object, x: Any) -> jax.Array:
+    """Return the input of a layer, which may be one number, as an array of the same dtype.
+
+    Raises:
+        ArgumentTypeError: it is a list, or a tuple.
+    """
+    if isinstance(x, np.ndarray | np.generic | numbers.Number):
+        return jnp.asarray(x)
+    expect_array(type(layer).__name__, x)
+    return x
+
+
+def as_inexact(layer: object, x: Any) -> jax.Array:
+    """Return the input of a layer as an array that can hold fractions.
+
+    Args:
+        layer: whose class the error names.
+        x: an array of any shape, or one number; floats and complex numbers keep their dtype, whole
+            numbers and booleans become float32.
+
+    Raises:
+        ArgumentTypeError: it is a list, or a tuple.
+
+    Example:
+        >>> as_inexact(None, jnp.array([1, 2])).dtype
+        dtype('float32')
+    """
+    x = as_array(layer, x)
+    return x if jnp.issubdtype(x.dtype, jnp.inexact) else x.astype(jnp.float32)
 
 
 def expect_channels(layer: str, x: jax.Array, *, spatial: int, channels: int | None) -> None:
@@ -104,6 +138,35 @@ def per_axis(name: str, value: int | Sequence[int], count: int, *, low: int) -> 
             f"{value!r}."
         )
     return whole
+
+
+def axes_of(name: str, value: int | Sequence[int]) -> tuple[int, ...]:
+    """Return axes, one whole number or a sequence of them, as a tuple.
+
+    Raises:
+        ArgumentTypeError: it is neither.
+    """
+    given = tuple(value) if isinstance(value, Sequence) else (value,)
+    if not all(map(_is_whole, given)):
+        raise ArgumentTypeError(
+            f"The argument `{name}` must be an axis, a whole number, or several; got {value!r}."
+        )
+    return tuple(map(int, given))
+
+
+def expect_axes(layer: object, x: jax.Array, axes: tuple[int, ...], *, name: str) -> None:
+    """Check that ``x`` has the axes that an argument of the layer names.
+
+    Raises:
+        ShapeError: it has fewer.
+    """
+    for axis in axes:
+        if not -x.ndim <= axis < x.ndim:
+            last = f" (the last is {x.ndim - 1}, or -1)" if x.ndim else ""
+            raise ShapeError(
+                f"{type(layer).__name__} has `{name}` = {axis}; its input has {x.ndim} axes{last}, "
+                f"shape {x.shape}."
+            )
 
 
 def positive(**sizes: Any) -> tuple[int, ...]:

@@ -1,20 +1,31 @@
 """Activations as layers; each calls the function of ``jax.nn`` of the same meaning.
 
-Owns the names and PyTorch's defaults (``GELU`` is exact, ``LeakyReLU`` has slope 0.01).
+Owns the names and PyTorch's defaults (``GELU`` is exact, ``LeakyReLU`` has slope 0.01). Whole
+numbers and booleans become float32 first: no activation but ``ReLU`` keeps them whole.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
 
 from neurenix._core.errors import unknown_name
 from neurenix._nnx import nnx
+from neurenix.nn._checks import (
+    as_array,
+    as_inexact,
+    axes_of,
+    expect_axes,
+    expect_features,
+    positive,
+)
 from neurenix.nn.module import Module
 
 
 class ReLU(Module):
-    """``max(x, 0)``.
+    """``max(x, 0)``, in the dtype of ``x``, which may be one of integers.
 
     Example:
         >>> print(ReLU()(jnp.array([-1.0, 2.0])))
@@ -23,7 +34,7 @@ class ReLU(Module):
 
     def __call__(self, x: jax.Array) -> jax.Array:
         """Return the activation of ``x``."""
-        return jax.nn.relu(x)
+        return jax.nn.relu(as_array(self, x))
 
 
 class ReLU6(Module):
@@ -31,7 +42,7 @@ class ReLU6(Module):
 
     def __call__(self, x: jax.Array) -> jax.Array:
         """Return the activation of ``x``."""
-        return jax.nn.relu6(x)
+        return jax.nn.relu6(as_inexact(self, x))
 
 
 class LeakyReLU(Module):
@@ -46,7 +57,7 @@ class LeakyReLU(Module):
 
     def __call__(self, x: jax.Array) -> jax.Array:
         """Return the activation of ``x``."""
-        return jax.nn.leaky_relu(x, self.negative_slope)
+        return jax.nn.leaky_relu(as_inexact(self, x), self.negative_slope)
 
 
 class PReLU(Module):
@@ -58,13 +69,26 @@ class PReLU(Module):
 
     Attributes:
         slope: (num_parameters,).
+
+    Raises:
+        ArgumentError: ``num_parameters`` is no whole number of at least 1.
+        ShapeError: when called with another number of channels than of slopes above 1.
+
+    Example:
+        >>> print(PReLU(2, init=0.5)(jnp.array([[-4, -2], [1, 2]])))
+        [[-2. -1.]
+         [ 1.  2.]]
     """
 
     def __init__(self, num_parameters: int = 1, init: float = 0.25) -> None:
+        (num_parameters,) = positive(num_parameters=num_parameters)
         self.slope = nnx.Param(jnp.full((num_parameters,), init, jnp.float32))
 
     def __call__(self, x: jax.Array) -> jax.Array:
         """Return the activation of ``x``."""
+        x = as_inexact(self, x)
+        if self.slope.shape != (1,):
+            expect_features(type(self).__name__, x, *self.slope.shape, name="channels last")
         return jnp.where(x >= 0, x, self.slope[...].astype(x.dtype) * x)
 
 
@@ -80,7 +104,7 @@ class ELU(Module):
 
     def __call__(self, x: jax.Array) -> jax.Array:
         """Return the activation of ``x``."""
-        return jax.nn.elu(x, self.alpha)
+        return jax.nn.elu(as_inexact(self, x), self.alpha)
 
 
 class SELU(Module):
@@ -88,7 +112,7 @@ class SELU(Module):
 
     def __call__(self, x: jax.Array) -> jax.Array:
         """Return the activation of ``x``."""
-        return jax.nn.selu(x)
+        return jax.nn.selu(as_inexact(self, x))
 
 
 class GELU(Module):
@@ -103,7 +127,7 @@ class GELU(Module):
 
     def __call__(self, x: jax.Array) -> jax.Array:
         """Return the activation of ``x``."""
-        return jax.nn.gelu(x, approximate=self.approximate)
+        return jax.nn.gelu(as_inexact(self, x), approximate=self.approximate)
 
 
 class SiLU(Module):
@@ -111,7 +135,7 @@ class SiLU(Module):
 
     def __call__(self, x: jax.Array) -> jax.Array:
         """Return the activation of ``x``."""
-        return jax.nn.silu(x)
+        return jax.nn.silu(as_inexact(self, x))
 
 
 class Mish(Module):
@@ -119,7 +143,7 @@ class Mish(Module):
 
     def __call__(self, x: jax.Array) -> jax.Array:
         """Return the activation of ``x``."""
-        return jax.nn.mish(x)
+        return jax.nn.mish(as_inexact(self, x))
 
 
 class Tanh(Module):
@@ -127,7 +151,7 @@ class Tanh(Module):
 
     def __call__(self, x: jax.Array) -> jax.Array:
         """Return the activation of ``x``."""
-        return jnp.tanh(x)
+        return jnp.tanh(as_inexact(self, x))
 
 
 class Sigmoid(Module):
@@ -135,7 +159,7 @@ class Sigmoid(Module):
 
     def __call__(self, x: jax.Array) -> jax.Array:
         """Return the activation of ``x``."""
-        return jax.nn.sigmoid(x)
+        return jax.nn.sigmoid(as_inexact(self, x))
 
 
 class Hardsigmoid(Module):
@@ -143,7 +167,7 @@ class Hardsigmoid(Module):
 
     def __call__(self, x: jax.Array) -> jax.Array:
         """Return the activation of ``x``."""
-        return jax.nn.hard_sigmoid(x)
+        return jax.nn.hard_sigmoid(as_inexact(self, x))
 
 
 class Hardswish(Module):
@@ -151,7 +175,7 @@ class Hardswish(Module):
 
     def __call__(self, x: jax.Array) -> jax.Array:
         """Return the activation of ``x``."""
-        return jax.nn.hard_silu(x)
+        return jax.nn.hard_silu(as_inexact(self, x))
 
 
 class Softplus(Module):
@@ -159,7 +183,7 @@ class Softplus(Module):
 
     def __call__(self, x: jax.Array) -> jax.Array:
         """Return the activation of ``x``."""
-        return jax.nn.softplus(x)
+        return jax.nn.softplus(as_inexact(self, x))
 
 
 class Softsign(Module):
@@ -167,25 +191,31 @@ class Softsign(Module):
 
     def __call__(self, x: jax.Array) -> jax.Array:
         """Return the activation of ``x``."""
-        return jax.nn.soft_sign(x)
+        return jax.nn.soft_sign(as_inexact(self, x))
 
 
 class Softmax(Module):
     """``exp(x) / sum(exp(x))`` along an axis; computed in float32 at least.
 
     Args:
-        dim: the axis, the last by default.
+        dim: the axis, or several, the last by default.
+
+    Raises:
+        ArgumentTypeError: ``dim`` is no axis.
+        ShapeError: when called with an input that has no such axis.
 
     Example:
         >>> print(Softmax()(jnp.zeros(2)))
         [0.5 0.5]
     """
 
-    def __init__(self, dim: int = -1) -> None:
-        self.dim = dim
+    def __init__(self, dim: int | Sequence[int] = -1) -> None:
+        self.dim = axes_of("dim", dim)
 
     def __call__(self, x: jax.Array) -> jax.Array:
         """Return the probabilities."""
+        x = as_inexact(self, x)
+        expect_axes(self, x, self.dim, name="dim")
         wide = x.astype(jnp.promote_types(x.dtype, jnp.float32))
         return jax.nn.softmax(wide, axis=self.dim).astype(x.dtype)
 
@@ -194,14 +224,20 @@ class LogSoftmax(Module):
     """``x - log(sum(exp(x)))`` along an axis; computed in float32 at least.
 
     Args:
-        dim: the axis, the last by default.
+        dim: the axis, or several, the last by default.
+
+    Raises:
+        ArgumentTypeError: ``dim`` is no axis.
+        ShapeError: when called with an input that has no such axis.
     """
 
-    def __init__(self, dim: int = -1) -> None:
-        self.dim = dim
+    def __init__(self, dim: int | Sequence[int] = -1) -> None:
+        self.dim = axes_of("dim", dim)
 
     def __call__(self, x: jax.Array) -> jax.Array:
         """Return the log-probabilities."""
+        x = as_inexact(self, x)
+        expect_axes(self, x, self.dim, name="dim")
         wide = x.astype(jnp.promote_types(x.dtype, jnp.float32))
         return jax.nn.log_softmax(wide, axis=self.dim).astype(x.dtype)
 

@@ -12,7 +12,7 @@ from typing import ClassVar
 import jax
 import jax.numpy as jnp
 
-from neurenix.nn._checks import expect_channels, per_axis
+from neurenix.nn._checks import expect_array, expect_channels, per_axis
 from neurenix.nn.module import Module
 
 Reduction = Callable[..., jax.Array]
@@ -34,6 +34,7 @@ class _Adaptive(Module):
 class _AdaptiveAvgPool(_Adaptive):
     def __call__(self, x: jax.Array) -> jax.Array:
         """Return the mean of every window; summed in float32."""
+        expect_array(type(self).__name__, x)
         dtype = x.dtype if jnp.issubdtype(x.dtype, jnp.floating) else jnp.float32
         wide = x.astype(jnp.promote_types(dtype, jnp.float32))
         return self._pool(wide, jnp.mean).astype(dtype)

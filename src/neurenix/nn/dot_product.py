@@ -39,6 +39,7 @@ from jax.ad_checkpoint import checkpoint_name as named
 from neurenix._core.errors import ArgumentError, ShapeError
 from neurenix.device import DeviceType, devices
 from neurenix.nn import splash
+from neurenix.nn._checks import expect_array
 
 # The score of a key that a query may not look at: finite, so that a row without keys is no NaN.
 _NEVER = -0.7 * float(jnp.finfo(jnp.float32).max)
@@ -81,6 +82,7 @@ def dot_product_attention(
 
     Raises:
         ArgumentError: ``window`` is no whole number of at least 1.
+        ArgumentTypeError: queries, keys, values or sinks are no array.
         ShapeError: the shapes do not go together.
 
     Example:
@@ -158,12 +160,30 @@ def _plain(
     return jnp.einsum("nkgts,nskc->ntkgc", weights, value).reshape(batch, queries, heads, -1)
 
 
-def four_axes(mask: jax.Array, query: jax.Array, key: jax.Array) -> jax.Array:
+def as_mask(name: str, mask: Any) -> jax.Array:
+    """Return a mask, which may be nested lists, as an array.
+
+    Raises:
+        ShapeError: the lists are ragged, or hold something else than numbers.
+    """
+    if hasattr(mask, "shape"):
+        return mask
+    try:
+        return jnp.asarray(mask)
+    except (TypeError, ValueError) as error:
+        raise ShapeError(
+            f"`{name}` must be a boolean array, or lists of True and False of one length; got a "
+            f"{type(mask).__name__} that is none: {mask!r:.80}."
+        ) from error
+
+
+def four_axes(mask: Any, query: jax.Array, key: jax.Array) -> jax.Array:
     """Return a mask as (N or 1, H or 1, T or 1, S).
 
     Raises:
         ShapeError: the mask has another shape, or is not boolean.
     """
+    mask = as_mask("mask", mask)
     batch, queries, heads, _ = query.shape
     keys = key.shape[1]
     shape = mask.shape
@@ -187,6 +207,8 @@ def four_axes(mask: jax.Array, query: jax.Array, key: jax.Array) -> jax.Array:
 
 
 def _check(query: jax.Array, key: jax.Array, value: jax.Array) -> None:
+    for array in (query, key, value):
+        expect_array("dot_product_attention", array)
     shapes = f"query {query.shape}, key {key.shape}, value {value.shape}"
     if query.ndim != 4 or key.ndim != 4 or value.ndim != 4 or key.shape[:3] != value.shape[:3]:
         raise ShapeError(
@@ -204,6 +226,8 @@ def _check_options(query: jax.Array, window: int | None, sinks: jax.Array | None
     whole = isinstance(window, numbers.Integral) and not isinstance(window, bool)
     if window is not None and (not whole or window < 1):
         raise ArgumentError(f"`window` is a whole number of at least 1, or None; got {window!r}.")
+    if sinks is not None:
+        expect_array("The argument `sinks`", sinks)
     if sinks is not None and sinks.shape != query.shape[2:3]:
         raise ShapeError(
             f"`sinks` has one number for each of {query.shape[2]} heads; got {sinks.shape}."

@@ -5,10 +5,12 @@ Owns random masking in training.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import jax
 
 from neurenix._nnx import nnx
-from neurenix.nn._checks import probability
+from neurenix.nn._checks import as_inexact, axes_of, expect_axes, probability
 from neurenix.nn._parameters import rngs_or_default
 from neurenix.nn.module import Module
 
@@ -17,12 +19,18 @@ class Dropout(Module, nnx.Dropout):
     """In training, zero each number with probability ``p`` and scale the rest by 1 / (1 - p).
 
     ``model.eval()`` turns it off. The masks come from a stream of its own, which is part of the
-    module's state, so every call draws anew under ``nx.jit`` as well.
+    module's state, so every call draws anew under ``nx.jit`` as well. Whole numbers and booleans
+    become float32, in evaluation too.
 
     Args:
         p: the probability of zero, in [0, 1].
-        broadcast_dims: axes along which one mask is shared.
+        broadcast_dims: an axis, or several, along which one mask is shared.
         rngs: random streams; the process's own by default.
+
+    Raises:
+        ArgumentError: ``p`` is no probability.
+        ArgumentTypeError: ``broadcast_dims`` are no axes.
+        ShapeError: when called with an input that has no such axis.
 
     Example:
         >>> import jax.numpy as jnp
@@ -35,13 +43,16 @@ class Dropout(Module, nnx.Dropout):
         self,
         p: float = 0.5,
         *,
-        broadcast_dims: tuple[int, ...] = (),
+        broadcast_dims: int | Sequence[int] = (),
         rngs: nnx.Rngs | None = None,
     ) -> None:
         probability("p", p)
         rngs = rngs_or_default(rngs)
-        nnx.Dropout.__init__(self, float(p), broadcast_dims=tuple(broadcast_dims), rngs=rngs)
+        shared = axes_of("broadcast_dims", broadcast_dims)
+        nnx.Dropout.__init__(self, float(p), broadcast_dims=shared, rngs=rngs)
 
     def __call__(self, x: jax.Array, **options) -> jax.Array:
         """Return ``x``, masked in training; options are those of ``nnx.Dropout``."""
+        x = as_inexact(self, x)
+        expect_axes(self, x, tuple(self.broadcast_dims), name="broadcast_dims")
         return super().__call__(x, **options)

@@ -12,7 +12,7 @@ from neurenix._core.errors import ArgumentError, ShapeError
 from neurenix._nnx import nnx
 from neurenix.nn._checks import expect_array, expect_features, positive
 from neurenix.nn._parameters import rngs_or_default
-from neurenix.nn.dot_product import dot_product_attention, four_axes
+from neurenix.nn.dot_product import as_mask, dot_product_attention, four_axes
 from neurenix.nn.dropout import Dropout
 from neurenix.nn.linear import Linear
 from neurenix.nn.module import Module
@@ -151,11 +151,11 @@ def _without_padding(
     Raises:
         ShapeError: ``padding`` is not boolean, (N, S).
     """
-    dtype = getattr(padding, "dtype", type(padding).__name__)
-    if jnp.shape(padding) != k.shape[:2] or dtype != jnp.bool_:
+    padding = as_mask("key_padding_mask", padding)
+    if padding.shape != k.shape[:2] or padding.dtype != jnp.bool_:
         raise ShapeError(
-            f"`key_padding_mask` is boolean, {k.shape[:2]}, True for padding; got {dtype}, "
-            f"shape {jnp.shape(padding)}."
+            f"`key_padding_mask` is boolean, {k.shape[:2]}, True for padding; got {padding.dtype}, "
+            f"shape {padding.shape}."
         )
     seen = ~jnp.asarray(padding)[:, None, None, :]
     return seen if mask is None else four_axes(mask, q, k) & seen

@@ -17,7 +17,7 @@ import numpy as np
 from jax import lax
 
 from neurenix._core.errors import ArgumentError, ShapeError
-from neurenix.nn._checks import expect_channels, per_axis
+from neurenix.nn._checks import expect_array, expect_channels, per_axis
 from neurenix.nn.conv import one_stride
 from neurenix.nn.module import Module
 
@@ -65,15 +65,19 @@ class _Pool(Module):
 
 class _MaxPool(_Pool):
     def __call__(self, x: jax.Array) -> jax.Array:
-        """Return the maximum of every window, channel by channel."""
-        floating = jnp.issubdtype(x.dtype, jnp.floating)
-        lowest = -np.inf if floating else np.iinfo(x.dtype).min
+        """Return the maximum of every window, channel by channel; of booleans, if any is True."""
+        expect_array(type(self).__name__, x)
+        if x.dtype == jnp.bool_:
+            lowest: float | bool = False
+        else:
+            lowest = -np.inf if jnp.issubdtype(x.dtype, jnp.floating) else jnp.iinfo(x.dtype).min
         return self._reduce(x, np.asarray(lowest, x.dtype)[()], lax.max)
 
 
 class _AvgPool(_Pool):
     def __call__(self, x: jax.Array) -> jax.Array:
         """Return the mean of every window, channel by channel; summed in float32."""
+        expect_array(type(self).__name__, x)
         dtype = x.dtype if jnp.issubdtype(x.dtype, jnp.floating) else jnp.float32
         wide = x.astype(jnp.promote_types(dtype, jnp.float32))
         total = self._reduce(wide, np.zeros((), wide.dtype)[()], lax.add)
@@ -157,9 +161,10 @@ class _GlobalPool(Module):
 class _GlobalAvgPool(_GlobalPool):
     def __call__(self, x: jax.Array) -> jax.Array:
         """Return the mean over space, (N, C); summed in float32."""
+        axes = self._axes(x)
         dtype = x.dtype if jnp.issubdtype(x.dtype, jnp.floating) else jnp.float32
         wide = jnp.promote_types(dtype, jnp.float32)
-        mean = jnp.mean(x, axis=self._axes(x), keepdims=self.keepdims, dtype=wide)
+        mean = jnp.mean(x, axis=axes, keepdims=self.keepdims, dtype=wide)
         return mean.astype(dtype)
 
 
