@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from neurenix import device, nn, random
+from neurenix import device, nn, random, tensor
 from neurenix._core.errors import (
     ArgumentTypeError,
     CheckpointError,
@@ -463,3 +463,28 @@ def test_a_model_trains_on_batches_that_say_they_have_no_weights():
     x = np.ones((2, 3), np.float32)
     model = nn.Sequential(nn.Linear(3, 1)).compile("sgd", "mse")
     assert len(model.fit([(x, x[:, :1], None), [x, x[:, :1], None]])["loss"]) == 1
+
+
+def test_a_module_that_keeps_its_streams_draws_anew_in_every_step_of_fit():
+    sums = []
+
+    class Noisy(nn.Module):
+        def __init__(self):
+            self.out, self.rngs = nn.Linear(3, 1), nnx.Rngs(random.next_key())
+
+        def __call__(self, x):
+            noise = tensor.randn(*x.shape, key=self.rngs())
+            jax.debug.callback(lambda total: sums.append(float(total)), noise.sum())
+            return self.out(x + noise)
+
+    model, x = Noisy().compile("sgd", "mse"), np.zeros((8, 3), np.float32)
+    model.fit(x, x[:, :1], batch_size=4, epochs=2, verbose=False)
+    jax.effects_barrier()
+    assert len(set(sums)) >= 4
+
+
+def test_integer_features_may_meet_dropout_first():
+    model = nn.Sequential(nn.Dropout(0.5), nn.Linear(3, 1)).compile("sgd", "mse")
+    x = np.ones((8, 3), np.int32)
+    history = model.fit(x, np.ones((8, 1), np.float32), batch_size=4, verbose=False)
+    assert np.isfinite(history["loss"]).all() and model.predict(x).shape == (8, 1)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import nnx
 
 import neurenix.tensor as nt
 from neurenix import random
@@ -212,6 +214,40 @@ def test_random_numbers_follow_the_seed() -> None:
     assert (even.min() >= 0, even.max() < 1, abs(even.mean() - 0.5) < 0.05) == (True,) * 3
     assert set(integers.tolist()) == set(range(10))
     assert nt.randn(2, 3, dtype="bf16", device="cpu").dtype == jnp.bfloat16
+
+
+DRAWS = {
+    "randn": lambda **options: nt.randn(4, **options),
+    "rand": lambda **options: nt.rand(4, **options),
+    "randint": lambda **options: nt.randint(0, 2**30, (4,), **options),
+}
+
+
+@pytest.mark.parametrize("name", DRAWS)
+def test_a_draw_that_is_frozen_by_compilation_is_told_with_its_line(name: str) -> None:
+    draw = DRAWS[name]
+    for compiled in (jax.jit(lambda: draw()), lambda: jax.eval_shape(lambda: draw())):
+        with pytest.warns(random.FrozenDrawWarning, match=rf"{name}\(\) .*self.rngs\(\)") as told:
+            compiled()
+        assert [Path(warning.filename).name for warning in told] == ["test_tensor.py"]
+    for drawn_anew in (draw, jax.grad(lambda x: x + 0 * draw().sum())):
+        drawn_anew(*[1.0] * (drawn_anew is not draw))
+
+
+@pytest.mark.parametrize("name", DRAWS)
+def test_a_key_draws_anew_in_a_compiled_function(name: str) -> None:
+    draw = jax.jit(lambda key: DRAWS[name](key=key))
+    one, other = jax.random.split(jax.random.key(0))
+    np.testing.assert_array_equal(draw(one), DRAWS[name](key=one))
+    assert not np.array_equal(draw(one), draw(other))
+    assert draw(jax.random.key_data(one)).shape == (4,)
+    once = jax.jit(lambda: DRAWS[name](key=random.next_key()))
+    np.testing.assert_array_equal(once(), once())
+    for wrong in (0, nnx.Rngs(0), jax.random.split(one), jnp.ones(2)):
+        with pytest.raises(ArgumentTypeError, match=rf"{name}\(key=…\) takes one key"):
+            DRAWS[name](key=wrong)
+    with pytest.raises(ArgumentTypeError, match=r"Call it: key=rngs\(\)"):
+        DRAWS[name](key=nnx.Rngs(0))
 
 
 def test_randint_without_a_range() -> None:

@@ -2,7 +2,8 @@
 
 Owns one seed and one counter. Keys are made from the two at each call, so that asking inside a
 traced function is safe, and nothing is created on a device before somebody asks. It does not own
-the streams of ``nnx.Rngs``, which start from a key of this one.
+the streams of ``nnx.Rngs``, which start from a key of this one. It owns the warning of draws that
+are made once where one for each call was meant.
 
 The first seed is 0 in every process: the processes of a slice must draw the same parameters.
 """
@@ -20,6 +21,13 @@ from neurenix.simulation import simulated
 _lock = threading.Lock()
 _seed = 0
 _drawn = 0
+
+
+class FrozenDrawWarning(UserWarning):
+    """``nx.randn``, ``nx.rand`` or ``nx.randint`` drew while a function was being compiled.
+
+    The compiled function returns these same numbers at every call.
+    """
 
 
 def seed(value: int) -> None:
@@ -69,7 +77,8 @@ def next_key() -> jax.Array:
     """Return a key that was not returned before, and move the stream on.
 
     Inside a traced function the key is a constant of the trace: a compiled function that calls it
-    uses the same key at each run. Pass keys in instead.
+    uses the same key at each run. Pass keys in instead, or take them of an ``nnx.Rngs`` that the
+    module keeps, as ``nn.Dropout`` does.
 
     Returns:
         A typed key, shape ``()``, as ``jax.random.key`` makes it.

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import operator
+import warnings
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -209,41 +210,96 @@ def eye(
     return _placed(jnp.eye(rows, columns, dtype=dtypes.dtype(dtype or "float32")), device)
 
 
-def randn(*shape: int | Sequence[int], dtype: Any = None, device: DeviceLike = None) -> jax.Array:
-    """Return numbers of the standard normal distribution, from the process's stream.
+def randn(
+    *shape: int | Sequence[int],
+    dtype: Any = None,
+    device: DeviceLike = None,
+    key: jax.Array | None = None,
+) -> jax.Array:
+    """Return numbers of the standard normal distribution.
+
+    Without ``key`` they are of the process's stream. In a compiled function, so in a module that
+    ``fit``, ``predict`` or ``nx.jit`` runs, that stream is asked once, while the function is
+    compiled: every batch gets the same numbers, and a ``neurenix.random.FrozenDrawWarning`` says
+    so. There keep an ``nnx.Rngs`` in the module and draw with its keys, as the example does.
+    (``evaluate`` and ``predict`` leave a module's state as it was, that stream with it: there the
+    keys, and the numbers, are those of the first batch for every batch.)
+
+    Args:
+        shape: sizes, or one sequence of them.
+        dtype: of floats; float32 by default.
+        device: where to put them.
+        key: a key of ``jax.random.key`` or of an ``nnx.Rngs``; one of the process's by default.
+
+    Raises:
+        ArgumentTypeError: ``key`` is no key.
 
     Example:
         >>> randn(2, 3).shape, randn((2, 3)).shape
         ((2, 3), (2, 3))
+        >>> import neurenix as nx
+        >>> from flax import nnx
+        >>> class Noise(nx.nn.Module):
+        ...     def __init__(self):
+        ...         self.rngs = nnx.Rngs(nx.random.next_key())
+        ...     def __call__(self, x):
+        ...         return x + nx.randn(*x.shape, key=self.rngs())
+        >>> noise, x = nx.jit(Noise()), nx.zeros((2, 3))
+        >>> bool((noise(x) == noise(x)).any())
+        False
     """
     kind = dtypes.dtype(dtype or "float32")
-    return _placed(jax.random.normal(random.next_key(), _sizes(shape), kind), device)
+    return _placed(jax.random.normal(_key("randn", key), _sizes(shape), kind), device)
 
 
-def rand(*shape: int | Sequence[int], dtype: Any = None, device: DeviceLike = None) -> jax.Array:
-    """Return numbers evenly distributed over [0, 1), from the process's stream.
+def rand(
+    *shape: int | Sequence[int],
+    dtype: Any = None,
+    device: DeviceLike = None,
+    key: jax.Array | None = None,
+) -> jax.Array:
+    """Return numbers evenly distributed over [0, 1).
+
+    Without ``key`` they are of the process's stream, and in a compiled function the same at every
+    call; see :func:`randn`, also for the arguments.
+
+    Raises:
+        ArgumentTypeError: ``key`` is no key.
 
     Example:
         >>> bool((rand(100) < 1).all())
         True
+        >>> jax.jit(lambda key: rand(2, 3, key=key))(random.next_key()).shape
+        (2, 3)
     """
     kind = dtypes.dtype(dtype or "float32")
-    return _placed(jax.random.uniform(random.next_key(), _sizes(shape), kind), device)
+    return _placed(jax.random.uniform(_key("rand", key), _sizes(shape), kind), device)
 
 
 def randint(
-    low: int, high: int, shape: Shape, dtype: Any = None, *, device: DeviceLike = None
+    low: int,
+    high: int,
+    shape: Shape,
+    dtype: Any = None,
+    *,
+    device: DeviceLike = None,
+    key: jax.Array | None = None,
 ) -> jax.Array:
-    """Return integers from ``low`` up to, without, ``high``, from the process's stream.
+    """Return integers from ``low`` up to, without, ``high``.
+
+    Without ``key`` they are of the process's stream, and in a compiled function the same at every
+    call; see :func:`randn`.
 
     Raises:
-        ArgumentTypeError: ``low`` or ``high`` is no whole number.
+        ArgumentTypeError: ``low`` or ``high`` is no whole number, or ``key`` is no key.
         ArgumentError: no integer lies between, or the dtype is none of integers.
         DataError: the dtype cannot hold the integers; 32 bits must hold ``high``, too.
 
     Example:
         >>> int(randint(3, 4, (1,))[0])
         3
+        >>> jax.jit(lambda key: randint(0, 9, (2,), key=key))(random.next_key()).shape
+        (2,)
     """
     kind = dtypes.dtype(_dtype_beside_shape(dtype, "int32"))
     if not jnp.issubdtype(kind, jnp.integer):
@@ -260,8 +316,40 @@ def randint(
     _expect_held("randint", low, high - 1, kind)
     _expect_held("randint(high)", low, high, bounds)
     minimum, maximum = np.array([low, high], bounds)
-    drawn = jax.random.randint(random.next_key(), _sizes(shape), minimum, maximum, kind)
+    drawn = jax.random.randint(_key("randint", key), _sizes(shape), minimum, maximum, kind)
     return _placed(drawn, device)
+
+
+def _key(caller: str, key: Any) -> jax.Array:
+    """Return the key to draw with: the one given, or the next of the process.
+
+    Raises:
+        ArgumentTypeError: what was given is no key.
+    """
+    if key is None:
+        drawn = random.next_key()
+        # Traced construction (``nnx.eval_shape``, a compiled initialiser) draws once on purpose,
+        # and cannot be told from a step that is being compiled: so this is no error.
+        if isinstance(drawn, Tracer):
+            warnings.warn(
+                f"{caller}() without a key inside a compiled function draws once, while it is "
+                "compiled: every call, so every batch, gets the same numbers. Keep an nnx.Rngs in "
+                "the module, as nn.Dropout does, and draw with its keys: self.rngs = "
+                f"nnx.Rngs(nx.random.next_key()), and in __call__ nx.{caller}(…, "
+                "key=self.rngs()). Where once is meant, pass key=nx.random.next_key().",
+                random.FrozenDrawWarning,
+                stacklevel=3,
+            )
+        return drawn
+    typed = isinstance(key, jax.Array) and jnp.issubdtype(key.dtype, jax.dtypes.prng_key)
+    raw = isinstance(key, jax.Array) and key.dtype == jnp.uint32 and key.ndim == 1
+    if not raw and not (typed and key.ndim == 0):
+        hint = " Call it: key=rngs()." if callable(key) else ""
+        raise ArgumentTypeError(
+            f"{caller}(key=…) takes one key, such as jax.random.key(0) or that of an nnx.Rngs, "
+            f"rngs(); got {key!r:.80}.{hint}"
+        )
+    return key
 
 
 def _sizes(shape: Any) -> tuple[int, ...]:
