@@ -257,6 +257,12 @@ def test_an_example_of_weight_zero_is_not_looked_at():
     assert float(average.result()) == 1.0
 
 
+def test_r2_does_not_look_at_an_example_of_weight_zero():
+    metric = metrics.R2Score()
+    metric.update(np.array([1.0, 2.0, 4.0]), np.array([1.0, 3.0, np.nan]), np.array([1.0, 1.0, 0]))
+    assert float(metric.result()) == -1.0
+
+
 def test_sequences_weigh_every_position():
     accuracy = metrics.Accuracy()
     scores = jnp.eye(3)[jnp.array([[0, 1], [2, 2]])]

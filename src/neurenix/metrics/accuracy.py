@@ -2,7 +2,8 @@
 
 Owns accuracy for integer classes, one-hot rows, yes/no answers, and among the best k.
 Classes are the last axis. Logits and probabilities give the same accuracy, but for the threshold
-of yes/no answers: 0.5 for probabilities, 0.0 for logits.
+of yes/no answers: 0.5 for probabilities, 0.0 for logits. A prediction that is NaN is wrong,
+whatever the answer.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ class SparseCategoricalAccuracy(_OfClasses):
 
     def values(self, y_true: jax.Array, y_pred: jax.Array) -> jax.Array:
         """Return 1 where right, 0 where wrong, shape (N, ...)."""
-        return sparse_labels(self.name, y_true, y_pred) == jnp.argmax(y_pred, axis=-1)
+        return is_largest(sparse_labels(self.name, y_true, y_pred), y_pred)
 
 
 class CategoricalAccuracy(MeanMetric):
@@ -60,7 +61,7 @@ class CategoricalAccuracy(MeanMetric):
                 f"The metric {self.name} takes targets of the shape of `y_pred`, {y_pred.shape}; "
                 f"`y_true` has {y_true.shape}. For integer classes use SparseCategoricalAccuracy."
             )
-        return jnp.argmax(y_true, axis=-1) == jnp.argmax(y_pred, axis=-1)
+        return is_largest(jnp.argmax(y_true, axis=-1), y_pred)
 
 
 class BinaryAccuracy(MeanMetric):
@@ -81,7 +82,7 @@ class BinaryAccuracy(MeanMetric):
 
     def values(self, y_true: jax.Array, y_pred: jax.Array) -> jax.Array:
         """Return 1 where right, 0 where wrong, the shape of ``y_pred``."""
-        return binary_targets(self.name, y_true, y_pred) == said_yes(y_pred, self.threshold)
+        return is_said(binary_targets(self.name, y_true, y_pred), y_pred, self.threshold)
 
 
 class Accuracy(_OfClasses):
@@ -116,17 +117,17 @@ class Accuracy(_OfClasses):
     def values(self, y_true: jax.Array, y_pred: jax.Array) -> jax.Array:
         """Return 1 where right, 0 where wrong, shape (N, ...)."""
         if is_yes_or_no(y_true, y_pred):
-            return binary_targets(self.name, y_true, y_pred) == said_yes(y_pred, self.threshold)
+            return is_said(binary_targets(self.name, y_true, y_pred), y_pred, self.threshold)
         if y_true.shape == y_pred.shape:
-            return jnp.argmax(y_true, axis=-1) == jnp.argmax(y_pred, axis=-1)
-        return sparse_labels(self.name, y_true, y_pred) == jnp.argmax(y_pred, axis=-1)
+            return is_largest(jnp.argmax(y_true, axis=-1), y_pred)
+        return is_largest(sparse_labels(self.name, y_true, y_pred), y_pred)
 
 
 class TopKCategoricalAccuracy(_OfClasses):
     """How often the right class is among the ``k`` largest scores.
 
     ``y_true`` is integer classes (N, ...) or one-hot rows (N, ..., C). A class as large as the
-    right one does not push it out, as in Keras.
+    right one does not push it out, as in Keras; a right one that is not finite is not among them.
 
     Args:
         k: how many scores count; at least 1.
@@ -148,7 +149,9 @@ class TopKCategoricalAccuracy(_OfClasses):
             labels = sparse_labels(self.name, y_true, y_pred)
         right = jnp.take_along_axis(y_pred, labels[..., None], axis=-1)
         inside = (labels >= 0) & (labels < y_pred.shape[-1])
-        return inside & (jnp.sum(y_pred > right, axis=-1) < self.k)
+        # Not `y_pred > right`: of a NaN that is false, and would leave every place free.
+        before = jnp.sum(~(y_pred <= right), axis=-1)
+        return inside & jnp.isfinite(right[..., 0]) & (before < self.k)
 
 
 def sparse_labels(name: str, y_true: jax.Array, y_pred: jax.Array) -> jax.Array:
@@ -170,9 +173,21 @@ def is_yes_or_no(y_true: jax.Array, y_pred: jax.Array) -> bool:
     return y_pred.ndim <= 1 and y_true.shape == y_pred.shape or y_pred.shape[-1:] == (1,)
 
 
-def said_yes(y_pred: jax.Array, threshold: float | None) -> jax.Array:
-    """Return where the scores are above the threshold, that of probabilities if None."""
-    return y_pred > (0.5 if threshold is None else threshold)
+def is_said(answers: bool | jax.Array, y_pred: jax.Array, threshold: float | None) -> jax.Array:
+    """Return where the scores say an answer: above the threshold yes, else no, and NaN neither.
+
+    Args:
+        answers: booleans of the shape of ``y_pred``, or one for all.
+        y_pred: scores of any shape.
+        threshold: that of probabilities, 0.5, if None.
+    """
+    said_yes = y_pred > (0.5 if threshold is None else threshold)
+    return (answers == said_yes) & ~jnp.isnan(y_pred)
+
+
+def is_largest(labels: int | jax.Array, y_pred: jax.Array) -> jax.Array:
+    """Return where the largest score (N, ..., C) is that of the class (N, ...); NaN is of none."""
+    return (labels == jnp.argmax(y_pred, axis=-1)) & ~jnp.isnan(jnp.max(y_pred, axis=-1))
 
 
 def binary_targets(name: str, y_true: jax.Array, y_pred: jax.Array) -> jax.Array:

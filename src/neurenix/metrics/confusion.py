@@ -9,7 +9,13 @@ import jax
 import jax.numpy as jnp
 
 from neurenix._core.errors import ArgumentError
-from neurenix.metrics.accuracy import binary_targets, is_yes_or_no, said_yes, sparse_labels
+from neurenix.metrics.accuracy import (
+    binary_targets,
+    is_largest,
+    is_said,
+    is_yes_or_no,
+    sparse_labels,
+)
 from neurenix.metrics.base import (
     Metric,
     checked_label,
@@ -28,7 +34,7 @@ class _Counts(Metric):
         class_id: count this class of C against all others: ``y_pred`` (N, ..., C) says yes where
             its largest score is this class, and ``y_true`` are integer classes or one-hot rows.
             Of yes/no answers, (N,) or (N, ..., 1), 1 counts yes and 0 counts no, by the threshold.
-            None counts yes of yes/no answers.
+            None counts yes of yes/no answers. A score that is NaN says nothing.
         name: what logs call it.
         ignore_index: the label of positions to leave out; see ``SparseCategoricalAccuracy``.
     """
@@ -84,13 +90,13 @@ class _Counts(Metric):
             )
         if self.class_id is None or binary:
             actual = binary_targets(self.name, y_true, y_pred)
-            said = said_yes(y_pred, self.threshold)
-            return (~actual, ~said) if self.class_id == 0 else (actual, said)
+            counted = self.class_id != 0
+            return actual == counted, is_said(counted, y_pred, self.threshold)
         if y_true.shape == y_pred.shape:
             labels = jnp.argmax(y_true, axis=-1)
         else:
             labels = sparse_labels(self.name, y_true, y_pred)
-        return labels == self.class_id, jnp.argmax(y_pred, axis=-1) == self.class_id
+        return labels == self.class_id, is_largest(self.class_id, y_pred)
 
 
 class Precision(_Counts):
@@ -134,6 +140,7 @@ class AUC(Metric):
     Only the order of the scores counts, so they may be probabilities or logits. They are counted
     in ``bins`` equal bins of [0, 1] and as many below and above, which widen with the distance.
     Ties within a bin count one half, so the error is at most the share of pairs that meet in a bin.
+    A score that is NaN ranks last of yes and first of no, so that every pair with it is lost.
 
     Args:
         bins: number of bins of [0, 1], at least 2.
@@ -164,7 +171,9 @@ class AUC(Metric):
         beyond = score - inside
         place = inside + jnp.sign(beyond) * (1 - 1 / (1 + jnp.abs(beyond)))  # from -1 to 2
         bin_index = jnp.floor(place * self.bins).astype(jnp.int32) + self.bins
-        bin_index = jnp.clip(bin_index, 0, 3 * self.bins - 1)
+        last = 3 * self.bins - 1
+        worst = jnp.where(actual, 0, last)
+        bin_index = jnp.where(jnp.isnan(score), worst, jnp.clip(bin_index, 0, last))
         ones = jnp.ones(actual.shape)
         weight = ones if sample_weight is None else match_weight(sample_weight, actual.shape)
         self.positives[...] = self.positives[...].at[bin_index].add(weight * actual)

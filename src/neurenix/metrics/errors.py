@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from neurenix._core.errors import ShapeError
-from neurenix.metrics.base import MeanMetric, Metric, match_weight, safe_ratio
+from neurenix.metrics.base import MeanMetric, Metric, safe_ratio, weighted_sum
 
 
 class MeanSquaredError(MeanMetric):
@@ -69,14 +69,11 @@ class R2Score(Metric):
         y_true, y_pred = self._input("y_true", y_true), self._input("y_pred", y_pred)
         difference = _difference(self.name, y_true, y_pred)
         y_true = y_true.reshape(y_pred.shape).astype(jnp.float32)
-        weight = match_weight(
-            jnp.ones(difference.shape) if sample_weight is None else sample_weight,
-            difference.shape,
-        )
-        self.count[...] += jnp.sum(weight)
-        self.total[...] += jnp.sum(weight * y_true)
-        self.total_square[...] += jnp.sum(weight * jnp.square(y_true))
-        self.residual_square[...] += jnp.sum(weight * jnp.square(difference))
+        total, count = weighted_sum(y_true, sample_weight)
+        self.count[...] += count
+        self.total[...] += total
+        self.total_square[...] += weighted_sum(jnp.square(y_true), sample_weight)[0]
+        self.residual_square[...] += weighted_sum(jnp.square(difference), sample_weight)[0]
 
     def result(self) -> jax.Array:
         """Return 1 - residual / total variance, and 1 - 0 = 1 when there is no variance."""
