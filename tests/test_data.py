@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import json
+import pickle
+import tracemalloc
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
@@ -15,6 +17,7 @@ import pytest
 
 from neurenix._core.errors import ArgumentTypeError, DataError
 from neurenix.data import Dataset, StreamDataset, digits
+from neurenix.data.order import Sequential, Shuffled
 
 pytestmark = pytest.mark.pure
 
@@ -130,6 +133,58 @@ def test_each_epoch_has_its_own_order_and_the_seed_decides_it() -> None:
     assert repeated == sum(orders, [])
     assert labels(read(rows(100).shuffle(seed=7), 0, 100)) == orders[0]
     assert labels(read(rows(100).shuffle(seed=8), 0, 100)) != orders[0]
+
+
+def test_shuffled_datasets_that_are_read_in_turn_are_shuffled_once_an_epoch(monkeypatch) -> None:
+    shuffles: list[Any] = []
+    generator = np.random.default_rng
+    monkeypatch.setattr(
+        np.random, "default_rng", lambda of: (shuffles.append(of), generator(of))[1]
+    )
+    chained = rows().shuffle(seed=3)
+    datasets = [rows().shuffle(seed=seed).batch(2) for seed in range(3)]
+    datasets += [chained.batch(2), chained.batch(2).map(lambda batch: batch)]
+    for batches in zip(*datasets, strict=True):
+        assert len(batches) == 5
+    assert Counter(shuffles) == {(seed, 0): 1 for seed in range(4)}
+
+
+def test_an_order_keeps_two_permutations_however_many_epochs_are_read() -> None:
+    size = 100_000
+    order = Shuffled(Sequential(size), seed=0)
+    tracemalloc.start()
+    try:
+        for epoch in range(6):
+            order.rows(np.arange(epoch * size, epoch * size + 3))
+        held, _ = tracemalloc.get_traced_memory()
+        del order
+        left, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert 8 * size < held < 3 * 8 * size and left < 8 * size
+
+
+def test_orders_are_the_same_whatever_was_read_of_them() -> None:
+    one, other = (Shuffled(Sequential(9), seed=4) for _ in range(2))
+    first = one.rows(np.arange(18))
+    assert one == other and hash(one) == hash(other) and repr(one) == repr(other)
+    for again in (copy.deepcopy(one), pickle.loads(pickle.dumps(one))):
+        assert again == one and np.array_equal(again.rows(np.arange(18)), first)
+
+
+@pytest.mark.parametrize(
+    "shuffle",
+    [
+        lambda d: d.shuffle(1000),
+        lambda d: d.shuffle(1000, 42),
+        lambda d: d.shuffle(buffer_size=1000),
+        lambda d: d.shuffle(seed=1, reshuffle_each_iteration=True),
+    ],
+)
+def test_shuffling_needs_no_buffer(shuffle: Callable[[Dataset], Dataset]) -> None:
+    with pytest.raises(ArgumentTypeError, match=r"No buffer is needed, all rows") as told:
+        shuffle(rows())
+    assert ".shuffle(seed=0)" in str(told.value)
 
 
 def test_endless_datasets_differ_from_epoch_to_epoch_as_well() -> None:

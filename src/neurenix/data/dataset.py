@@ -111,13 +111,17 @@ class Dataset:
             return Dataset(dataclasses.replace(plan, order=make(plan.order)))
         return Dataset(dataclasses.replace(plan, batch_order=make(plan.batch_order)))
 
-    def shuffle(self, *, seed: int = 0) -> Dataset:
+    def shuffle(self, *buffer: Any, seed: int = 0, **options: Any) -> Dataset:
         """Read all rows in a random order, another one each epoch.
 
         Args:
+            buffer: nothing. The ``buffer_size`` of ``tf.data`` has no place here: no buffer is
+                filled, all rows are shuffled.
             seed: 0 or more; the same seed gives the same orders (with the same NumPy).
+            options: none; those of ``tf.data`` are told.
 
         Raises:
+            ArgumentTypeError: anything but a seed is given.
             DataError: the dataset is endless: shuffle before ``repeat``.
 
         Example:
@@ -126,6 +130,12 @@ class Dataset:
             >>> sorted(first) == sorted(second) == list(range(8)), first == second
             (True, False)
         """
+        if buffer or options:
+            given = ", ".join([*map(repr, buffer), *(f"{k}={v!r}" for k, v in options.items())])
+            raise ArgumentTypeError(
+                f"shuffle({given}): a seed is all it takes, by its name: .shuffle(seed=0). No "
+                "buffer is needed, all rows are shuffled, another way each epoch."
+            )
         _at_least(0, "seed", seed)
         if self._plan.outer.infinite:
             raise DataError(

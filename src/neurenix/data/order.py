@@ -12,7 +12,7 @@ positions, which nobody reaches the end of.
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
@@ -59,11 +59,25 @@ class Sequential:
         return positions % self.size
 
 
+class _Permutations:
+    """The permutations of one order, of which the two last used are kept.
+
+    Each order has its own: of one store for all, datasets that are read in turn would push each
+    other's out at every batch. A copy of an order starts without any.
+    """
+
+    def __init__(self) -> None:
+        self.of = functools.lru_cache(maxsize=2)(_permutation)
+
+    def __reduce__(self) -> tuple[type[_Permutations], tuple[()]]:
+        return _Permutations, ()
+
+
 @dataclass(frozen=True)
 class Shuffled:
     """Another order's rows, in a new random order each epoch.
 
-    An epoch's permutation takes 8 bytes a row; the two last used are kept.
+    An epoch's permutation takes 8 bytes a row; the two last used are kept with the order.
 
     Example:
         >>> order = Shuffled(Sequential(4), seed=0)
@@ -75,6 +89,9 @@ class Shuffled:
     inner: Order
     seed: int
     infinite: bool = False
+    _permutations: _Permutations = field(
+        default_factory=_Permutations, init=False, repr=False, compare=False
+    )
 
     @property
     def size(self) -> int:
@@ -83,20 +100,21 @@ class Shuffled:
 
     def rows(self, positions: Positions) -> Positions:
         """Return the rows at shuffled positions of the same epoch."""
-        size = self.inner.size
+        size, permutation_of = self.inner.size, self._permutations.of
         first, last = int(positions.min()) // size, int(positions.max()) // size
         if first == last:
             start = first * size
-            return self.inner.rows(_permutation(self.seed, first, size)[positions - start] + start)
+            return self.inner.rows(
+                permutation_of(self.seed, first, size)[positions - start] + start
+            )
         epochs, places = np.divmod(positions, size)
         shuffled = np.empty_like(positions)
         for epoch in range(first, last + 1):
             chosen = epochs == epoch
-            shuffled[chosen] = _permutation(self.seed, epoch, size)[places[chosen]] + epoch * size
+            shuffled[chosen] = permutation_of(self.seed, epoch, size)[places[chosen]] + epoch * size
         return self.inner.rows(shuffled)
 
 
-@functools.lru_cache(maxsize=2)
 def _permutation(seed: int, epoch: int, size: int) -> Positions:
     permutation = np.random.default_rng((seed, epoch)).permutation(size)
     permutation.flags.writeable = False
