@@ -11,11 +11,11 @@ from dataclasses import replace
 
 from neurenix.compiler.findings.arithmetic import (
     float32_products,
-    head_dimension,
     padded_products,
     small_batch,
     unsupported_types,
 )
+from neurenix.compiler.findings.attention import head_dimension, materialised_attention
 from neurenix.compiler.findings.communication import (
     collective_matmul,
     exposed_collectives,
@@ -25,7 +25,6 @@ from neurenix.compiler.findings.communication import (
 from neurenix.compiler.findings.evidence import Evidence, Finding
 from neurenix.compiler.findings.movement import (
     captured_constants,
-    materialised_attention,
     missing_donation,
     moves,
     padded_arguments,

@@ -1,6 +1,7 @@
 """Rules about matrix products: sizes, types and the batch.
 
-Owns what keeps the matrix unit from its peak. Data movement has its own module (``movement``).
+Owns what keeps the matrix unit from its peak. Data movement has its own module (``movement``), and
+so have the heads of attention (``attention``).
 """
 
 from __future__ import annotations
@@ -13,9 +14,12 @@ from dataclasses import replace
 import jax.numpy as jnp
 
 from neurenix._core.source_files import is_neurenix
+from neurenix.compiler.findings.attention import head_products
 from neurenix.compiler.findings.evidence import (
+    LANES,
     NOTABLE_SHARE,
     WARNING_SHARE,
+    WELL_FILLED,
     Evidence,
     Finding,
     fill,
@@ -28,15 +32,11 @@ from neurenix.compiler.operations import MatrixProduct
 from neurenix.compiler.program import Leaf
 from neurenix.compiler.time import Operation
 from neurenix.compiler.training import is_trainers_step
-from neurenix.compiler.traits import WrittenProduct
 
-_LANES = 128
 _MODELS = "/models/"  # files of Neurenix whose products have a type of their own
 _FOURIER = re.compile(r"(?:^|[/(])[ir]?r?fftn?\)*$")
 _BESIDE = 1.5
 """How much larger a kernel may be than its part that meets the image on average."""
-_WELL_FILLED = 0.8
-"""Of the matrix unit: above, padding is not worth a change of the model."""
 
 
 def padded_products(evidence: Evidence) -> Iterator[Finding]:
@@ -52,7 +52,7 @@ def padded_products(evidence: Evidence) -> Iterator[Finding]:
     if not evidence.program.model_flops:
         return
     unit = evidence.where.generation.mxu[1]
-    heads = {head for _, head in _head_products(evidence)}
+    heads = {head for _, head in head_products(evidence)}
     lines: dict[object, list[tuple[Operation, MatrixProduct, float]]] = {}
     for operation in in_order_of_time(evidence.operations):
         if not operation.products or _FOURIER.search(operation.op_name):
@@ -61,7 +61,7 @@ def padded_products(evidence: Evidence) -> Iterator[Finding]:
         if product.batch > 1 and heads & {product.depth, product.columns}:
             continue
         used = _used(evidence, product)
-        if used <= _WELL_FILLED and operation.kind != "overhead":
+        if used <= WELL_FILLED and operation.kind != "overhead":
             line = (operation.source or operation.name, product.depth, product.columns)
             beyond = operation.seconds - operation.floor_seconds
             wasted = min(operation.seconds * (1 - used), beyond)
@@ -83,7 +83,7 @@ def padded_products(evidence: Evidence) -> Iterator[Finding]:
             "padded-matmul",
             f"{what} fills {used:.0%} of the {unit}×{unit} matrix unit "
             f"({', '.join(small)}){_of_the_line(len(found))}.",
-            f"Make {these} of {unit}" + (f", or of {_LANES} at least." if unit > _LANES else "."),
+            f"Make {these} of {unit}" + (f", or of {LANES} at least." if unit > LANES else "."),
             wasted,
             operation,
         )
@@ -133,65 +133,6 @@ def _is_average(evidence: Evidence, product: MatrixProduct) -> bool:
 
 def _of_the_line(count: int) -> str:
     return f"; {count} operations of this line" if count > 1 else ""
-
-
-def head_dimension(evidence: Evidence) -> Iterator[Finding]:
-    """Attention heads narrower than the matrix unit: 64 fills half of 128 and a quarter of 256.
-
-    Found in the program as written, since the compiler and Pallas fuse attention into kernels
-    without sizes: a product of ``(T × D) · (D × S)`` and one of ``(T × S) · (S × D)`` with the same
-    batch, or both inside of a kernel, where T and S are at least twice D. The effect is arithmetic,
-    not taken from the schedule: what these products would take at the peak, times the padding.
-    """
-    unit = evidence.where.generation.mxu[1]
-    peak = evidence.where.generation.peak_flops_per_second["bfloat16"]
-    by_head: dict[int, list[WrittenProduct]] = {}
-    for product, head in _head_products(evidence):
-        by_head.setdefault(head, []).append(product)
-    for head, products in by_head.items():
-        used = fill(head, unit)
-        if used > _WELL_FILLED:
-            continue
-        flops = sum(p.flops for p in products) / evidence.program.num_devices
-        wasted = flops / peak * (1 / used - 1)
-        if evidence.share(wasted) < NOTABLE_SHARE:
-            continue
-        first = max(products, key=lambda p: p.flops)
-        found = evidence.finding(
-            "head-dimension",
-            f"Attention heads of {head} fill {used:.0%} of the {unit}-wide matrix unit in "
-            f"{many(len(products), 'product')}; at the peak this padding takes "
-            f"{wasted * 1e6:,.0f} µs of a step.",
-            f"Use fewer heads of {unit if unit > _LANES and head >= _LANES else _LANES}: the same "
-            "parameters and the same FLOPs.",
-            min(wasted, evidence.raw_seconds),
-        )
-        # Most published models have heads of 128; on a unit of 256 that is a choice, not a mistake.
-        severity = "note" if head >= _LANES else found.severity
-        yield replace(found, source=first.source, severity=severity)
-
-
-def _head_products(evidence: Evidence) -> list[tuple[WrittenProduct, int]]:
-    """Return the products of attention, each with its head dimension."""
-    products = [p for p in evidence.program.traits.products if p.batch > 1 or p.in_kernel]
-    inwards = {(p.batch, p.depth) for p in products if _longer(p.rows, p.columns, p.depth)}
-    outwards = {
-        (p.batch, side)
-        for p in products
-        for side, other in ((p.columns, p.rows), (p.rows, p.columns))
-        if _longer(p.depth, other, side)
-    }
-    heads = inwards & outwards
-    return [
-        (p, side)
-        for p in products
-        for side in {p.depth, p.columns, p.rows}
-        if (p.batch, side) in heads and side == min(p.depth, p.columns, p.rows)
-    ]
-
-
-def _longer(one: int, other: int, head: int) -> bool:
-    return min(one, other) >= 2 * head
 
 
 def float32_products(evidence: Evidence) -> Iterator[Finding]:

@@ -16,6 +16,8 @@ from neurenix.compiler.findings.evidence import (
     Finding,
     longest,
 )
+from neurenix.compiler.findings.flow import count
+from neurenix.compiler.hlo import Instruction
 from neurenix.compiler.time import Operation
 from neurenix.compiler.training import is_trainers_step, is_training_step
 
@@ -140,9 +142,10 @@ def _cause(evidence: Evidence, operation: Operation) -> tuple[str, str]:
 def synchronised_statistics(evidence: Evidence) -> Iterator[Finding]:
     """All-reduces of channel means and variances: BatchNorm over the batch of all devices.
 
-    Found as all-reduces of nothing but vectors of floats, of which some come from a sum in the
-    forward pass: gradients belong to the backward pass, and losses and norms are scalars. Four of
-    them, and 2 % of the step.
+    Found as all-reduces of nothing but vectors of floats, of which one from a sum in the forward
+    pass goes, through a square root, into an array that is larger: a variance by which activations
+    are divided. Gradients belong to the backward pass, losses and norms are scalars, and the load
+    of experts has no root. Those of the same lengths are counted: four, and 2 % of the step.
     """
     found = _statistics(evidence)
     seconds = sum(o.seconds for o in found)
@@ -162,13 +165,18 @@ def synchronised_statistics(evidence: Evidence) -> Iterator[Finding]:
 
 
 def _statistics(evidence: Evidence) -> list[Operation]:
-    found = [
+    sums = [
         o
         for o in evidence.operations
         if _opcode(o) == "all-reduce"
         and o.op_name.endswith(("reduce_sum", "psum", "reduce_mean"))
-        and all(_is_vector(shape) for shape in _SHAPE.findall(o.shape))
+        and all(_length(shape) > 1 for shape in _SHAPE.findall(o.shape))
     ]
+    lengths: set[int] = set()
+    for operation in sums:
+        if "transpose(" not in operation.op_name and _normalises(evidence, operation):
+            lengths |= _lengths(operation)
+    found = [o for o in sums if _lengths(o) & lengths]
     forward = [o for o in found if "transpose(" not in o.op_name]
     backward = len(found) - len(forward)
     enough = forward and sum(o.count for o in found) >= _STATISTICS
@@ -176,9 +184,38 @@ def _statistics(evidence: Evidence) -> list[Operation]:
     return found if enough and backward <= 2 * len(forward) else []
 
 
-def _is_vector(shape: str) -> bool:
+def _normalises(evidence: Evidence, operation: Operation) -> bool:
+    """Whether the root of what is made of an all-reduced vector meets an array that is larger.
+
+    Not along its first axis: one number for each row is no channel's, but what LayerNorm has where
+    features are divided. Without the program's text every vector may.
+    """
+    place, flow = evidence.place(operation), evidence.flow
+    if place is None or flow is None:
+        return True
+    lengths = _lengths(operation)
+
+    def is_vector(instruction: Instruction) -> bool:
+        return count(instruction) in lengths
+
+    roots = (p for p in flow.reached(place, is_vector) if p[1].opcode in ("rsqrt", "sqrt"))
+    return any(
+        reader.opcode == "broadcast"
+        and not is_vector(reader)
+        and reader.attribute("dimensions") != "{0}"
+        for root in roots
+        for _, reader in flow.reached(root, is_vector)
+    )
+
+
+def _lengths(operation: Operation) -> set[int]:
+    return {_length(shape) for shape in _SHAPE.findall(operation.shape)}
+
+
+def _length(shape: str) -> int:
+    """Return how many numbers a vector of floats has, 0 of what is none."""
     matched = _VECTOR.fullmatch(shape)
-    return matched is not None and int(matched[1] or matched[2]) > 1
+    return int(matched[1] or matched[2]) if matched else 0
 
 
 def collective_matmul(evidence: Evidence) -> Iterator[Finding]:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from neurenix.chips import Slice
+from neurenix.compiler.findings.flow import Flow
 from neurenix.compiler.hlo import Computation, Instruction, Module, SourceLine, called_as
 from neurenix.compiler.memory import Memory
 from neurenix.compiler.operations import MatrixProduct
@@ -23,6 +24,12 @@ NOTABLE_SHARE = 0.02
 
 WARNING_SHARE = 0.10
 """From here on a finding is a warning; below, a note."""
+
+LANES = 128
+"""Of a vector register, and the side of the matrix unit before v6e."""
+
+WELL_FILLED = 0.8
+"""Of the matrix unit: above, padding is not worth a change of the model."""
 
 
 @dataclass(frozen=True)
@@ -119,6 +126,11 @@ class Evidence:
     def _places(self) -> dict[str, tuple[Computation, Instruction]]:
         computations = self.module.computations.values() if self.module else ()
         return {i.name: (c, i) for c in computations for i in c.instructions}
+
+    @cached_property
+    def flow(self) -> Flow | None:
+        """Where values of the optimised program go, if its text is known."""
+        return Flow(self.module) if self.module else None
 
     @cached_property
     def loop_bodies(self) -> frozenset[str]:

@@ -1,11 +1,11 @@
 """Rules about bytes: what is moved without computing, kept twice, padded or compiled in.
 
-Owns attention scores in memory, copies, donation, the padding of arguments and captured arrays.
+Owns copies, donation, the padding of arguments and captured arrays. Attention scores in memory have
+their own module (``attention``).
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -21,69 +21,6 @@ _LEFT = 1 / 16
 """Of the bytes of captured arrays: below, they are folded away; 4 bits of 64 is the narrowest."""
 _CAPTURED_BYTES = 16 * 2**20
 """From here on the compiler takes seconds for an array: 0.1 s for each MiB with libtpu 0.0.42.1."""
-
-
-def materialised_attention(evidence: Evidence) -> Iterator[Finding]:
-    """Attention scores (T × S for each head) that are written to HBM and read back.
-
-    Found in the optimised program: a product ``(T × D) · (D × S)`` and one that sums over T or S,
-    with the same batch, T and S at least twice D, and arrays of that many elements in HBM. Scores
-    that XLA or a kernel keeps in VMEM are silent. The effect is the time that the bytes of these
-    arrays need; from 2 % of the step on.
-    """
-    scores = _score_sizes(evidence)
-    if not scores:
-        return
-    rate = evidence.where.generation.hbm_bandwidth_bytes_per_second_per_device
-    found: list[tuple[Operation, float]] = []
-    largest = 0
-    for operation in evidence.operations:
-        moved = _score_bytes(evidence, operation, scores)
-        if moved:
-            largest = max(largest, *moved)
-            seconds = min(operation.seconds, sum(moved) * operation.count / rate)
-            found.append((operation, seconds))
-    seconds = sum(part for _, part in found)
-    if not found or evidence.share(seconds) < NOTABLE_SHARE:
-        return
-    operation = max((o for o, _ in found if o.products), key=lambda o: o.seconds, default=None)
-    batch, rows, columns = max(scores.values(), key=math.prod)
-    yield evidence.finding(
-        "materialised-attention",
-        f"Attention scores of {batch} × {rows} × {columns} ({bytes_text(largest)}) go through "
-        f"HBM in {len(found)} operations.",
-        "Use fused attention, which never writes them: nx.nn.MultiHeadAttention or "
-        "nx.nn.dot_product_attention without a mask array, or jax.experimental.pallas.ops.tpu.",
-        seconds,
-        operation or found[0][0],
-    )
-
-
-def _score_sizes(evidence: Evidence) -> dict[int, tuple[int, int, int]]:
-    """Return elements → (batch, T, S) of products whose result is larger than what it is from."""
-    products = [p for o in evidence.operations for p in o.products if p.batch > 1]
-    summed = {(p.batch, p.depth) for p in products}
-    return {
-        p.batch * p.rows * p.columns: (p.batch, p.rows, p.columns)
-        for p in products
-        if min(p.rows, p.columns) >= 2 * p.depth
-        and {(p.batch, p.rows), (p.batch, p.columns)} & summed
-    }
-
-
-def _score_bytes(
-    evidence: Evidence, operation: Operation, scores: dict[int, tuple[int, int, int]]
-) -> list[int]:
-    """Return the bytes of each score array in HBM that an operation reads or writes."""
-    place = evidence.place(operation)
-    if place is None:
-        return []
-    computation, instruction = place
-    shapes = list(instruction.shapes)
-    for name in instruction.operands:
-        operand = computation.by_name.get(name)
-        shapes.extend(operand.shapes if operand else ())
-    return [s.padded_bytes for s in shapes if s.in_hbm and math.prod(s.sizes) in scores]
 
 
 def moves(evidence: Evidence) -> Iterator[Finding]:

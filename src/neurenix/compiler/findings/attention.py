@@ -1,0 +1,185 @@
+"""Rules about attention: scores that are written to HBM, and heads narrower than the matrix unit.
+
+Owns telling attention from other batched products. The sizes alone do not: the layers of an
+ensemble or of a mixture of experts have those of scores and values too. What tells them apart is
+the softmax, sums of exponentials of the scores (``flow``).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import replace
+
+from neurenix._core.units import bytes_text
+from neurenix.compiler.findings.evidence import (
+    LANES,
+    NOTABLE_SHARE,
+    WELL_FILLED,
+    Evidence,
+    Finding,
+    fill,
+    many,
+)
+from neurenix.compiler.operations import MatrixProduct
+from neurenix.compiler.time import Operation
+from neurenix.compiler.traits import WrittenProduct
+
+
+def materialised_attention(evidence: Evidence) -> Iterator[Finding]:
+    """Attention scores (T × S for each head) that are written to HBM and read back.
+
+    Found in the optimised program: a product ``(T × D) · (D × S)`` and one that sums over T or S,
+    with the same batch, T and S at least twice D, a softmax over as many elements, and arrays of
+    them in HBM. Scores that XLA or a kernel keeps in VMEM are silent. The effect is the time that
+    the bytes of these arrays need; from 2 % of the step on.
+    """
+    scores = _score_sizes(evidence)
+    if not scores:
+        return
+    rate = evidence.where.generation.hbm_bandwidth_bytes_per_second_per_device
+    found: list[tuple[Operation, float]] = []
+    largest = 0
+    for operation in evidence.operations:
+        moved = _score_bytes(evidence, operation, scores)
+        if moved:
+            largest = max(largest, *moved)
+            seconds = min(operation.seconds, sum(moved) * operation.count / rate)
+            found.append((operation, seconds))
+    seconds = sum(part for _, part in found)
+    if not found or evidence.share(seconds) < NOTABLE_SHARE:
+        return
+    operation = max((o for o, _ in found if o.products), key=lambda o: o.seconds, default=None)
+    batch, rows, columns = max(scores.values(), key=math.prod)
+    yield evidence.finding(
+        "materialised-attention",
+        f"Attention scores of {batch} × {rows} × {columns} ({bytes_text(largest)}) go through "
+        f"HBM in {len(found)} operations.",
+        "Use fused attention, which never writes them: nx.nn.MultiHeadAttention or "
+        "nx.nn.dot_product_attention without a mask array, or jax.experimental.pallas.ops.tpu.",
+        seconds,
+        operation or found[0][0],
+    )
+
+
+def _score_sizes(evidence: Evidence) -> dict[int, tuple[int, int, int]]:
+    """Return elements → (batch, T, S) of products that a softmax works on.
+
+    Their result is larger than what it is from.
+    """
+    products = [p for o in evidence.operations for p in o.products if p.batch > 1]
+    summed = {(p.batch, p.depth) for p in products}
+    return {
+        p.batch * p.rows * p.columns: (p.batch, p.rows, p.columns)
+        for p in products
+        if min(p.rows, p.columns) >= 2 * p.depth
+        and {(p.batch, p.rows), (p.batch, p.columns)} & summed
+        and _under_softmax(evidence, p)
+    }
+
+
+def _under_softmax(
+    evidence: Evidence, product: MatrixProduct | WrittenProduct, devices: int = 1
+) -> bool:
+    """Whether the program has a softmax over arrays of the size of a product's result.
+
+    A product as written is of all ``devices``, and a softmax in the optimised program of one: the
+    scores may be divided, and their sums by as much, or by less where part of it divides the summed
+    axis. Without the program's text the sizes alone decide.
+    """
+    if evidence.flow is None:
+        return True
+    elements = product.batch * product.rows * product.columns
+    sums = (product.batch * product.rows, product.batch * product.columns)
+    for part, summed in evidence.flow.softmaxes:
+        divided = _times(elements, part)
+        if _times(devices, divided) and any(
+            _times(divided, _times(whole, summed)) for whole in sums
+        ):
+            return True
+    return False
+
+
+def _times(whole: int, part: int) -> int:
+    """Return how many parts a whole has, 0 if there is a rest."""
+    return whole // part if part and whole % part == 0 else 0
+
+
+def _score_bytes(
+    evidence: Evidence, operation: Operation, scores: dict[int, tuple[int, int, int]]
+) -> list[int]:
+    """Return the bytes of each score array in HBM that an operation reads or writes."""
+    place = evidence.place(operation)
+    if place is None:
+        return []
+    computation, instruction = place
+    shapes = list(instruction.shapes)
+    for name in instruction.operands:
+        operand = computation.by_name.get(name)
+        shapes.extend(operand.shapes if operand else ())
+    return [s.padded_bytes for s in shapes if s.in_hbm and math.prod(s.sizes) in scores]
+
+
+def head_dimension(evidence: Evidence) -> Iterator[Finding]:
+    """Attention heads narrower than the matrix unit: 64 fills half of 128 and a quarter of 256.
+
+    Found in the program as written, since the compiler and Pallas fuse attention into kernels
+    without sizes: a product of ``(T × D) · (D × S)`` and one of ``(T × S) · (S × D)`` with the same
+    batch, where T and S are at least twice D, and between them a softmax in the optimised program;
+    or both inside of a kernel, into which nobody sees. The effect is arithmetic, not taken from the
+    schedule: what these products would take at the peak, times the padding.
+    """
+    unit = evidence.where.generation.mxu[1]
+    peak = evidence.where.generation.peak_flops_per_second["bfloat16"]
+    by_head: dict[int, list[WrittenProduct]] = {}
+    for product, head in head_products(evidence):
+        by_head.setdefault(head, []).append(product)
+    for head, products in by_head.items():
+        used = fill(head, unit)
+        if used > WELL_FILLED:
+            continue
+        flops = sum(p.flops for p in products) / evidence.program.num_devices
+        wasted = flops / peak * (1 / used - 1)
+        if evidence.share(wasted) < NOTABLE_SHARE:
+            continue
+        first = max(products, key=lambda p: p.flops)
+        found = evidence.finding(
+            "head-dimension",
+            f"Attention heads of {head} fill {used:.0%} of the {unit}-wide matrix unit in "
+            f"{many(len(products), 'product')}; at the peak this padding takes "
+            f"{wasted * 1e6:,.0f} µs of a step.",
+            f"Use fewer heads of {unit if unit > LANES and head >= LANES else LANES}: the same "
+            "parameters and the same FLOPs.",
+            min(wasted, evidence.raw_seconds),
+        )
+        # Most published models have heads of 128; on a unit of 256 that is a choice, not a mistake.
+        severity = "note" if head >= LANES else found.severity
+        yield replace(found, source=first.source, severity=severity)
+
+
+def head_products(evidence: Evidence) -> list[tuple[WrittenProduct, int]]:
+    """Return the products of attention, each with its head dimension."""
+    products = [p for p in evidence.program.traits.products if p.batch > 1 or p.in_kernel]
+    inwards = {
+        (p.batch, p.depth)
+        for p in products
+        if _longer(p.rows, p.columns, p.depth)
+        and (p.in_kernel or _under_softmax(evidence, p, evidence.program.num_devices))
+    }
+    outwards = {
+        (p.batch, side)
+        for p in products
+        for side, other in ((p.columns, p.rows), (p.rows, p.columns))
+        if _longer(p.depth, other, side)
+    }
+    heads = inwards & outwards
+    return [
+        (p, side)
+        for p in products
+        for side in {p.depth, p.columns, p.rows}
+        if (p.batch, side) in heads and side == min(p.depth, p.columns, p.rows)
+    ]
+
+
+def _longer(one: int, other: int, head: int) -> bool:
+    return min(one, other) >= 2 * head
