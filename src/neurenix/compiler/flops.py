@@ -1,7 +1,8 @@
 """Model FLOPs: the arithmetic that the program was written to do.
 
-Owns the count over a jaxpr: matrix products and convolutions, loops by their length, recomputation
-left out. It does not count what the compiler makes of it, nor element-wise work.
+Owns the count over a jaxpr: matrix products and convolutions, loops by their length, what is
+recomputed once. Owns too which jaxprs an equation runs and how often. It does not count what the
+compiler makes of it, nor element-wise work.
 
 A product of ``(m, k)`` and ``(k, n)`` is ``2 m k n`` operations, as in the MFU of PaLM
 (Chowdhery et al. 2022, appendix B). Causal attention by JAX's splash kernel counts half, and with
@@ -11,6 +12,9 @@ a sliding window what lies in it.
 from __future__ import annotations
 
 import math
+from collections import defaultdict
+from collections.abc import Hashable
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax.numpy as jnp
@@ -21,6 +25,8 @@ from neurenix.compiler.attention_kernels import attention_model_flops, window_of
 from neurenix.compiler.hlo import turns
 
 _RECOMPUTED = "rematted_computation"
+_CHECKPOINTS = ("checkpoint", "remat", "remat2")
+_AGAIN, _INSIDE = "again", "inside"
 _MIRRORED = {"LT": "GT", "GT": "LT", "LE": "GE", "GE": "LE", "NE": "NE", "EQ": "EQ"}
 
 
@@ -29,7 +35,8 @@ def model_flops(jaxpr: Any) -> float:
 
     A ``cond`` counts its dearest branch. A ``while`` counts as often as it runs if its counter
     starts at a number, is compared with one, and numbers are added to it or multiply it; where
-    only the data knows, once.
+    only the data knows, once. What ``jax.checkpoint`` recomputes counts once, as does what only
+    the recomputation is left of: the forward pass of a loss whose value nobody asks for.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -39,7 +46,7 @@ def model_flops(jaxpr: Any) -> float:
         >>> model_flops(jax.jit(f).trace(x).jaxpr)
         12288.0
     """
-    return _count(jaxpr, None)
+    return _once(_collect(jaxpr, _Place()))
 
 
 def without_dead_code(closed: Any) -> Any:
@@ -58,17 +65,85 @@ def without_dead_code(closed: Any) -> Any:
     return closed.replace(jaxpr=alive)
 
 
-def _count(jaxpr: Any, window: int | None) -> float:
-    """Count the operations of one call, inside a sliding window of attention or none."""
-    jaxpr = getattr(jaxpr, "jaxpr", jaxpr)
-    return float(sum(_equation(equation, window) for equation in jaxpr.eqns))
+_Run = tuple[str, ...]
+"""The checkpoints around an equation and the recomputations that it is in, the outermost first;
+empty for what is not recomputed."""
+_Operations = dict[tuple[Hashable, _Run], float]
+"""Operations by what was written and by the run of it."""
 
 
-def _equation(equation: Any, window: int | None) -> float:
-    scope = str(equation.source_info.name_stack)
-    if _RECOMPUTED in scope:
-        return 0.0
-    window = window_of(scope) or window
+@dataclass(frozen=True)
+class _Place:
+    """Where an equation stands: in which window of attention, in which run, on which way.
+
+    A recomputation is on the way back and is itself a way forward; there ``backward`` is false.
+    """
+
+    window: int | None = None
+    run: _Run = ()
+    backward: bool = False
+
+    def of(self, equation: Any) -> _Place:
+        """Return the place of an equation among those that stand at this one."""
+        scope = str(equation.source_info.name_stack)
+        _, again, inner = scope.rpartition(_RECOMPUTED)
+        return _Place(
+            window=window_of(scope) or self.window,
+            run=(*self.run, _AGAIN) if again else self.run,
+            backward="transpose(" in inner or (self.backward and not again),
+        )
+
+    def within(self, equation: Any) -> _Place:
+        """Return the place of what an equation calls, which stands at this one itself."""
+        inside = equation.primitive.name in _CHECKPOINTS
+        return replace(self, run=(*self.run, _INSIDE)) if inside else self
+
+
+def _once(found: _Operations) -> float:
+    """Add up what was written, of its runs the one of which most is alive.
+
+    Of a run, what nothing needs is left out: of the forward pass under a checkpoint all, if nobody
+    asks for its results; of a recomputation what the checkpoint's policy has saved.
+    """
+    most: dict[Hashable, float] = {}
+    for (written, _), operations in found.items():
+        most[written] = max(most.get(written, 0.0), operations)
+    return float(sum(most.values()))
+
+
+def _collect(jaxpr: Any, around: _Place) -> _Operations:
+    """Collect the operations of one call."""
+    found: _Operations = defaultdict(float)
+    for equation in getattr(jaxpr, "jaxpr", jaxpr).eqns:
+        place = around.of(equation)
+        operations = _operations(equation, place.window)
+        if operations is not None:
+            run = place.run if _AGAIN in place.run else ()
+            found[(_written(equation), place.backward), run] += operations
+            continue
+        called = [_collect(inner, place.within(equation)) for inner in executed(equation)]
+        if equation.primitive.name == "cond":
+            called = [max(called, key=_once)]
+        times = repetitions(equation)
+        for inner in called:
+            for key, operations in inner.items():
+                found[key] += times * operations
+    return found
+
+
+def _written(equation: Any) -> Hashable:
+    """Tell products that were written apart.
+
+    What is recomputed keeps the traceback of what was written, the same object.
+    """
+    numbers = [str(value) for name, value in equation.params.items() if name.endswith("_numbers")]
+    shapes = [variable.aval.shape for variable in equation.invars[:2]]
+    name = equation.params.get("name", equation.primitive.name)
+    return id(equation.source_info.traceback), str(name), *shapes, *numbers
+
+
+def _operations(equation: Any, window: int | None) -> float | None:
+    """Return the operations of one equation; None where those of what it calls are counted."""
     name = equation.primitive.name
     if name == "dot_general":
         return _dot(equation)
@@ -76,22 +151,18 @@ def _equation(equation: Any, window: int | None) -> float:
         return _ragged(equation)
     if name == "conv_general_dilated":
         return _convolution(equation)
-    if name == "cond":
-        return max(_count(branch, window) for branch in equation.params["branches"])
-    if name == "pallas_call":
-        attention = attention_model_flops(
-            str(equation.params.get("name") or ""),
-            [(str(v.aval.dtype), v.aval.shape) for v in equation.invars],
-            [v.aval.shape for v in equation.outvars],
-            window,
-        )
-        if attention is not None:
-            return attention
-    times = _times(equation)
-    return times * sum(_count(inner, window) for inner in _inner(equation.params))
+    if name != "pallas_call":
+        return None
+    return attention_model_flops(
+        str(equation.params.get("name") or ""),
+        [(str(v.aval.dtype), v.aval.shape) for v in equation.invars],
+        [v.aval.shape for v in equation.outvars],
+        window,
+    )
 
 
-def _times(equation: Any) -> int:
+def repetitions(equation: Any) -> int:
+    """Return how often an equation runs what it calls, on all devices together."""
     if equation.primitive.name == "scan":
         return equation.params["length"]
     if equation.primitive.name == "while":
@@ -104,6 +175,26 @@ def _times(equation: Any) -> int:
         grid = getattr(equation.params.get("grid_mapping"), "grid", ())
         return math.prod(size for size in grid if isinstance(size, int))
     return 1
+
+
+def executed(equation: Any) -> list[Any]:
+    """Return the jaxprs that an equation runs.
+
+    A linear solver holds others, for its gradients: the products with its matrix.
+    """
+    if equation.primitive.name == "custom_linear_solve":
+        return [equation.params["jaxprs"].solve]
+    return inner_jaxprs(equation.params)
+
+
+def inner_jaxprs(params: dict[str, Any]) -> list[Any]:
+    """Return the jaxprs among an equation's parameters."""
+    found: list[Any] = []
+    for value in params.values():
+        for candidate in value if isinstance(value, (tuple, list)) else (value,):
+            if hasattr(getattr(candidate, "jaxpr", candidate), "eqns"):
+                found.append(candidate)
+    return found
 
 
 def _while_turns(equation: Any) -> int:
@@ -152,16 +243,6 @@ def _number(variable: Any) -> int | None:
     if value is None or np.ndim(value) or not np.issubdtype(np.asarray(value).dtype, np.integer):
         return None
     return int(value)
-
-
-def _inner(params: dict[str, Any]) -> list[Any]:
-    found: list[Any] = []
-    for value in params.values():
-        for candidate in value if isinstance(value, (tuple, list)) else (value,):
-            candidate = getattr(candidate, "jaxpr", candidate)
-            if hasattr(candidate, "eqns"):
-                found.append(candidate)
-    return found
 
 
 def _dot(equation: Any) -> float:

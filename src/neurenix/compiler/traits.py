@@ -18,7 +18,8 @@ import jax
 import numpy as np
 
 from neurenix._core.source_files import is_library
-from neurenix.compiler.flops import model_flops, ragged_sizes
+from neurenix.compiler.flops import executed, model_flops, ragged_sizes, repetitions
+from neurenix.compiler.flops import inner_jaxprs as inner_jaxprs
 from neurenix.compiler.hlo import SourceLine
 from neurenix.compiler.leading_axis import Uses, uses_of_inputs
 from neurenix.compiler.source import is_entrance
@@ -37,7 +38,7 @@ class WrittenProduct:
 
     ``written`` tells products that stand at one place of the program and have the same sizes, such
     as those of identical layers in a Python loop, from all others. ``count`` is how often loops of
-    the program (``scan``, a kernel's grid) repeat it.
+    the program (``scan``, a counted ``while``, a kernel's grid) repeat it.
     """
 
     batch: int
@@ -247,32 +248,13 @@ def walk(
     for equation in getattr(jaxpr, "jaxpr", jaxpr).eqns:
         yield equation, count, kernel
         name = equation.primitive.name
-        times = count
-        if name == "scan":
-            times *= equation.params["length"]
-        elif name == "pallas_call":
-            grid = getattr(equation.params.get("grid_mapping"), "grid", ())
-            times *= math.prod(size for size in grid if isinstance(size, int))
-        elif name == "shard_map":
-            mesh = equation.params["mesh"]
-            manual = equation.params.get("manual_axes") or mesh.axis_names
-            times *= math.prod(mesh.shape[axis] for axis in manual)
+        times = count * repetitions(equation)
         inside = kernel or (equation if name == "pallas_call" else None)
-        called = inner_jaxprs(equation.params)
+        called = executed(equation)
         if dearest and name == "cond":
             called = [max(called, key=model_flops)]
         for inner in called:
             yield from walk(inner, times, inside, dearest=dearest)
-
-
-def inner_jaxprs(params: dict[str, Any]) -> list[Any]:
-    """Return the jaxprs among an equation's parameters."""
-    found: list[Any] = []
-    for value in params.values():
-        for candidate in value if isinstance(value, (tuple, list)) else (value,):
-            if hasattr(getattr(candidate, "jaxpr", candidate), "eqns"):
-                found.append(candidate)
-    return found
 
 
 def _product(equation: Any, count: int, kernel: Any) -> WrittenProduct:
