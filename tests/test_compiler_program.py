@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from functools import partial
+from itertools import product
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -140,6 +143,101 @@ def test_flops_of_a_training_step_leave_recomputation_out() -> None:
     plain = flops(lambda w, x: jax.grad(loss)(w, x, False), w, x)
     recomputed = flops(lambda w, x: jax.grad(loss)(w, x, True), w, x)
     assert plain == recomputed == 3 * forward
+
+
+def in_a_row(layer, w, x):
+    for i in range(len(w)):
+        x = layer(x, w[i])
+    return (x**2).mean()
+
+
+def scanned(layer, w, x):
+    return (jax.lax.scan(lambda h, w: (layer(h, w), None), x, w)[0] ** 2).mean()
+
+
+def attended(layer, w, x):
+    scores = jax.nn.softmax((x @ w[0]) @ (x @ w[1]).T)
+    return (layer(jax.nn.gelu(scores @ (x @ w[2])), w[3]) ** 2).mean()
+
+
+@jax.custom_vjp
+def with_own_gradient(x, w):
+    return jnp.tanh(x @ w)
+
+
+def _forward(x, w):
+    y = jnp.tanh(x @ w)
+    return y, (x, w, y)
+
+
+def _backward(kept, g):
+    x, w, y = kept
+    g = g * (1 - y * y)
+    return g @ w.T, x.T @ g
+
+
+with_own_gradient.defvjp(_forward, _backward)
+
+
+@pytest.mark.parametrize("loss", [in_a_row, scanned, attended])
+@pytest.mark.parametrize("layer", [lambda x, w: jnp.tanh(x @ w), with_own_gradient])
+@pytest.mark.parametrize("gradient", [jax.grad, jax.value_and_grad])
+def test_flops_of_a_checkpointed_loss_are_those_of_the_loss(loss, layer, gradient) -> None:
+    """Its forward pass is dead code where nobody asks for its value, and still recomputed."""
+
+    def counted(around_loss, around_layer) -> float:
+        step = gradient(around_loss(partial(loss, around_layer(layer))))
+        return trace(step, (spec((5, 16, 16)), spec((16, 16))), axes={"data": 1}).model_flops
+
+    def plain(function):
+        return function
+
+    saving = partial(jax.checkpoint, policy=jax.checkpoint_policies.dots_saveable)
+    wanted = counted(plain, plain)
+    for outer, inner in product((plain, jax.checkpoint, saving), repeat=2):
+        assert counted(outer, inner) == wanted
+    assert counted(lambda f: jax.checkpoint(jax.checkpoint(f)), jax.checkpoint) == wanted
+
+
+def test_flops_of_checkpoints_within_checkpoints_count_no_level_twice() -> None:
+    def group(x, w):
+        return jax.lax.scan(jax.checkpoint(lambda h, w: (jnp.tanh(h @ w), None)), x, w)[0]
+
+    w, x = jnp.ones((2, 3, 16, 16)), jnp.ones((16, 16))
+    for gradient in (jax.grad, jax.value_and_grad):
+        plain, twice = (
+            trace(gradient(partial(scanned, layer)), (w, x), axes={"data": 1}).model_flops
+            for layer in (group, jax.checkpoint(group))
+        )
+        assert plain == twice == 3 * 6 * 2 * 16**3
+
+
+def test_flops_of_a_solver_are_those_that_run() -> None:
+    """It holds the products with its matrix too, which only its gradients need."""
+    x = jnp.ones((64, 64))
+    assert flops(jnp.linalg.inv, x) == flops(jnp.linalg.solve, x, x) == 0
+    assert traits.read(jax.jit(jnp.linalg.inv).trace(x).jaxpr).products == ()
+
+    def iterated(a, b):
+        return jax.lax.custom_linear_solve(
+            lambda x: a @ x, b, lambda matvec, b: matvec(matvec(b)), symmetric=True
+        )
+
+    assert flops(iterated, x, x[0]) == 2 * 2 * 64**2
+
+
+def test_a_counted_while_repeats_what_stands_in_it() -> None:
+    def counted(x):
+        def body(state):
+            jax.debug.print("{}", state[1][0, 0])
+            return state[0] + 1, jnp.tanh(state[1] @ state[1])
+
+        return jax.lax.while_loop(lambda state: state[0] < 100, body, (0, x))[1]
+
+    program = trace(counted, (spec((16, 16)),), axes={"data": 1})
+    (told,), (written,) = program.traits.callbacks, program.traits.products
+    assert (told.count, written.count) == (100, 100)
+    assert written.flops == program.model_flops == 100 * 2 * 16**3
 
 
 @pytest.mark.parametrize(("strides", "groups"), [(1, 1), (2, 1), (1, 4), (2, 4)])

@@ -33,6 +33,7 @@ from neurenix._core.errors import ArgumentError, ArtefactError
 from neurenix._core.files import write_whole
 from neurenix.compiler import cache, plain_tree
 from neurenix.compiler.compile import Compiled, CompileOptions
+from neurenix.compiler.placement import HOST_MEMORIES
 from neurenix.compiler.program import Leaf, Program
 
 SCHEMA = 1
@@ -101,7 +102,8 @@ class Artefact:
                 fields[name] = tuple(
                     tuple(part) if isinstance(part, list) else part for part in fields[name]
                 )
-            leaves.append(Leaf(**fields))
+            kind = argument["memory_kind"]
+            leaves.append(Leaf(**fields, host_memory=kind if kind in HOST_MEMORIES else ""))
             if argument["donated"]:
                 donated.append(index)
         return Program(

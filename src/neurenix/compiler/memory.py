@@ -59,12 +59,12 @@ class Memory:
 
     ``roles`` divides the arguments: parameters, optimizer, batch, …, padding included; beside them
     ``"constants"``, what is left of the arrays that the program captured. ``buffers`` are the
-    arguments, ``temporaries`` what is live at the peak beside them, above a thousandth of
-    it and from large to small.
-    ``temporaries_bytes`` is all that is not an argument or a new result; ``activations_bytes`` and
-    ``gradients_bytes`` are parts of it. ``code_bytes`` is not part of the peak: the compiler does
-    not count it. For a program that does not fit only ``peak_bytes`` (where the compiler said it),
-    ``limit_bytes`` and the arguments are known; ``temporaries_bytes`` is then the difference.
+    arguments but for those on the host, ``temporaries`` what is live at the peak beside them, above
+    a thousandth of it and from large to small. ``temporaries_bytes`` is all that is not an argument
+    or a new result; ``activations_bytes`` and ``gradients_bytes`` are parts of it. ``code_bytes``
+    is not part of the peak: the compiler does not count it. For a program that does not fit only
+    ``peak_bytes`` (where the compiler said it), ``limit_bytes`` and the arguments are known;
+    ``temporaries_bytes`` is then the difference.
     """
 
     peak_bytes: int
@@ -111,7 +111,7 @@ def of_compiled(
     outputs, aliased = stats["output_size_in_bytes"], stats["alias_size_in_bytes"]
     fixed = stats["argument_size_in_bytes"] + outputs - aliased
     top = liveness.peak(liveness.values(module))
-    host = sum(n for name, n in stats.items() if name.startswith("host_") and "alias" not in name)
+    host = _host_bytes(stats)
     highest, lowest = fixed + stats["temp_size_in_bytes"], fixed
     if counted := 0 if host else stats.get("peak_memory_in_bytes", 0):
         highest = max(fixed, min(highest, counted))
@@ -147,7 +147,7 @@ def of_compiled(
 
 def of_refused(program: Program, needed_bytes: int | None, *, limit_bytes: int) -> Memory:
     """Return what is known of a program that ran out of memory: arguments without padding."""
-    buffers = tuple(_buffer(leaf, leaf.device_bytes) for leaf in program.leaves)
+    buffers = _without_padding(program)
     arguments = sum(buffer.padded_bytes for buffer in buffers)
     peak = max(needed_bytes or arguments, arguments)
     return Memory(
@@ -161,6 +161,16 @@ def of_refused(program: Program, needed_bytes: int | None, *, limit_bytes: int) 
         padding_bytes=0,
         roles=_roles(buffers),
         buffers=buffers,
+        host_bytes=sum(leaf.host_bytes for leaf in program.leaves),
+    )
+
+
+def _host_bytes(stats: dict[str, int]) -> int:
+    """Return the bytes in the host's memory; results in the place of arguments count once."""
+    return sum(
+        -num_bytes if "alias" in name else num_bytes
+        for name, num_bytes in stats.items()
+        if name.startswith("host_")
     )
 
 
@@ -180,17 +190,26 @@ def _constant_bytes(module: Module) -> int:
 
 
 def _arguments(program: Program, module: Module) -> tuple[Buffer, ...]:
-    """Match the leaves with the entry's parameters, which keep their order."""
+    """Match the leaves with the entry's parameters, which keep their order.
+
+    What lies in the host's memory takes none of the device's, and is left out.
+    """
     parameters = sorted(
         (i for i in module.entry.instructions if i.opcode == "parameter"),
         key=lambda i: int(i.argument),
     )
     if len(parameters) != len(program.leaves):
-        return tuple(_buffer(leaf, leaf.device_bytes) for leaf in program.leaves)
+        return _without_padding(program)
     return tuple(
         _buffer(leaf, sum(shape.padded_bytes for shape in parameter.shapes))
         for leaf, parameter in zip(program.leaves, parameters, strict=True)
+        if not leaf.host_memory
     )
+
+
+def _without_padding(program: Program) -> tuple[Buffer, ...]:
+    on_device = (leaf for leaf in program.leaves if not leaf.host_memory)
+    return tuple(_buffer(leaf, leaf.device_bytes) for leaf in on_device)
 
 
 def _buffer(leaf: Leaf, padded_bytes: int) -> Buffer:

@@ -23,6 +23,8 @@ from jax.sharding import (
 
 from neurenix._core.errors import ArgumentTypeError, ShapeError
 
+HOST_MEMORIES = ("pinned_host", "unpinned_host")
+
 
 class PartitionedSpec(jax.ShapeDtypeStruct):
     """A ``jax.ShapeDtypeStruct`` that says how it is divided over a mesh yet unknown."""
@@ -94,6 +96,8 @@ def abstract_mesh(axes: Mapping[str, int], device_kind: str = "") -> AbstractMes
 def place(leaf: Any, path: str, mesh: AbstractMesh) -> jax.ShapeDtypeStruct:
     """Return what is traced for an argument: its shape and type, divided over ``mesh``.
 
+    What lies in the host's memory stays there.
+
     Raises:
         ArgumentTypeError: it is neither an array nor a ``spec`` nor a number.
         ShapeError: the mesh has no axis of its partition, or cannot divide it so.
@@ -115,9 +119,24 @@ def place(leaf: Any, path: str, mesh: AbstractMesh) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(
         tuple(leaf.shape),
         leaf.dtype if key else jax.dtypes.canonicalize_dtype(leaf.dtype),
-        sharding=NamedSharding(mesh, partition),
+        sharding=NamedSharding(mesh, partition, memory_kind=host_memory(sharding)),
         weak_type=getattr(leaf, "weak_type", False),
     )
+
+
+def host_memory(sharding: Any) -> str | None:
+    """Return the kind of the host's memory that a sharding names, or ``None`` for the device's.
+
+    The device's own goes by several names: an array of this machine's CPU has that of the CPU.
+
+    Example:
+        >>> mesh = abstract_mesh({"data": 1})
+        >>> host_memory(NamedSharding(mesh, PartitionSpec(), memory_kind="pinned_host"))
+        'pinned_host'
+        >>> host_memory(NamedSharding(mesh, PartitionSpec(), memory_kind="device"))
+    """
+    kind = getattr(sharding, "memory_kind", None)
+    return kind if kind in HOST_MEMORIES else None
 
 
 def _check_divides(

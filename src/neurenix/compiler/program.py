@@ -30,7 +30,7 @@ from neurenix.compiler.captured import Captured, captured
 from neurenix.compiler.fingerprint import fingerprint
 from neurenix.compiler.flops import model_flops, without_dead_code
 from neurenix.compiler.placement import abstract_mesh as abstract_mesh
-from neurenix.compiler.placement import axis_names, mesh_in, place
+from neurenix.compiler.placement import axis_names, host_memory, mesh_in, place
 from neurenix.compiler.placement import spec as spec
 from neurenix.compiler.roles import roles_of
 from neurenix.compiler.traits import Traits
@@ -40,7 +40,8 @@ from neurenix.compiler.traits import Traits
 class Leaf:
     """One array among the arguments: its path, role, global shape and what one device holds.
 
-    ``device_shape`` of random keys is that of their data, 32-bit numbers.
+    ``device_shape`` of random keys is that of their data, 32-bit numbers. ``host_memory`` is JAX's
+    name of the host's memory that it lies in, empty for what lies in the device's.
     """
 
     path: str
@@ -49,10 +50,20 @@ class Leaf:
     dtype: str
     partition: tuple[Any, ...]
     device_shape: tuple[int, ...]
+    host_memory: str = ""
 
     @property
     def device_bytes(self) -> int:
-        """Bytes of one device's share, without padding."""
+        """Bytes of one device's share in its own memory, without padding."""
+        return 0 if self.host_memory else self._share_bytes
+
+    @property
+    def host_bytes(self) -> int:
+        """Bytes of one device's share in the host's memory."""
+        return self._share_bytes if self.host_memory else 0
+
+    @property
+    def _share_bytes(self) -> int:
         return math.ceil(math.prod(self.device_shape) * _bits(self.dtype) / 8)
 
 
@@ -82,7 +93,7 @@ class Program:
         donated: indices into ``leaves`` of the arguments whose memory outputs take over.
         model_flops: floating-point operations of all devices together for one call, from the
             matrix products and convolutions of the program as written; recomputation excluded.
-        output_bytes: global bytes of the outputs.
+        output_bytes: global bytes of the outputs in the memory of the devices.
         traits: what the program as written shows and the compiled one does not.
         platform: that it was lowered for.
         unused: paths of the arguments that the program does not look at.
@@ -195,7 +206,8 @@ def _trace(
 ) -> Program:
     paths, tree = jax.tree_util.tree_flatten_with_path(tuple(args))
     placed = [place(leaf, _path(path), mesh) for path, leaf in paths]
-    donated = _donated(args, options.donate_argnums) or _donated_already(function, placed, tree)
+    compiled_before = _compiled_before(function, placed, tree)
+    donated = _donated(args, options.donate_argnums) or _donated_already(compiled_before)
 
     out_tree: list[Any] = []
 
@@ -205,7 +217,7 @@ def _trace(
         out = function(*jax.tree.unflatten(tree, leaves))
         _check_results(out, name)
         out_tree[:] = [jax.tree.structure(out)]
-        return jax.tree.leaves(out)
+        return _kept_on_host(jax.tree.leaves(out), compiled_before)
 
     flat.__name__ = name if name.isidentifier() else "program"
     jitted = jax.jit(flat, donate_argnums=donated)
@@ -226,7 +238,11 @@ def _trace(
         leaves=leaves,
         donated=tuple(kept.index(i) for i in donated if i in kept),
         model_flops=model_flops(without_dead_code(compiled)),
-        output_bytes=sum(a.size * a.dtype.itemsize for a in exported.out_avals),
+        output_bytes=sum(
+            a.size * a.dtype.itemsize
+            for a in exported.out_avals
+            if a.memory_space != jax.memory.Space.Host
+        ),
         platform=options.platform,
         unused=tuple(_path(paths[i][0]) for i in range(len(paths)) if i not in kept),
         output_tree=plain_tree.describe(out),
@@ -353,17 +369,36 @@ def _whole(args: Sequence[Any], leaves: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(n for n, own in enumerate(positions) if own and given.issuperset(own))
 
 
-def _donated_already(function: Any, placed: Sequence[Any], tree: Any) -> tuple[int, ...]:
-    """Return which leaves a function donates that ``jax.jit`` or ``nnx.jit`` compiled so."""
+def _compiled_before(function: Any, placed: Sequence[Any], tree: Any) -> Any:
+    """Return what a function that ``jax.jit`` or ``nnx.jit`` compiled says of itself, or None."""
     if not hasattr(function, "trace") or not hasattr(function, "lower"):
-        return ()
+        return None
     try:
         traced = function.trace(*jax.tree.unflatten(tree, placed))
     except (TypeError, ValueError, jax.errors.JAXTypeError, TraceContextError):
-        return ()  # it is told where the whole is traced
-    traced = getattr(traced, "traced", traced)  # nnx.jit's stands around jax.jit's
-    infos = jax.tree.leaves(traced.args_info, is_leaf=lambda info: hasattr(info, "donated"))
+        return None  # it is told where the whole is traced
+    return getattr(traced, "traced", traced)  # nnx.jit's stands around jax.jit's
+
+
+def _donated_already(traced: Any) -> tuple[int, ...]:
+    """Return which leaves a function donates that was compiled before."""
+    told = getattr(traced, "args_info", ())
+    infos = jax.tree.leaves(told, is_leaf=lambda info: hasattr(info, "donated"))
     return tuple(index for index, info in enumerate(infos) if info.donated)
+
+
+def _kept_on_host(leaves: list[Any], traced: Any) -> list[Any]:
+    """Put those results into the host's memory that a function compiled before leaves there.
+
+    ``out_shardings`` of a function say nothing any more where another calls it.
+    """
+    infos = jax.tree.leaves(getattr(traced, "out_info", ()))
+    if len(infos) != len(leaves):  # nnx.jit returns modules beside the results
+        return leaves
+    return [
+        jax.device_put(leaf, jax.memory.Space.Host) if host_memory(info.sharding) else leaf
+        for leaf, info in zip(leaves, infos, strict=True)
+    ]
 
 
 def _path(path: tuple[Any, ...]) -> str:
@@ -384,4 +419,5 @@ def _leaf(path: str, role: str, placed: jax.ShapeDtypeStruct, mesh: AbstractMesh
         dtype=str(placed.dtype),
         partition=tuple(partition),
         device_shape=tuple(device_shape),
+        host_memory=host_memory(placed.sharding) or "",
     )
