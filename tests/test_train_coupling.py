@@ -205,6 +205,19 @@ def test_a_number_for_each_example_may_be_made_of_others(function, arguments, ex
     assert coupling_of(function, *arguments) is expected
 
 
+def test_large_outputs_are_judged_by_their_operations_alone(monkeypatch: Any) -> None:
+    def apart(y: jax.Array, p: jax.Array) -> jax.Array:
+        return LABELS(p, y)
+
+    def centred(y: jax.Array, p: jax.Array) -> jax.Array:
+        return LABELS(p - p.mean(0), y)
+
+    logits = (spec(8, 2048, dtype="int32"), spec(8, 2048, 50_000))  # 3 GiB
+    monkeypatch.delattr("neurenix._coupling._some_of")  # which draws numbers
+    assert coupling_of(apart, *logits) is Coupling.NONE
+    assert coupling_of(centred, *logits) is Coupling.ROWS
+
+
 def test_a_contrastive_loss_of_each_example_is_left_whole_and_may_be_weighted() -> None:
     x, y = regression(40)
     y = np.tile(y, 3)

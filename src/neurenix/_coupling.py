@@ -249,6 +249,8 @@ def _by_trial(function: Callable[..., Any], y_true: Any, y_pred: Any, of_rows: b
         whole = function(y, p)
         return whole, alone.reshape(whole.shape) if of_rows else jnp.mean(alone)
 
+    if of_rows and 2 * _numbers_of_one(y_pred) > _MOST_NUMBERS:
+        return False  # such as logits of a language model: the operations have to tell
     specs = any(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in jax.tree.leaves(y_true))
     # A metric asks while the step is traced; NaN of one example alone is an answer.
     with jax.ensure_compile_time_eval(), jax.debug_nans(False):
@@ -259,6 +261,10 @@ def _by_trial(function: Callable[..., Any], y_true: Any, y_pred: Any, of_rows: b
             return not of_rows  # rows may be made for one size of batch, and a mean may not
         compiled = jax.jit(values)
         return any(_differ(*compiled(*one)) for one in tries)
+
+
+def _numbers_of_one(tree: Any) -> int:
+    return sum(math.prod(leaf.shape[1:]) for leaf in jax.tree.leaves(tree))
 
 
 def _alone(tree: Any) -> Any:
@@ -281,9 +287,8 @@ def _some_of(y_true: Any, y_pred: Any, draw: int) -> tuple[Any, Any]:
         y_pred: shapes and dtypes.
         draw: 0 draws targets that are 0 or 1, 1 draws such as lie between.
     """
-    of_one = sum(math.prod(leaf.shape[1:]) for leaf in jax.tree.leaves(y_pred))
     examples = jax.tree.leaves(y_true)[0].shape[0]
-    count = min(examples, max(2, _MOST_NUMBERS // max(of_one, 1)))
+    count = min(examples, max(2, _MOST_NUMBERS // max(_numbers_of_one(y_pred), 1)))
     random = np.random.default_rng(0)
 
     def drawn(leaf: Any, *, whole: bool = False) -> jax.Array:

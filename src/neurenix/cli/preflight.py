@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from neurenix._core.errors import NeurenixError
+from neurenix._core.limits import check_seconds
 from neurenix.cli.failure import MISTAKE, show
 from neurenix.cli.options import (
     Arguments,
@@ -29,7 +30,6 @@ from neurenix.cli.options import (
 )
 from neurenix.cli.output import check_folders, output_for, show_text, write_text
 from neurenix.cli.scripts import simulate_first, slices_of
-from neurenix.compiler.compile import check_seconds
 
 if TYPE_CHECKING:
     from neurenix.preflight.compare import Comparison

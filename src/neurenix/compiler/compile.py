@@ -25,6 +25,7 @@ from threading import Event
 from typing import Any
 
 from neurenix._core.errors import ArgumentError, ArgumentTypeError, DeviceInitializationError
+from neurenix._core.limits import check_seconds
 from neurenix.compiler import cache as cache_module
 from neurenix.compiler.program import Program
 from neurenix.compiler.target import Target
@@ -37,19 +38,6 @@ _NO_VALUE = re.compile(r"Failed to parse '([^']*)' into flag (\w+)")
 _DATA = re.compile(r"\s*\[type\.googleapis\.com/[\w.]*CompilationResultProto='.*?'\]", re.DOTALL)
 """The answer once more as bytes, which the compiler puts behind its words."""
 _UNITS = {"K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
-
-
-def check_seconds(name: str, seconds: Any) -> None:
-    """Raise unless a limit is a positive number of seconds, which may be infinite.
-
-    Raises:
-        ArgumentTypeError: it is no number.
-        ArgumentError: it is 0, negative or NaN.
-    """
-    if not isinstance(seconds, (int, float)):
-        raise ArgumentTypeError(f"{name} must be a number of seconds; got {seconds!r}.")
-    if not seconds > 0:
-        raise ArgumentError(f"{name} must be positive; got {seconds:g}.")
 
 
 @dataclass(frozen=True)

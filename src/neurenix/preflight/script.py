@@ -20,9 +20,10 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from neurenix._core.errors import ArgumentError, CompilationError, NeurenixError
+from neurenix._core.limits import check_seconds
 from neurenix._core.source_files import is_library
 from neurenix.compiler import intercept
-from neurenix.compiler.compile import check_seconds, compiler_ready
+from neurenix.compiler.compile import compiler_ready
 from neurenix.preflight.description import PreflightOptions
 from neurenix.preflight.entry import On, preflight
 from neurenix.preflight.report import Report
