@@ -28,6 +28,7 @@ def spec(*shape: int, dtype: str = "float32") -> jax.ShapeDtypeStruct:
 NUMBERS = (spec(8, 3), spec(8, 3))
 COLUMN = (spec(8), spec(8, 1))
 CLASSES = (spec(8, dtype="int32"), spec(8, 3))
+PENALISED = (spec(8, 3), (spec(8, 3), spec(), spec(5)))  # two outputs without rows
 SEQUENCES = (spec(8, 5, dtype="int32"), spec(8, 5, 3))
 
 
@@ -87,6 +88,7 @@ def with_penalty(y: jax.Array, p: jax.Array) -> jax.Array:
         (lambda y, p: jnp.mean(p.argmax(-1) == y), CLASSES),
         (own_softmax, CLASSES),
         (masked_in_rows, SEQUENCES),
+        (lambda y, p: jnp.mean((y - p[0]) ** 2) + 0.1 * p[1] + p[2].sum(), PENALISED),
         (lambda y, p: LABELS(p.reshape(-1, 3), y.reshape(-1)).mean(), SEQUENCES),
     ],
 )
@@ -101,6 +103,7 @@ def test_a_mean_over_examples_is_known_for_one(function: Any, arguments: Any) ->
         (pearson, NUMBERS),
         (f1, NUMBERS),
         (rmse, COLUMN),
+        (lambda y, p: jnp.sum((y - p[0]) ** 2) + 0.1 * p[1], PENALISED),
         (r_squared, NUMBERS),
         (lambda y, p: jnp.sum((y - p) ** 2), NUMBERS),
         (lambda y, p: jnp.sum((p > 0.5) == y), NUMBERS),
@@ -294,3 +297,31 @@ def test_such_a_loss_is_not_computed_in_parts(loss: Any) -> None:
     with pytest.raises(nx.ArgumentError, match=f"accumulate_steps=4 .*loss {loss.__name__} "):
         model.fit(x, y, batch_size=32)
     assert np.isfinite(model.evaluate(x, y, batch_size=32)["loss"])
+
+
+class Penalised(nx.nn.Module):
+    """Returns a penalty beside its output, which has no rows."""
+
+    def __init__(self) -> None:
+        self.layer = nx.nn.Linear(6, 1)
+
+    def __call__(self, x: Any) -> Any:
+        return self.layer(x), jnp.sum(self.layer.kernel[...] ** 2)
+
+
+def penalised(y: jax.Array, output: Any) -> jax.Array:
+    return jnp.mean((y - output[0]) ** 2) + 0.1 * output[1]
+
+
+def test_a_penalty_beside_the_output_may_be_filled_up_and_weighted() -> None:
+    x, y = regression(40)
+    model = Penalised()
+    model.compile(STILL, penalised, metrics=[penalised])
+    whole = float(penalised(y, model(x)))
+    found = model.evaluate(x, y, batch_size=32)
+    assert found == pytest.approx({"loss": whole, "penalised": whole}, rel=1e-5)
+    assert model.fit(x, y, batch_size=32, verbose=False)["loss"] == pytest.approx([whole], rel=1e-5)
+    weight = np.linspace(0, 1, 40, dtype=np.float32)
+    squared = np.average((y - np.asarray(model(x)[0])) ** 2, axis=0, weights=weight)
+    expected = squared.item() + 0.1 * float(model(x)[1])
+    assert model.evaluate(x, y, sample_weight=weight)["loss"] == pytest.approx(expected, rel=1e-5)

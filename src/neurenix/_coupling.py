@@ -91,6 +91,30 @@ def spec_of(leaf: Any) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(np.shape(leaf), jax.dtypes.canonicalize_dtype(dtype))
 
 
+def of_each_alone(function: Callable[..., Any], y_true: Any, y_pred: Any) -> jax.Array:
+    """Return what a function says of batches of one example each, (N, …).
+
+    Args:
+        function: of targets and predictions.
+        y_true: targets, (N, …).
+        y_pred: predictions, (N, …); of several, one that has no rows, such as a penalty, is given
+            to every example whole.
+
+    Example:
+        >>> of_each_alone(lambda t, p: jnp.mean(t - p), jnp.ones((2, 3)), jnp.zeros((2, 3)))
+        Array([1., 1.], dtype=float32)
+    """
+    leaves, treedef = jax.tree.flatten(jax.tree.map(jnp.asarray, (y_true, y_pred)))
+    examples = jax.tree.leaves(y_true)[0].shape[0]
+    axes = [0 if leaf.shape[:1] == (examples,) else None for leaf in leaves]
+
+    def alone(*parts: Any) -> Any:
+        rows = [q[None] if axis == 0 else q for q, axis in zip(parts, axes, strict=True)]
+        return jnp.asarray(function(*jax.tree.unflatten(treedef, rows)))
+
+    return jax.vmap(alone, in_axes=axes)(*leaves)
+
+
 # By its operations
 
 
@@ -245,8 +269,7 @@ def _by_trial(function: Callable[..., Any], y_true: Any, y_pred: Any, of_rows: b
 
     def values(y: Any, p: Any) -> tuple[Any, Any]:
         y = aligned(function, y, p)
-        alone = jax.vmap(lambda t, q: function(*_alone((t, q))))(y, p)
-        whole = function(y, p)
+        whole, alone = function(y, p), of_each_alone(function, y, p)
         return whole, alone.reshape(whole.shape) if of_rows else jnp.mean(alone)
 
     if of_rows and 2 * _numbers_of_one(y_pred) > _MOST_NUMBERS:
@@ -265,10 +288,6 @@ def _by_trial(function: Callable[..., Any], y_true: Any, y_pred: Any, of_rows: b
 
 def _numbers_of_one(tree: Any) -> int:
     return sum(math.prod(leaf.shape[1:]) for leaf in jax.tree.leaves(tree))
-
-
-def _alone(tree: Any) -> Any:
-    return jax.tree.map(lambda leaf: leaf[None], tree)
 
 
 def _differ(whole: jax.Array, alone: jax.Array) -> bool:
@@ -292,7 +311,7 @@ def _some_of(y_true: Any, y_pred: Any, draw: int) -> tuple[Any, Any]:
     random = np.random.default_rng(0)
 
     def drawn(leaf: Any, *, whole: bool = False) -> jax.Array:
-        shape = (min(count, leaf.shape[0]), *leaf.shape[1:]) if leaf.shape else ()
+        shape = (count, *leaf.shape[1:]) if leaf.shape[:1] == (examples,) else leaf.shape
         floating = jnp.issubdtype(leaf.dtype, jnp.floating)
         low, high = (0, 1) if whole or not floating else (0.1, 0.9)
         numbers = random.uniform(low, high, shape)
@@ -300,7 +319,7 @@ def _some_of(y_true: Any, y_pred: Any, draw: int) -> tuple[Any, Any]:
 
     def target(leaf: Any) -> Any:
         if not isinstance(leaf, jax.ShapeDtypeStruct):
-            return leaf[:count] if np.ndim(leaf) else leaf
+            return leaf[:count] if np.shape(leaf)[:1] == (examples,) else leaf
         return drawn(leaf, whole=draw == 0 or not jnp.issubdtype(leaf.dtype, jnp.floating))
 
     return jax.tree.map(target, y_true), jax.tree.map(drawn, y_pred)

@@ -5,7 +5,6 @@ Owns the table of names; the losses themselves are beside it.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
@@ -14,6 +13,7 @@ import jax.numpy as jnp
 
 from neurenix._alignment import aligned
 from neurenix._core.errors import ArgumentTypeError, ShapeError, unknown_name
+from neurenix._coupling import of_each_alone
 from neurenix._foreign import refuse_foreign
 from neurenix.losses import crossentropy, margin, regression, similarity, torch_names
 from neurenix.losses.base import Loss, mean_per_example
@@ -74,9 +74,7 @@ class FunctionLoss(Loss):
         y_true = aligned(self.function, y_true, y_pred)
         losses = jnp.asarray(self.function(y_true, y_pred))
         if losses.ndim == 0:
-            one = functools.partial(jax.tree.map, lambda leaf: leaf[None])
-            alone = jax.vmap(lambda t, p: self.function(one(t), one(p)))
-            losses = alone(*jax.tree.map(jnp.asarray, (y_true, y_pred)))
+            losses = of_each_alone(self.function, y_true, y_pred)
         batch = jnp.shape(jax.tree.leaves(y_pred)[0])[:1]
         if losses.shape[:1] != batch:
             raise ShapeError(

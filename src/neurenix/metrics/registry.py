@@ -5,7 +5,6 @@ Owns the table of names; the metrics themselves are beside it.
 
 from __future__ import annotations
 
-import functools
 import inspect
 from collections.abc import Callable
 from typing import Any
@@ -15,7 +14,7 @@ import jax.numpy as jnp
 
 from neurenix._alignment import aligned
 from neurenix._core.errors import ArgumentError, ArgumentTypeError, unknown_name
-from neurenix._coupling import Coupling, coupling_of, spec_of
+from neurenix._coupling import Coupling, coupling_of, of_each_alone, spec_of
 from neurenix._foreign import refuse_foreign
 from neurenix._nnx import nnx
 from neurenix.metrics import accuracy, confusion, errors
@@ -117,8 +116,7 @@ class FunctionMetric(MeanMetric):
             values = jnp.asarray(self.function(y_true, y_pred))
             if values.ndim:
                 return values
-        one = functools.partial(jax.tree.map, lambda leaf: leaf[None])
-        return jax.vmap(lambda t, p: jnp.asarray(self.function(one(t), one(p))))(y_true, y_pred)
+        return of_each_alone(self.function, y_true, y_pred)
 
     def _input(self, name: str, value: Any) -> Any:
         return jax.tree.map(jnp.asarray, value)
