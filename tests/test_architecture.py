@@ -35,6 +35,7 @@ FLOORS = {
     "neurenix._binding": 26,
     "neurenix._filled": 26,
     "neurenix._recompilation": 26,
+    "neurenix._refilled": 26,
     "neurenix._alignment": 27,
     "neurenix._arguments": 27,
     "neurenix._captured": 27,

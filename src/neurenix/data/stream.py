@@ -14,6 +14,7 @@ import numpy as np
 
 from neurenix._core.errors import ArgumentTypeError, DataError
 from neurenix._core.libraries import library_of
+from neurenix._refilled import owned
 from neurenix.data.columns import as_array
 from neurenix.data.iterator import stack
 
@@ -157,7 +158,7 @@ class StreamIterator(Iterator[Any]):
         if not self._ahead:
             state = self._inner_state()
             batch = _as_batch(next(self._inner))
-            self._ahead.append((jax.tree.map(_owned, batch) if self._refilled else batch, state))
+            self._ahead.append((owned(batch) if self._refilled else batch, state))
         return self._ahead[0][0]
 
     def __next__(self) -> Any:
@@ -224,11 +225,6 @@ class StreamIterator(Iterator[Any]):
 _END = object()
 # Their loaders yield new arrays.
 _MAKE_THEIR_OWN = ("torch.utils.data", "grain")
-
-
-def _owned(leaf: Any) -> Any:
-    """Return an array that nobody else writes to: a computation may read it much later."""
-    return np.array(leaf) if isinstance(leaf, np.ndarray) else leaf
 
 
 def _length_of(source: Any) -> int | None:

@@ -14,6 +14,7 @@ import jax
 import numpy as np
 
 from neurenix._core.errors import ArgumentTypeError, DataError, ShapeError
+from neurenix._refilled import owned
 from neurenix.distribute.mesh import place
 from neurenix.distribute.values import PerReplica, stack_replicas
 
@@ -99,7 +100,7 @@ class DistributedIterator(Iterator[Any]):
         batch = next(self._iterator)
         self._check(batch, axis=0)
         if not hasattr(self._iterator, "next_stacked"):
-            batch = _owned(batch)
+            batch = owned(batch)
         return place(batch, self._placement.batch_sharding())
 
     def next_stacked(self, steps: int) -> Any:
@@ -151,7 +152,7 @@ class PerReplicaDataset:
         self._check(_length(self._dataset), replicas)
         taken = 0
         while True:
-            batches = [_owned(one) for _, one in zip(range(replicas), iterator, strict=False)]
+            batches = [owned(one) for _, one in zip(range(replicas), iterator, strict=False)]
             taken += len(batches)
             if len(batches) < replicas:
                 self._check(taken, replicas)
@@ -188,13 +189,6 @@ def _length(dataset: Any) -> int:
         return 0
 
 
-def _owned(batch: Any) -> Any:
-    """Return a batch of somebody's iterator with copies, for a generator may reuse its arrays."""
-    return jax.tree.map(
-        lambda leaf: np.array(leaf) if isinstance(leaf, np.ndarray) else leaf, batch
-    )
-
-
 def stacked(iterator: Iterator[Any], steps: int) -> Any:
     """Take ``steps`` batches from ``iterator`` as one tree of arrays (steps, batch, …).
 
@@ -209,7 +203,7 @@ def stacked(iterator: Iterator[Any], steps: int) -> Any:
         batch = own(steps)
         found = len(jax.tree.leaves(batch)[0])
     else:
-        batches = [_owned(batch) for _, batch in zip(range(steps), iterator, strict=False)]
+        batches = [owned(batch) for _, batch in zip(range(steps), iterator, strict=False)]
         found = len(batches)
     if found < steps:
         raise DataError(
