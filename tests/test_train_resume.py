@@ -284,6 +284,14 @@ def test_what_is_no_path_is_told(path: Any) -> None:
             use(path)
 
 
+@pytest.mark.parametrize("path", ["", ".", Path("/")])
+def test_a_path_without_a_name_is_told(path: Any) -> None:
+    model = nn.Linear(2, 1)
+    for use in (model.save, model.load):
+        with pytest.raises(nx.CheckpointError, match="names no file"):
+            use(path)
+
+
 class Features(nn.Module):
     """Holds arrays that are no variables: of JAX and NumPy, in a list and in a tuple."""
 

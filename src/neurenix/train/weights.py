@@ -237,4 +237,6 @@ def _checksum(tensors: dict[str, Any], about: dict[str, str]) -> int:
 def _path(path: Any) -> Path:
     if not isinstance(path, (str, os.PathLike)):
         raise ArgumentTypeError(f"The argument `path` is a path, got {type(path).__name__}.")
+    if not Path(path).name:
+        raise CheckpointError(f"The path {str(path)!r} names no file.")
     return Path(path)
