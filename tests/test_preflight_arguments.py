@@ -101,6 +101,9 @@ def test_donation_is_of_the_arguments_that_the_caller_counts() -> None:
         1,
     )
     assert program(lambda new, old: old + new, X, X, donate_argnums=1).donated == (1,)
+    for wrong in ("0", 1.5, [None]):
+        with pytest.raises(ArgumentTypeError, match="donate_argnums is the number"):
+            program(lambda new, old: old + new, X, X, donate_argnums=wrong)
     with pytest.raises(ArgumentError, match="names argument 2, and there are 2 arguments"):
         program(functools.partial(update, "a", more=X), X, X, donate_argnums=(2,))
 

@@ -59,9 +59,14 @@ class Call:
 
         Raises:
             ArgumentError: there is no such position.
+            ArgumentTypeError: it is no number.
         """
         count = sum(isinstance(key, int) for key in (*self.arrays, *self.fixed)) - self.bound
         argnums = (argnums,) if isinstance(argnums, int) else argnums
+        if not isinstance(argnums, Sequence) or not all(isinstance(n, int) for n in argnums):
+            raise ArgumentTypeError(
+                f"donate_argnums is the number of an argument, or several; got {argnums!r}."
+            )
         for number in argnums:
             if not 0 <= number < count:
                 raise ArgumentError(
