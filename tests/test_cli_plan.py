@@ -17,7 +17,7 @@ from neurenix import chips, nn
 from neurenix.preflight import Candidate, Plan, SearchSpace, plan_document
 from neurenix.preflight.choice import mesh_of
 from neurenix.preflight.cost import Pricing
-from neurenix.preflight.planning import Deadline
+from neurenix.preflight.plan import Deadline
 from neurenix.preflight.record import problems
 
 compiling = [pytest.mark.tpu_compile, pytest.mark.xdist_group("libtpu")]

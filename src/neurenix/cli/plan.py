@@ -31,7 +31,7 @@ from neurenix.cli.output import check_folders, output_for, show_text, write_text
 from neurenix.cli.scripts import listed, simulate_first, slices_of
 
 if TYPE_CHECKING:
-    from neurenix.preflight.planning import Candidate, Deadline
+    from neurenix.preflight.plan import Candidate, Deadline
 
 _AUTO = "auto"
 
@@ -90,8 +90,9 @@ def plan(
     from neurenix.preflight.cost import Pricing
     from neurenix.preflight.description import PreflightOptions
     from neurenix.preflight.html import plan_page
-    from neurenix.preflight.planning import SearchSpace, check_objective, search
+    from neurenix.preflight.planning import check_objective, search
     from neurenix.preflight.script import first_step
+    from neurenix.preflight.search_space import SearchSpace
 
     try:
         slices = slices_of(on)
@@ -168,7 +169,7 @@ def _whole(option: str, text: str) -> int:
 
 
 def _deadline(examples: float | None, hours: float | None) -> Deadline | None:
-    from neurenix.preflight.planning import Deadline
+    from neurenix.preflight.plan import Deadline
 
     if examples is None and hours is None:
         return None

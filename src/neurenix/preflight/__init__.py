@@ -15,8 +15,10 @@ from neurenix.preflight.cost import Pricing
 from neurenix.preflight.description import PreflightOptions
 from neurenix.preflight.entry import preflight
 from neurenix.preflight.largest import LargestBatch, largest_batch
-from neurenix.preflight.planning import Candidate, Deadline, Plan, SearchSpace, search
+from neurenix.preflight.plan import Candidate, Deadline, Plan
+from neurenix.preflight.planning import search
 from neurenix.preflight.report import Cost, Report
+from neurenix.preflight.search_space import SearchSpace
 
 __all__ = [
     "Suggestion",

@@ -24,7 +24,7 @@ from neurenix.preflight.page_style import HATCH, SCRIPT, STYLE
 from neurenix.preflight.text import KIND_NAMES, amount, bytes_text, percent_text, seconds_text
 
 if TYPE_CHECKING:
-    from neurenix.preflight.planning import Plan
+    from neurenix.preflight.plan import Plan
     from neurenix.preflight.report import Report
 
 _ESTIMATED = (

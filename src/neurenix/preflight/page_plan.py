@@ -17,7 +17,7 @@ from neurenix.preflight.cost import Pricing, usd_text
 from neurenix.preflight.text import KIND_NAMES, bytes_text, percent_text, seconds_text
 
 if TYPE_CHECKING:
-    from neurenix.preflight.planning import Candidate, Plan
+    from neurenix.preflight.plan import Candidate, Plan
     from neurenix.preflight.report import Report
 
 _WIDTH = 900.0

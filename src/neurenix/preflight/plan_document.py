@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 from neurenix.compiler.cache import versions
 
 if TYPE_CHECKING:
-    from neurenix.preflight.planning import Candidate, Plan
+    from neurenix.preflight.plan import Candidate, Plan
 
 SCHEMA = "neurenix.plan"
 SCHEMA_VERSION = 1

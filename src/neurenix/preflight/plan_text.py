@@ -12,7 +12,7 @@ from neurenix.preflight.cost import usd_text
 from neurenix.preflight.text import KIND_NAMES, amount, bytes_text, hanging, seconds_text
 
 if TYPE_CHECKING:
-    from neurenix.preflight.planning import Candidate, Plan
+    from neurenix.preflight.plan import Candidate, Plan
 
 _HEAD = (
     "slice", "mesh", "batch", "remat", "XLA options", "fits", "HBM", "step (est.)",

@@ -1,38 +1,34 @@
 """Which slice, and how? Candidates pruned by bounds, compiled, compared, each loser with a reason.
 
-Owns the search. A candidate's program is ``choice``'s, its estimate is ``preflight``'s. Bounds only
-ever drop what cannot win: state that is larger than HBM, a batch above one that did not fit, and a
-time below which the peak of the matrix units lets nothing go.
+Owns the search. What may be tried is ``search_space``'s, a candidate's program is ``choice``'s, its
+estimate is ``preflight``'s. Bounds only ever drop what cannot win: state that is larger than HBM, a
+batch above one that did not fit, and a time below which the peak of the matrix units lets nothing
+go.
 """
 
 from __future__ import annotations
 
-import itertools
-import json
 import math
-import numbers
-import os
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
-from neurenix import chips
 from neurenix._core.errors import ArgumentError, ArgumentTypeError, ShapeError, unknown_name
-from neurenix._core.files import write_whole
 from neurenix.compiler.analysis import analyse
 from neurenix.compiler.compile import compile_all, compiler_ready
 from neurenix.compiler.program import Program
 from neurenix.compiler.target import Target
 from neurenix.compiler.time import peak_of
-from neurenix.preflight import html, plan_document, plan_text, terminal
 from neurenix.preflight.arguments import given, refuse_keywords
 from neurenix.preflight.batch import batch_of
 from neurenix.preflight.choice import Choice, Workload
 from neurenix.preflight.cost import Pricing, check_number
-from neurenix.preflight.description import PreflightOptions, axes_on
+from neurenix.preflight.description import PreflightOptions
 from neurenix.preflight.entry import On, check_input_shape, slices_on
+from neurenix.preflight.plan import Candidate, Deadline, Plan
 from neurenix.preflight.report import Report
+from neurenix.preflight.search_space import SearchSpace
 from neurenix.preflight.text import bytes_text
 
 _OBJECTIVES = ("time", "cost")
@@ -41,208 +37,6 @@ _ARGUMENTS = (
     *("on", "input_shape", "dtype", "objective", "space"),
     *("deadline", "budget_seconds", "pricing", "options"),
 )
-COLLECTIVE_MATMUL_OFF = {"xla_jf_spmd_threshold_for_windowed_einsum_mib": 1_000_000}
-"""Gathers before products rather than in pieces between them: halved a GPT-2 step on v5e-8."""
-LARGE_TILES_V6E = {"xla_tpu_scoped_vmem_limit_kib": 98304}
-"""As the Trillium recipes of tpu-recipes have it: took Llama 3.1 8B from an estimated 5.1 s to 4.0,
-and three times the time to compile."""
-
-
-@dataclass(frozen=True)
-class Candidate:
-    """One choice that was looked at. ``reason`` says why it lost, and is empty for the winner.
-
-    ``value`` is what it was judged by: seconds or USD per example (per call of a function that is
-    not known to take examples).
-    """
-
-    slice: chips.Slice
-    mesh: str
-    batch: int | None
-    remat: str
-    report: Report | None
-    value: float | None
-    reason: str
-    compiler_options: str = ""
-    choice: Choice | None = None
-
-
-@dataclass(frozen=True)
-class Deadline:
-    """Everything must be done in time: ``examples`` trained on within ``hours``."""
-
-    examples: float
-    hours: float
-
-    def __post_init__(self) -> None:
-        for name, value in vars(self).items():
-            check_number(f"Deadline: {name}", value)
-            if not (value > 0 and math.isfinite(value)):
-                raise ArgumentError(f"Deadline: {name} must be positive; got {value:g}.")
-
-    def misses(self, seconds_per_example: float) -> str:
-        """Return why a candidate is too slow, or an empty string."""
-        needed = seconds_per_example * self.examples / 3600
-        if needed <= self.hours:
-            return ""
-        return f"takes {needed:.3g} h (est.), and the deadline is {self.hours:.3g} h"
-
-
-@dataclass(frozen=True)
-class Plan:
-    """All candidates, the best first; ``pricing`` is that of their costs."""
-
-    objective: str
-    candidates: tuple[Candidate, ...]
-    pricing: Pricing = Pricing()
-    deadline: Deadline | None = None
-
-    @property
-    def winner(self) -> Candidate | None:
-        """The best candidate; ``None`` when none can run the program (in time, at a price)."""
-        first = self.candidates[0] if self.candidates else None
-        return first if first is not None and first.value is not None else None
-
-    @property
-    def best(self) -> Report:
-        """The report of the winner.
-
-        Raises:
-            ArgumentError: no candidate can run the program.
-        """
-        if self.winner is None or self.winner.report is None:
-            raise ArgumentError(f"No candidate can run this program:\n{self.table()}")
-        return self.winner.report
-
-    def table(self) -> str:
-        """Return every candidate as a table of text, a line for each. Times are estimates."""
-        return plan_text.table(self)
-
-    def text(self, width: int | None = None) -> str:
-        """Return what ``neurenix plan`` prints: the table folded to ``width``, then the winner.
-
-        Args:
-            width: in columns; the terminal's if left out.
-        """
-        return plan_text.text_of(self, width or terminal.width_here())
-
-    def to_html(self, path: str | os.PathLike[str]) -> None:
-        """Write a page with the frontier of cost and time, every candidate, and the winner."""
-        write_whole(path, html.plan_page(self, self.pricing))
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return plain data of the schema that ``preflight.plan_document`` describes."""
-        return plan_document.document(self)
-
-    def to_json(self, path: str | os.PathLike[str]) -> None:
-        """Write ``to_dict()`` to a file, whole or not at all."""
-        write_whole(path, json.dumps(self.to_dict(), indent=1))
-
-    def __str__(self) -> str:
-        return self.table()
-
-
-@dataclass(frozen=True)
-class SearchSpace:
-    """What a search may change; each field a list, or ``"auto"`` for what is worth trying.
-
-    Attributes:
-        meshes: of axis names and sizes. ``"auto"``: data parallel, FSDP, and FSDP with tensor
-            parallelism of 2, 4 and 8 where the model's rules know the axis. By default the mesh of
-            the model's strategy.
-        batches: global batch sizes. By default the one given.
-        remats: policies. ``"auto"``: all that the model or the trainer has. By default its own.
-        compiler_options: mappings. ``"auto"``: XLA's own choice, collective matmul off, and that
-            with larger tiles in VMEM on v6e. By default XLA's own choice.
-    """
-
-    meshes: Sequence[Mapping[str, int]] | str | None = None
-    batches: Sequence[int] | None = None
-    remats: Sequence[str] | str | None = None
-    compiler_options: Sequence[Mapping[str, Any]] | str | None = None
-
-    def __post_init__(self) -> None:
-        for name in ("meshes", "remats", "compiler_options"):
-            value = getattr(self, name)
-            if isinstance(value, Mapping) or (isinstance(value, str) and value != "auto"):
-                raise ArgumentError(f'SearchSpace: {name} is a list or "auto"; got {value!r}.')
-            if value is not None and not isinstance(value, Sequence):
-                raise ArgumentTypeError(
-                    f'SearchSpace: {name} is a list or "auto"; got {type(value).__name__}.'
-                )
-        if self.batches is None:
-            return
-        if isinstance(self.batches, str) or not isinstance(self.batches, Iterable):
-            raise ArgumentTypeError(
-                "SearchSpace: batches is a list of whole numbers, such as [64, 128]; got "
-                f"{self.batches!r}."
-            )
-        for batch in self.batches:
-            if not isinstance(batch, numbers.Integral):
-                raise ArgumentTypeError(f"SearchSpace: a batch is a whole number; got {batch!r}.")
-            if batch < 1:
-                raise ArgumentError(f"SearchSpace: a batch has 1 example or more; got {batch}.")
-
-    @classmethod
-    def auto(cls) -> SearchSpace:
-        """Return the space in which everything but the batch is chosen, as far as it applies.
-
-        Of a plain function, which is compiled as it is written, that is the compiler's options.
-        """
-        return cls(meshes="auto", remats="auto", compiler_options="auto")
-
-    def check(self, slices: Sequence[chips.Slice]) -> None:
-        """Check what can be checked without a program.
-
-        Raises:
-            ShapeError: none of the meshes has the number of devices of one of the slices.
-            ArgumentTypeError: a mesh is no mapping of names to sizes.
-        """
-        mistakes: list[ShapeError] = []
-        meshes = () if isinstance(self.meshes, str) else self.meshes or ()
-        for mesh, where in itertools.product(meshes, slices):
-            try:
-                axes_on(where, mesh)
-            except ShapeError as error:
-                mistakes.append(error)
-        if mistakes and len(mistakes) == len(meshes) * len(slices):
-            raise mistakes[0]
-
-    def choices(self, workload: Workload, slices: Sequence[chips.Slice]) -> list[Choice]:
-        """Return every combination, each once."""
-        remats = workload.remats if self.remats == "auto" else self.remats
-        if workload.trainer is None and (self.batches or remats):
-            raise ArgumentError(
-                "SearchSpace: batches and remats are a training step's; a plain function is "
-                "compiled as it is written. Pass a compiled model or a Trainer."
-            )
-        for remat in remats or ():
-            if remat not in workload.remats:
-                raise unknown_name("remat policy", remat, workload.remats)
-        choices = [
-            Choice(where, mesh, batch, remat, compiler_options=option or {})
-            for where in slices
-            for mesh, batch, remat, option in itertools.product(
-                self._meshes(workload, where),
-                self.batches or (None,),
-                remats or (None,),
-                self._options(where),
-            )
-        ]
-        return [choice for n, choice in enumerate(choices) if choice not in choices[:n]]
-
-    def _options(self, where: chips.Slice) -> Sequence[Any]:
-        if not isinstance(self.compiler_options, str):
-            return self.compiler_options or (None,)
-        choices: list[Any] = [None, COLLECTIVE_MATMUL_OFF]
-        if where.generation.name == "v6e":
-            choices.append({**COLLECTIVE_MATMUL_OFF, **LARGE_TILES_V6E})
-        return choices
-
-    def _meshes(self, workload: Workload, where: chips.Slice) -> Sequence[Any]:
-        if isinstance(self.meshes, str):
-            return workload.meshes(where)
-        return self.meshes or (None,)
 
 
 def check_objective(objective: str) -> None:
