@@ -15,7 +15,7 @@ import pytest
 from flax import nnx
 
 import neurenix as nx
-from neurenix._recompilation import RecompilationWarning
+from neurenix._functions.recompilation import RecompilationWarning
 from neurenix.compiler import intercept
 from train_helpers import MLP, classification
 

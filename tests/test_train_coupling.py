@@ -11,7 +11,7 @@ import optax
 import pytest
 
 import neurenix as nx
-from neurenix._coupling import Coupling, coupling_of
+from neurenix._foreign.coupling import Coupling, coupling_of
 from neurenix.train import FitOptions, Trainer
 from train_helpers import MLP
 
@@ -216,7 +216,7 @@ def test_large_outputs_are_judged_by_their_operations_alone(monkeypatch: Any) ->
         return LABELS(p - p.mean(0), y)
 
     logits = (spec(8, 2048, dtype="int32"), spec(8, 2048, 50_000))  # 3 GiB
-    monkeypatch.delattr("neurenix._coupling._some_of")  # which draws numbers
+    monkeypatch.delattr("neurenix._foreign.coupling._some_of")  # which draws numbers
     assert coupling_of(apart, *logits) is Coupling.NONE
     assert coupling_of(centred, *logits) is Coupling.ROWS
 

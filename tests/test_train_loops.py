@@ -15,7 +15,7 @@ import pytest
 from flax import nnx
 
 import neurenix as nx
-from neurenix._recompilation import RecompilationWarning
+from neurenix._functions.recompilation import RecompilationWarning
 from train_helpers import MLP, Noisy, assert_same_weights, classification, hand_written
 
 pytestmark = pytest.mark.cpu8

@@ -19,9 +19,9 @@ from jax import export
 from jax.extend import core
 from jax.sharding import AbstractMesh
 
-from neurenix._arguments import NEEDS_VALUES
 from neurenix._core.errors import ArgumentError, ArgumentTypeError
 from neurenix._core.source_files import users_line
+from neurenix._functions.arguments import NEEDS_VALUES
 from neurenix._nnx import TraceContextError
 from neurenix.compiler import plain_tree
 from neurenix.compiler import traits as traits_module

@@ -12,9 +12,9 @@ from typing import Any
 import jax
 import numpy as np
 
+from neurenix._batches.owned import owned
 from neurenix._core.errors import ArgumentTypeError, DataError
 from neurenix._core.libraries import library_of
-from neurenix._refilled import owned
 from neurenix.data.columns import as_array
 from neurenix.data.iterator import stack
 

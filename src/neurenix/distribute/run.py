@@ -13,12 +13,12 @@ from typing import Any
 import jax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from neurenix._arguments import explain, labels, refuse_hidden_modules
-from neurenix._binding import Bindings, Structure, is_module
-from neurenix._captured import lifted, name_of, refuse_captured_modules
 from neurenix._core.errors import RecompilationError, ShapeError
+from neurenix._functions.arguments import explain, labels, refuse_hidden_modules
+from neurenix._functions.binding import Bindings, Structure, is_module
+from neurenix._functions.captured import lifted, name_of, refuse_captured_modules
+from neurenix._functions.recompilation import RecompilationWatch
 from neurenix._nnx import nnx
-from neurenix._recompilation import RecompilationWatch
 from neurenix.distribute.mesh import DATA_AXIS, place, replicas_of, replicated
 from neurenix.distribute.replica import enter_replica
 from neurenix.distribute.values import PerReplica

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 import jax
 import jax.numpy as jnp
 
-from neurenix._alignment import aligned
 from neurenix._core.errors import ArgumentTypeError, ShapeError, unknown_name
-from neurenix._coupling import of_each_alone
-from neurenix._foreign import refuse_foreign
+from neurenix._foreign.alignment import aligned
+from neurenix._foreign.coupling import of_each_alone
+from neurenix._foreign.refusals import refuse_foreign
 from neurenix.losses import crossentropy, margin, regression, similarity, torch_names
 from neurenix.losses.base import Loss, mean_per_example
 

@@ -12,10 +12,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from neurenix._alignment import aligned
 from neurenix._core.errors import ArgumentError, ArgumentTypeError, unknown_name
-from neurenix._coupling import Coupling, coupling_of, of_each_alone, spec_of
-from neurenix._foreign import refuse_foreign
+from neurenix._foreign.alignment import aligned
+from neurenix._foreign.coupling import Coupling, coupling_of, of_each_alone, spec_of
+from neurenix._foreign.refusals import refuse_foreign
 from neurenix._nnx import nnx
 from neurenix.metrics import accuracy, confusion, errors
 from neurenix.metrics.base import MeanMetric, Metric, snake_case

@@ -10,9 +10,9 @@ import functools
 import sys
 from typing import Any
 
-from neurenix._binding import is_module
 from neurenix._core.errors import ArgumentTypeError
 from neurenix._core.libraries import library_of
+from neurenix._functions.binding import is_module
 from neurenix.nn import elsewhere
 
 # Whose classes of callables hold no parameters: jitted functions, ufuncs, operator.itemgetter, …

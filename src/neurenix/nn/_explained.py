@@ -12,9 +12,9 @@ import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from neurenix._arguments import explain_devices, of_other_library
-from neurenix._binding import Binding
 from neurenix._core.errors import ArgumentTypeError, NeurenixError
+from neurenix._functions.arguments import explain_devices, of_other_library
+from neurenix._functions.binding import Binding
 from neurenix._nnx import nnx
 
 

@@ -9,8 +9,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from neurenix._batches.examples import examples_of
 from neurenix._core.errors import ArgumentError, ShapeError
-from neurenix._filled import examples_of
 from neurenix._nnx import nnx
 from neurenix.distribute import get_replica_context
 from neurenix.nn._checks import expect_features, positive

@@ -14,9 +14,9 @@ from typing import Any, TypeVar
 
 import jax
 
-from neurenix._binding import is_module
-from neurenix._captured import call_of_class
 from neurenix._core.errors import ArgumentError, ArgumentTypeError, did_you_mean
+from neurenix._functions.binding import is_module
+from neurenix._functions.captured import call_of_class
 from neurenix.train.transforms import CompiledFunction
 
 Kind = TypeVar("Kind")

@@ -1,7 +1,7 @@
 """Functions of modules as functions of arrays, so that they can be traced like any other.
 
 Owns the reading of modules among the arguments and the roles of their arrays. The walk over a
-module is ``neurenix._binding``'s; which arguments are arrays at all is said by ``arguments``.
+module is ``neurenix._functions.binding``'s; ``arguments`` says which arguments are arrays at all.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 
 import jax
 
-from neurenix._binding import Binding, is_module
+from neurenix._functions.binding import Binding, is_module
 from neurenix._nnx import nnx
 from neurenix.compiler.program import TraceOptions
 from neurenix.preflight.arguments import call_of, is_compiled

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from neurenix._core.errors import ArgumentError, ArgumentTypeError, DataError, ShapeError
-from neurenix._coupling import Coupling
+from neurenix._foreign.coupling import Coupling
 from neurenix.losses import Loss
 from neurenix.losses.registry import FunctionLoss
 from neurenix.metrics import Metric

@@ -12,9 +12,9 @@ from typing import Any
 import jax
 from jax.sharding import NamedSharding, Sharding
 
-from neurenix._binding import uninterrupted
 from neurenix._cpu_convolution import use_channels_last
-from neurenix._recompilation import RecompilationWatch
+from neurenix._functions.binding import uninterrupted
+from neurenix._functions.recompilation import RecompilationWatch
 from neurenix.distribute.mesh import known_mesh
 from neurenix.train.step import StepDefinition
 

@@ -1,7 +1,7 @@
 """Losses and metrics that couple the examples of a batch, among those of a trainer.
 
 Owns finding them; their batches are then left whole (``feed.py``). It does not own how a function
-is judged (``neurenix._coupling``).
+is judged (``neurenix._foreign.coupling``).
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from neurenix._core.errors import ArgumentError
-from neurenix._coupling import Coupling, coupling_of
+from neurenix._foreign.coupling import Coupling, coupling_of
 from neurenix.losses import Loss
 from neurenix.losses.registry import FunctionLoss
 from neurenix.metrics import FunctionMetric, Metric

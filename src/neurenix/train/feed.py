@@ -16,7 +16,7 @@ import numpy as np
 
 from neurenix import random
 from neurenix._core.errors import ArgumentError, DataError, ShapeError
-from neurenix._coupling import Coupling
+from neurenix._foreign.coupling import Coupling
 from neurenix.data import Dataset, StreamDataset
 from neurenix.data.columns import as_array
 from neurenix.train.batch import Batch, as_batch, named_inputs, num_examples, pad

@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 
 import jax
 
-from neurenix._binding import Binding, Structures
 from neurenix._core.errors import ArgumentError, RecompilationError
+from neurenix._functions.binding import Binding, Structures
 from neurenix._nnx import nnx
 
 Tree = Any

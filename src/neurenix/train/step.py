@@ -19,9 +19,9 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from neurenix._binding import Binding, Structure
+from neurenix._batches.examples import examples_among_rows
 from neurenix._core.errors import ArgumentError, ArgumentTypeError, ShapeError
-from neurenix._filled import examples_among_rows
+from neurenix._functions.binding import Binding, Structure
 from neurenix.losses import Loss
 from neurenix.optim.extra import takes_value
 from neurenix.train.batch import Batch

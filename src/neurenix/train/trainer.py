@@ -16,13 +16,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from neurenix import losses, optim
-from neurenix._binding import apart
 from neurenix._core.errors import (
     ArgumentError,
     ArgumentTypeError,
     NotCompiledError,
 )
-from neurenix._coupling import Coupling
+from neurenix._foreign.coupling import Coupling
+from neurenix._functions.binding import apart
 from neurenix._nnx import nnx
 from neurenix.compiler import intercept
 from neurenix.distribute import Strategy, get_strategy

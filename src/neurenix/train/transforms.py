@@ -17,7 +17,9 @@ from jax._src.core import trace_state_clean
 from jax.core import Tracer
 from jax.sharding import NamedSharding
 
-from neurenix._arguments import (
+from neurenix._core.errors import ArgumentError, ArgumentTypeError, RecompilationError
+from neurenix._cpu_convolution import use_channels_last
+from neurenix._functions.arguments import (
     Static,
     check_static,
     explain,
@@ -26,12 +28,10 @@ from neurenix._arguments import (
     refuse_hidden_modules,
     static_of,
 )
-from neurenix._binding import Binding, Bindings, is_module, mesh_of
-from neurenix._captured import lifted, name_of, refuse_captured_modules
-from neurenix._core.errors import ArgumentError, ArgumentTypeError, RecompilationError
-from neurenix._cpu_convolution import use_channels_last
+from neurenix._functions.binding import Binding, Bindings, is_module, mesh_of
+from neurenix._functions.captured import lifted, name_of, refuse_captured_modules
+from neurenix._functions.recompilation import Fixed, RecompilationWatch
 from neurenix._nnx import nnx
-from neurenix._recompilation import Fixed, RecompilationWatch
 from neurenix.compiler import intercept
 from neurenix.distribute import get_strategy
 from neurenix.distribute.input import stacked

@@ -15,8 +15,8 @@ from collections.abc import Callable, Iterator, Mapping
 from types import CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
 
-from neurenix._binding import is_module
 from neurenix._core.errors import ArgumentError
+from neurenix._functions.binding import is_module
 from neurenix._nnx import nnx
 
 _ABSENT = object()

@@ -15,7 +15,6 @@ from typing import Any
 import jax
 import numpy as np
 
-from neurenix._binding import is_module
 from neurenix._core.errors import (
     ArgumentError,
     ArgumentTypeError,
@@ -25,6 +24,7 @@ from neurenix._core.errors import (
 )
 from neurenix._core.libraries import library_of
 from neurenix._core.source_files import users_line
+from neurenix._functions.binding import is_module
 from neurenix.device import device_of
 
 _NUMBERS = (bool, int, float, complex)

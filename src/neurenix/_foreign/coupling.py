@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from neurenix._alignment import aligned
+from neurenix._foreign.alignment import aligned
 
 _TOLERANCE = 1e-3  # relative; a mean in another order of float32 sums differs by far less
 _MOST_NUMBERS = 2**24  # of the output to try with; of a larger one, fewer examples
