@@ -1,6 +1,6 @@
 """Build the docs: ``python docs/build.py FOLDER``.
 
-API pages from the docstrings, and the pages of preflight's rules from ``docs/rules``.
+API pages from the docstrings, and the pages of preflight's rules from ``neurenix.rules``.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from pathlib import Path
 import markdown2  # comes with pdoc
 import pdoc
 
-import neurenix
+import neurenix.rules
 
-RULES = Path(__file__).parent / "rules"
+RULES = Path(neurenix.rules.__file__).parent
 _LINK = re.compile(r"\]\(([\w-]+)\.md\)")
 _PAGE = """<!doctype html>
 <html lang="en"><head><meta charset="utf-8">

@@ -25,6 +25,7 @@ REPOSITORY = Path(__file__).parent.parent
 FLOORS = {
     "neurenix._core": 0,
     "neurenix.chips": 10,
+    "neurenix.rules": 10,
     "neurenix._cpu_convolution": 17,
     "neurenix.simulation": 18,
     "neurenix.hardware": 19,

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from neurenix import chips, models
+from neurenix import chips, models, rules
 from neurenix.compiler import findings
 from neurenix.compiler.calibration import DISPATCH_SECONDS
 from neurenix.compiler.captured import Captured
@@ -27,7 +27,7 @@ pytestmark = pytest.mark.pure
 
 LINE = SourceLine("/home/me/train.py", 7, "loss")
 GIB = 2**30
-PAGES = Path(__file__).parent.parent / "docs" / "rules"
+PAGES = Path(rules.__file__).parent
 NOTHING = Instruction("c", "convolution", (), (), "", "", False)
 
 

@@ -301,7 +301,7 @@ def test_a_rule_speaks_of_its_program_and_not_of_the_other(analyses, rule: str) 
     for finding in found:
         assert finding.message and finding.fix
         assert 0 <= finding.effect_share <= 1
-        assert finding.page == f"docs/rules/{rule}.md"
+        assert finding.page == f"neurenix rule {rule}"
         assert finding.effect_seconds > 0 or finding.effect_bytes > 0 or rule == "recompile"
     placed = {
         "padded-matmul", "head-dimension", "float32-matmul", "materialised-attention",

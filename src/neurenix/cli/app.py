@@ -19,10 +19,11 @@ from neurenix.cli.env import env
 from neurenix.cli.failure import ReaderGone, ending_clean
 from neurenix.cli.plan import plan
 from neurenix.cli.preflight import preflight
+from neurenix.cli.rule import rule
 from neurenix.cli.run import run
 from neurenix.cli.scripts import ScriptsCommand
 
-_COMMANDS: tuple[Callable[..., None], ...] = (devices, run, preflight, plan, compile, env)
+_COMMANDS: tuple[Callable[..., None], ...] = (devices, run, preflight, plan, compile, rule, env)
 # Everything after the script belongs to the script.
 _OF_A_SCRIPT = {"allow_interspersed_args": False, "ignore_unknown_options": True}
 _SETTINGS: dict[str, dict[str, Any]] = {"run": _OF_A_SCRIPT}

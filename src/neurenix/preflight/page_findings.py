@@ -1,16 +1,20 @@
 """The findings on the page, each beside the lines of the user's source that it is about.
 
 Owns the excerpt: a few lines of a file that is the user's own and can be read when the page is
-made. Lines of installed packages are named, not shown. The findings are ``compiler.findings``'s.
+made. Lines of installed packages are named, not shown. The findings are ``compiler.findings``'s;
+what each rule means is said by ``neurenix.rules``.
 """
 
 from __future__ import annotations
 
+import itertools
+import re
 from functools import lru_cache
 from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from neurenix import rules
 from neurenix._core.source_files import is_library
 from neurenix.compiler.hlo import SourceLine
 from neurenix.preflight.text import bytes_text, seconds_text, source_text
@@ -22,6 +26,8 @@ if TYPE_CHECKING:
 _AROUND = 3
 _LONGEST_LINE = 240
 _LARGEST_FILE_BYTES = 4_000_000
+_FENCE = re.compile(r"^```(?:\w*\n)?", re.MULTILINE)
+_STRONG, _LITERAL = re.compile(r"\*\*(.+?)\*\*", re.DOTALL), re.compile(r"`([^`]+)`")
 _SIGNS = {"error": "✕", "warning": "▲", "note": "●"}
 
 
@@ -43,14 +49,44 @@ def _item(group: list[Finding], report: Report) -> str:
     finding = group[0]
     severity = escape(finding.severity)
     sign = _SIGNS.get(finding.severity, "●")
-    page = f'<p class="place sub">The rule: {escape(finding.page)}</p>'
     return (
         f'<li class="finding {severity}"><div><p class=first><span class=badge>{sign} {severity}'
         f"</span> <span class=rule>{escape(finding.rule)}</span>{_effect(group, report)}</p>"
         f"<p class=pre>{escape(finding.message)}</p><p class=fix>{escape(finding.fix)}</p>"
-        f"<p class=place><code>{escape(_place(finding))}</code></p>{page}{_others(group)}</div>"
+        f"<p class=place><code>{escape(_place(finding))}</code></p>{_others(group)}"
+        f"{rule_page(finding.rule)}</div>"
         f"{excerpt(finding.source)}</li>"
     )
+
+
+def rule_page(rule: str) -> str:
+    """Return the rule's page, folded: its headings, code, lists and paragraphs."""
+    _, *rest = rules.unlinked(rules.page(rule)).split("\n", 1)  # the title is the rule's name
+    text, code = _FENCE.split("".join(rest))[::2], _FENCE.split("".join(rest))[1::2]
+    parts = itertools.zip_longest(map(_prose, text), map(_code, code), fillvalue="")
+    body = "".join(itertools.chain.from_iterable(parts))
+    return f"<details><summary>What {escape(rule)} means</summary>{body}</details>"
+
+
+def _code(text: str) -> str:
+    return f"<pre>{escape(text.rstrip())}</pre>"
+
+
+def _prose(text: str) -> str:
+    return "".join(map(_paragraph, filter(None, map(str.strip, text.split("\n\n")))))
+
+
+def _paragraph(text: str) -> str:
+    if text.startswith("## "):
+        return f"<h4>{_inline(text[3:])}</h4>"
+    first, *items = f"\n{text}".split("\n- ")
+    listed = "".join(f"<li>{_inline(item)}</li>" for item in items)
+    return f"<p>{_inline(first)}</p>" * bool(first.strip()) + f"<ul>{listed}</ul>" * bool(items)
+
+
+def _inline(text: str) -> str:
+    text = _STRONG.sub(r"<b>\1</b>", escape(text.strip(), quote=False))
+    return _LITERAL.sub(r"<code>\1</code>", text)
 
 
 def _effect(group: list[Finding], report: Report) -> str:

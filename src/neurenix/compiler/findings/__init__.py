@@ -1,7 +1,8 @@
 """What could be better in a compiled program, each with its place, its size and its cure.
 
 Owns the list of rules and their order. A rule is one function that sees the ``Evidence`` and yields
-findings; it stands in the module of its subject and in ``RULES``, and has a page in ``docs/rules``.
+findings; it stands in the module of its subject and in ``RULES``, and has a page in
+``neurenix.rules``.
 """
 
 from __future__ import annotations

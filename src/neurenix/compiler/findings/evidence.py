@@ -37,7 +37,7 @@ class Finding:
     """One thing to know.
 
     Attributes:
-        rule: identity of the rule; ``page`` is where it is explained.
+        rule: identity of the rule; ``neurenix.rules`` has its page.
         severity: ``"error"``, ``"warning"`` or ``"note"``.
         message: what was found, with its numbers.
         fix: what to do.
@@ -60,13 +60,13 @@ class Finding:
 
     @property
     def page(self) -> str:
-        """The rule's page, as a path inside of the repository and of the built docs.
+        """The rule's page, as the command that prints it.
 
         Example:
             >>> Finding("copy", "note", "A copy.", "Copy less.").page
-            'docs/rules/copy.md'
+            'neurenix rule copy'
         """
-        return f"docs/rules/{self.rule}.md"
+        return f"neurenix rule {self.rule}"
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,26 @@
+"""``neurenix rule``: what a finding of preflight means."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import typer
+
+
+def rule(
+    name: Annotated[
+        str | None, typer.Argument(help="A rule, such as padded-matmul; all are listed without.")
+    ] = None,
+) -> None:
+    """Print what a finding of preflight means, how it is found, and an example."""
+    from neurenix.rules import index, page, unlinked
+
+    text = unlinked(index() if name is None else page(name))
+    if not sys.stdout.isatty():
+        print(text, end="")
+        return
+    from rich.console import Console
+    from rich.markdown import Markdown
+
+    Console().print(Markdown(text))
