@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import copy
+import gc
 import signal
 import warnings
+import weakref
 from typing import Any
 
 import jax
@@ -344,6 +346,43 @@ def test_the_number_of_modules_may_change() -> None:
     one = total(a, X)
     np.testing.assert_allclose(total(a, b, X), one + total(b, X), rtol=1e-5, atol=1e-6)
     np.testing.assert_allclose(total(a, X), one, rtol=1e-6)
+
+
+def state_in_a_dict() -> optax.GradientTransformation:
+    def init(parameters: Any) -> Any:
+        return {"trace": jax.tree.map(jnp.zeros_like, parameters), "pair": (jnp.zeros(3), [])}
+
+    def update(gradients: Any, state: Any, parameters: Any = None) -> Any:
+        return gradients, {**state, "trace": gradients}
+
+    return optax.GradientTransformation(init, update)
+
+
+@pytest.mark.parametrize("run", ["jit", "strategy"])
+@pytest.mark.parametrize("make", [lambda: optax.adam(1e-2), state_in_a_dict])
+def test_a_model_that_outlives_its_optimizer_does_not_keep_the_moments(make: Any, run: str) -> None:
+    model, _, metric = parts()
+    strategy = nx.distribute.TPUStrategy()
+    compiled = nx.jit(step)
+    for _ in range(2):
+        optimizer = nx.Optimizer(model, make())
+        arguments = (model, optimizer, metric, batches()[0])
+        if run == "jit":
+            compiled(*arguments)
+        else:
+            strategy.run(step, args=arguments)
+        kept = [weakref.ref(leaf) for leaf in jax.tree.leaves(nnx.as_pure(nnx.state(optimizer)))]
+        assert all(array() is not None for array in kept)
+        del optimizer, arguments
+        gc.collect()
+        assert [array for array in kept if array() is not None] == []
+
+
+def test_the_memory_of_modules_that_are_gone_is_used_by_others() -> None:
+    a, total = MLP(seed=0), nx.jit(lambda a, b, x: a(x) + b(x))
+    for seed in range(20):  # Python gives a new object the identity of one that is gone
+        b = MLP(seed=seed)
+        np.testing.assert_allclose(total(a, b, X), a(X) + b(X), rtol=1e-5, atol=1e-6)
 
 
 # Python reports and drops an exception that is raised in a callback of its garbage collector (JAX

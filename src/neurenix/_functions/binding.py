@@ -101,7 +101,8 @@ class Binding:
         nodes = [node for _, node in nnx.iter_graph(modules) if isinstance(node, nnx.Pytree)]
         attributes = [vars(node).values() for node in nodes]
         inside = [view for values in attributes for value in values for view in _inside(value)]
-        contents = tuple(map(tuple, inside))
+        leaves = {id(leaf) for _, leaf in flat}
+        contents = tuple([tuple([_named(item, leaves) for item in view]) for view in inside])
         self.structure = (structures or Structures()).intern(Structure(graphdef, flags, contents))
         self.variables = [leaf for _, leaf in flat if isinstance(leaf, nnx.Variable)]
         self.paths = [path for path, leaf in flat if isinstance(leaf, nnx.Variable)]
@@ -185,6 +186,18 @@ def _inside(value: Any) -> Iterator[Iterable[Any]]:
         yield from _inside(item)
 
 
+def _named(item: Any, leaves: set[int]) -> Any:
+    """Return an item of a list or the like as it takes part in a structure.
+
+    A structure outlives its modules (``jax.jit`` keeps it), so it must not hold their arrays: of
+    what travels apart from it, or is looked into by itself, only the type is kept.
+    """
+    if isinstance(item, tuple):
+        return (type(item), *[_named(part, leaves) for part in item])
+    own = isinstance(item, (dict, list, set, nnx.Pytree)) or type(item).__hash__ is None
+    return type(item) if own or id(item) in leaves else item
+
+
 def apart(leaves: list[Any]) -> list[Any]:
     """Return ``leaves`` with a copy in place of every array that stands in it a second time."""
     if len(set(map(id, leaves))) != len(leaves):
@@ -221,29 +234,39 @@ def mesh_of(tree: Any) -> jax.sharding.Mesh | None:
 
 
 class Bindings:
-    """The bindings that one compiled function has made, forgotten with their modules."""
+    """The bindings that one compiled function has made.
+
+    Each is forgotten when the first of its modules dies: it holds the variables of all of them, and
+    a model that outlives its optimizers must not keep their moments.
+    """
 
     def __init__(self) -> None:
-        self._by_first: weakref.WeakKeyDictionary[Any, list[tuple[tuple[Any, ...], Binding]]]
-        self._by_first = weakref.WeakKeyDictionary()
+        self._by_identity: dict[tuple[int, ...], tuple[list[weakref.ref[Any]], Binding]] = {}
         self._structures = Structures()
 
     def of(self, modules: tuple[Any, ...]) -> tuple[Binding, bool]:
         """Return the binding of ``modules`` and whether it was made just now."""
         if not modules:
             return self._empty, False
-        known = self._by_first.setdefault(modules[0], [])
-        for position, (others, binding) in enumerate(known):
-            if len(others) == len(modules) - 1 and all(
-                ref() is module for ref, module in zip(others, modules[1:], strict=True)
-            ):
-                if binding.is_current():
-                    return binding, False
-                del known[position]
-                break
+        key = tuple(map(id, modules))
+        known = self._by_identity.get(key)
+        if known is not None and known[1].is_current():
+            return known[1], False
         binding = Binding(modules, self._structures)
-        known.append((tuple(map(weakref.ref, modules[1:])), binding))
+        forget = self._forgetting(key)
+        self._by_identity[key] = [weakref.ref(module, forget) for module in modules], binding
         return binding, True
+
+    def _forgetting(self, key: tuple[int, ...]) -> Callable[[Any], None]:
+        """Return what drops an entry, and holds nothing of this object."""
+        own = weakref.ref(self)
+
+        def forget(_: Any) -> None:
+            bindings = own()
+            if bindings is not None:
+                bindings._by_identity.pop(key, None)
+
+        return forget
 
     @cached_property
     def _empty(self) -> Binding:
