@@ -15,6 +15,7 @@ import jax
 import numpy as np
 import pytest
 
+from neurenix import random
 from neurenix._core.errors import ArgumentTypeError, DataError
 from neurenix.data import Dataset, StreamDataset, digits
 from neurenix.data.order import Sequential, Shuffled
@@ -172,6 +173,18 @@ def test_orders_are_the_same_whatever_was_read_of_them() -> None:
         assert again == one and np.array_equal(again.rows(np.arange(18)), first)
 
 
+def test_a_shuffle_without_a_seed_follows_the_seed_of_the_process() -> None:
+    def read_rows(data: Dataset) -> list[float]:
+        return [float(row["x"]) for row in data]
+
+    orders = {}
+    for seed in (7, 0):  # 0 last: what every process begins with
+        random.seed(seed)
+        orders[seed] = read_rows(rows().shuffle())
+        assert orders[seed] == read_rows(rows().shuffle(seed=seed))
+    assert orders[0] != orders[7]
+
+
 @pytest.mark.parametrize(
     "shuffle",
     [
@@ -269,7 +282,7 @@ def test_arguments_shape_the_elements() -> None:
     x, y, w = np.zeros((4, 2)), np.arange(4), np.ones(4)
     assert read(Dataset.from_arrays(x).batch(2))[0].shape == (2, 2)
     assert [a.shape for a in read(Dataset.from_arrays(x, y).batch(2))[0]] == [(2, 2), (2,)]
-    both = read(Dataset.from_arrays({"a": x, "b": x}, y, w=w).batch(2))[0]
+    both = read(Dataset.from_arrays({"a": x, "b": x}, y, sample_weight=w).batch(2))[0]
     assert [jax.tree.map(np.shape, part) for part in both] == [
         {"a": (2, 2), "b": (2, 2)},
         (2,),
@@ -302,9 +315,12 @@ def test_wide_numbers_become_32_bits_once() -> None:
         (lambda: Dataset.from_arrays(None), r"x is None"),
         (lambda: Dataset.from_arrays(3.0), r"x is the single number 3.0"),
         (lambda: Dataset.from_arrays(np.zeros(3), np.zeros(4)), r"x has 3, y has 4"),
-        (lambda: Dataset.from_arrays(np.zeros(3), np.zeros(3), w=np.zeros(2)), r"x has 3, w has 2"),
+        (
+            lambda: Dataset.from_arrays(np.zeros(3), np.zeros(3), sample_weight=np.zeros(2)),
+            r"x has 3, sample_weight has 2",
+        ),
         (lambda: Dataset.from_arrays({"a": np.zeros(3), "b": np.zeros(2)}), r"x\['b'\] has 2"),
-        (lambda: Dataset.from_arrays(np.zeros(3), w=np.zeros(3)), r"needs y beside it"),
+        (lambda: Dataset.from_arrays(np.zeros(3), sample_weight=np.zeros(3)), r"needs y beside it"),
         (lambda: Dataset.from_arrays([2**40]), r"do not fit into int32"),
         (lambda: rows().batch(0), r"batch_size must be 1 or more, found 0"),
         (lambda: rows().batch(12, drop_remainder=True), r"11 rows do not fill one batch of 12"),

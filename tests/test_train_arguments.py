@@ -247,7 +247,7 @@ def test_a_late_bad_label_of_an_output_is_found() -> None:
 def trained(y: Any, loss: Any = LOSS, *, w: Any = None, per_call: int = 1) -> nnx.Module:
     module = MLP()
     options = TrainOptions(steps_per_execution=per_call)
-    data = nx.data.Dataset.from_arrays(X, y, w=w).batch(8)
+    data = nx.data.Dataset.from_arrays(X, y, sample_weight=w).batch(8)
     trainer = Trainer(module, optimizer=nx.optim.SGD(0.1), loss=loss, options=options)
     trainer.fit(data, options=FitOptions(class_weight=WEIGHTS))
     return module

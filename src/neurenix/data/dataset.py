@@ -30,6 +30,7 @@ from neurenix.data.order import (
     Taken,
 )
 from neurenix.data.stream import StreamDataset
+from neurenix.random import current_seed
 
 
 class Dataset:
@@ -53,7 +54,7 @@ class Dataset:
         self._epochs = itertools.count()
 
     @classmethod
-    def from_arrays(cls, x: Any, y: Any = None, *, w: Any = None) -> Dataset:
+    def from_arrays(cls, x: Any, y: Any = None, *, sample_weight: Any = None) -> Dataset:
         """Make a dataset of arrays that have the same number of rows.
 
         64-bit numbers become 32-bit, but for those of a ``jax.Array``, which keeps its type; other
@@ -62,7 +63,7 @@ class Dataset:
         Args:
             x: array-like of shape ``(rows, …)``, or a dict (or tuple) of such.
             y: targets, likewise; an element is then the pair ``(x, y)``.
-            w: sample weights of shape ``(rows,)``; an element is then ``(x, y, w)``.
+            sample_weight: of shape ``(rows,)``; an element is then ``(x, y, sample_weight)``.
 
         Raises:
             DataError: no rows, different numbers of rows, ragged lists, object or text arrays.
@@ -71,9 +72,9 @@ class Dataset:
             >>> Dataset.from_arrays({"image": np.zeros((3, 8, 8, 1))}).element_spec
             {'image': ShapeDtypeStruct(shape=(8, 8, 1), dtype=float32)}
         """
-        named = [("x", x), ("y", y), ("w", w)]
-        if w is not None and y is None:
-            raise DataError("w (sample weights) needs y beside it; put both into a dict otherwise.")
+        named = [("x", x), ("y", y), ("sample_weight", sample_weight)]
+        if sample_weight is not None and y is None:
+            raise DataError("sample_weight needs y beside it; put both into a dict otherwise.")
         given = [(name, value) for name, value in named if value is not None or name == "x"]
         # Each alone first: a message then names the argument.
         checked = [as_columns(value, name) for name, value in given]
@@ -111,13 +112,14 @@ class Dataset:
             return Dataset(dataclasses.replace(plan, order=make(plan.order)))
         return Dataset(dataclasses.replace(plan, batch_order=make(plan.batch_order)))
 
-    def shuffle(self, *buffer: Any, seed: int = 0, **options: Any) -> Dataset:
+    def shuffle(self, *buffer: Any, seed: int | None = None, **options: Any) -> Dataset:
         """Read all rows in a random order, another one each epoch.
 
         Args:
             buffer: nothing. The ``buffer_size`` of ``tf.data`` has no place here: no buffer is
                 filled, all rows are shuffled.
-            seed: 0 or more; the same seed gives the same orders (with the same NumPy).
+            seed: 0 or more; the same seed gives the same orders (with the same NumPy). That of
+                ``nx.seed`` if left out, which is 0 in a process that did not call it.
             options: none; those of ``tf.data`` are told.
 
         Raises:
@@ -136,6 +138,7 @@ class Dataset:
                 f"shuffle({given}): a seed is all it takes, by its name: .shuffle(seed=0). No "
                 "buffer is needed, all rows are shuffled, another way each epoch."
             )
+        seed = current_seed() if seed is None else seed
         _at_least(0, "seed", seed)
         if self._plan.outer.infinite:
             raise DataError(
