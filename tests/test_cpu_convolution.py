@@ -11,7 +11,8 @@ import pytest
 from jax import lax
 from scipy.signal import correlate
 
-from neurenix._cpu_convolution import channels_last, cpu_rule, use_channels_last
+from neurenix._cpu_convolution import channels_last, use_channels_last
+from neurenix._jax import cpu_lowering
 
 pytestmark = pytest.mark.cpu8
 
@@ -30,7 +31,7 @@ def arranged(array: np.ndarray, source: str, target: str) -> np.ndarray:
 @pytest.mark.parametrize("layout", LAYOUTS, ids="-".join)
 def test_every_layout_gives_what_scipy_gives(layout: tuple[str, str, str]) -> None:
     use_channels_last()
-    assert cpu_rule(lax.conv_general_dilated_p) is channels_last
+    assert cpu_lowering(lax.conv_general_dilated_p) is channels_last
     generator = np.random.default_rng(0)
     x = generator.normal(size=(2, 7, 6, 3)).astype(np.float32)
     w = generator.normal(size=(3, 2, 3, 4)).astype(np.float32)

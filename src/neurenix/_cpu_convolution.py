@@ -14,18 +14,12 @@ from typing import Any
 
 import numpy as np
 from jax import lax
-from jax._src.interpreters import mlir
+from jax.interpreters import mlir
+
+from neurenix._jax import cpu_lowering
 
 _primitive = lax.conv_general_dilated_p
-
-
-def cpu_rule(primitive: Any) -> Any:
-    """Return the rule by which JAX lowers ``primitive`` for the CPU at present."""
-    entry = mlir._platform_specific_lowerings["cpu"].get(primitive) or mlir._lowerings[primitive]
-    return entry.rule
-
-
-_standard = cpu_rule(_primitive)
+_standard = cpu_lowering(_primitive)
 
 
 def channels_last(ctx: Any, lhs: Any, rhs: Any, **params: Any) -> Any:
@@ -53,7 +47,7 @@ def channels_last(ctx: Any, lhs: Any, rhs: Any, **params: Any) -> Any:
 
 def use_channels_last() -> None:
     """Lower the CPU's convolutions so from now on, unless somebody has set a rule of their own."""
-    if cpu_rule(_primitive) is _standard:
+    if cpu_lowering(_primitive) is _standard:
         mlir.register_lowering(_primitive, channels_last, platform="cpu")
 
 

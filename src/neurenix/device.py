@@ -16,8 +16,8 @@ from typing import Any, TypeVar
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax._src import xla_bridge
 from jax.core import Tracer
+from jax.extend.backend import backends
 
 from neurenix._core.callable_module import make_callable
 from neurenix._core.errors import (
@@ -26,6 +26,7 @@ from neurenix._core.errors import (
     DeviceNotFoundError,
     unknown_name,
 )
+from neurenix._jax import backend_error, backends_are_started
 from neurenix.hardware import cpu, cuda, edge_tpu, rocm, tpu, webgpu
 from neurenix.hardware.availability import Availability
 from neurenix.hardware.memory import MemoryStats, memory_stats_of
@@ -174,7 +175,7 @@ class Device:
         return memory_stats_of(self.jax_device, str(self), simulated_as=generation)
 
     def _might_be_here(self) -> bool:
-        return xla_bridge.backends_are_initialized() or bool(_AVAILABILITY[self.type]().found)
+        return backends_are_started() or bool(_AVAILABILITY[self.type]().found)
 
 
 def devices(type: DeviceType | str | None = None) -> list[Device]:
@@ -368,7 +369,7 @@ def _jax_devices(kind: DeviceType) -> list[Any]:
     """Return JAX's devices of a type, none if JAX has no such backend."""
     simulated()
     try:
-        started = xla_bridge.backends()
+        started = backends()
     except RuntimeError as error:
         tpu.raise_diagnosed(error)
         raise
@@ -396,7 +397,7 @@ def _not_here(asked: Device, count: int) -> str:
 
 def _jax_reason(kind: DeviceType) -> str:
     """Say why JAX has no devices of a type whose hardware and packages are here."""
-    error = xla_bridge._backend_errors.get(kind.value)
+    error = backend_error(kind.value)
     if error:
         return f"It is attached, and JAX cannot start it: {error}."
     return f"It is attached, and JAX was started without it: JAX_PLATFORMS={_platforms()!r}."

@@ -20,11 +20,8 @@ import jax
 from jax.core import Tracer
 
 from neurenix._core.errors import ArgumentError
-from neurenix._nnx import nnx
+from neurenix._nnx import get_array, nnx, set_array
 
-# The slot behind a variable, used directly: no Python frame for each of a thousand variables.
-_slot: Any = vars(nnx.Variable)["_raw_value"]
-_get, _set = _slot.__get__, _slot.__set__
 _END = object()
 
 
@@ -61,7 +58,7 @@ class Structure:
         graphdef, flat = nnx.graph.flatten(modules)
         if graphdef != self.graphdef:
             return None
-        return [_get(leaf) for _, leaf in flat if isinstance(leaf, nnx.Variable)]
+        return [get_array(leaf) for _, leaf in flat if isinstance(leaf, nnx.Variable)]
 
 
 class Structures:
@@ -123,7 +120,7 @@ class Binding:
 
     def read(self) -> list[Any]:
         """Return the array of every variable."""
-        return list(map(_get, self.variables))
+        return list(map(get_array, self.variables))
 
     def read_apart(self) -> list[Any]:
         """Return the array of every variable, each in a buffer of its own.
@@ -153,7 +150,7 @@ class Binding:
 
     def write(self, leaves: Sequence[Any]) -> None:
         """Set the array of every variable."""
-        deque(map(_set, self.variables, leaves), 0)
+        deque(map(set_array, self.variables, leaves), 0)
 
     def update(self, function: Callable[..., tuple[Any, Any]], *arguments: Any) -> Any:
         """Call ``function -> (out, leaves)``, write the leaves, and return ``out``.

@@ -26,8 +26,8 @@ from typing import Any
 
 import numpy as np
 from jax.extend.mlir import ir
-from jaxlib.mosaic.python import tpu  # JAX has no public name for the dialect of its kernels
 
+from neurenix._jax import register_kernel_dialect
 from neurenix.compiler.hlo import Computation, Instruction
 from neurenix.compiler.shapes import parse_shapes
 
@@ -147,7 +147,7 @@ def kernel_work(instruction: Instruction) -> KernelWork | None:
 def _read_kernel(body: str) -> KernelWork | None:
     context = ir.Context()
     context.allow_unregistered_dialects = True
-    tpu.register_dialect(context)
+    register_kernel_dialect(context)
     with context, ir.Location.unknown():
         try:
             module = ir.Module.parse(base64.b64decode(body))

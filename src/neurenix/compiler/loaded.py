@@ -18,7 +18,6 @@ from typing import Any
 import jax
 import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
-from jaxlib import xla_client
 
 from neurenix import chips
 from neurenix._core.errors import (
@@ -28,6 +27,7 @@ from neurenix._core.errors import (
     ShapeError,
     did_you_mean,
 )
+from neurenix._jax import DeviceList
 from neurenix.compiler import artefact as artefact_module
 from neurenix.compiler import host, plain_tree
 from neurenix.compiler.artefact import Artefact
@@ -234,7 +234,7 @@ def _cpu_devices(artefact: Artefact) -> list[Any]:
 def _deserialize(artefact: Artefact, devices: Sequence[Any]) -> Any:
     client = devices[0].client
     # In the order of the mesh: the runtime ends the process when results lie in another.
-    ordered = xla_client.DeviceList(tuple(devices))
+    ordered = DeviceList(tuple(devices))
     try:
         return client.deserialize_executable(artefact.executable, executable_devices=ordered)
     except jax.errors.JaxRuntimeError as error:

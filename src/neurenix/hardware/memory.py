@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
+from typing import Any
 
-from jaxlib._jax import Device as JaxDevice
-
+from neurenix._core.units import bytes_text
 from neurenix.chips import Generation
 
 
@@ -33,22 +33,24 @@ class MemoryStats:
     is_simulated: bool = False
 
     def __str__(self) -> str:
-        peak = _size(self.peak_bytes_in_use) if self.peak_bytes_in_use is not None else "not kept"
-        limit = _size(self.limit_bytes) if self.limit_bytes is not None else "unknown"
+        peak = (
+            bytes_text(self.peak_bytes_in_use) if self.peak_bytes_in_use is not None else "not kept"
+        )
+        limit = bytes_text(self.limit_bytes) if self.limit_bytes is not None else "unknown"
         simulated = " (of the real chip; simulated here)" if self.is_simulated else ""
         return (
-            f"{self.device}: {_size(self.bytes_in_use)} in use, peak {peak}, "
+            f"{self.device}: {bytes_text(self.bytes_in_use)} in use, peak {peak}, "
             f"limit {limit}{simulated}"
         )
 
 
 def memory_stats_of(
-    device: JaxDevice, name: str, *, simulated_as: Generation | None = None
+    device: Any, name: str, *, simulated_as: Generation | None = None
 ) -> MemoryStats:
     """Ask PJRT, or add up the live arrays.
 
     Args:
-        device: a device of this process.
+        device: one of JAX's devices, of this process.
         name: what to call it.
         simulated_as: the generation that the device stands for, if it is simulated.
     """
@@ -66,7 +68,7 @@ def memory_stats_of(
     return MemoryStats(name, in_use, None, _host_memory_bytes())
 
 
-def _live_buffers(device: JaxDevice) -> dict[int, int]:
+def _live_buffers(device: Any) -> dict[int, int]:
     """Return address and bytes of each buffer; a shard that was looked at is not counted twice."""
     return {
         shard.data.unsafe_buffer_pointer(): shard.data.nbytes
@@ -79,12 +81,3 @@ def _live_buffers(device: JaxDevice) -> dict[int, int]:
 
 def _host_memory_bytes() -> int:
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-
-
-def _size(number: int) -> str:
-    value = float(number)
-    for unit in ("B", "KiB", "MiB"):
-        if value < 1024:
-            return f"{value:.0f} B" if unit == "B" else f"{value:.1f} {unit}"
-        value /= 1024
-    return f"{value:.2f} GiB"

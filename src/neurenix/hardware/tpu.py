@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 import jax
-from jax._src import xla_bridge
 from jax.extend import backend as jax_backend
 
 from neurenix._core.errors import (
@@ -24,6 +23,7 @@ from neurenix._core.errors import (
     DeviceInitializationError,
     DeviceNotFoundError,
 )
+from neurenix._jax import backends_are_started
 from neurenix.chips import GENERATIONS
 from neurenix.hardware import machine
 from neurenix.hardware.availability import Availability, any_installed
@@ -112,7 +112,7 @@ class TPUBackend:
             DeviceInitializationError: there is one and it cannot be used; the message says why,
                 and what to do.
         """
-        if self._devices and xla_bridge.backends_are_initialized():
+        if self._devices and backends_are_started():
             return True
         found = availability()
         if not found.found:
@@ -222,7 +222,7 @@ def _spare_libtpu() -> None:
     platforms = jax.config.jax_platforms  # pyright: ignore[reportAttributeAccessIssue]  dynamic
     asked_for = "tpu" in (platforms or "")
     if (
-        xla_bridge.backends_are_initialized()
+        backends_are_started()
         or asked_for
         or "JAX_FORCE_TPU_INIT" in os.environ
         or availability().found

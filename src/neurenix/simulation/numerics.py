@@ -17,19 +17,19 @@ from typing import Any
 import jax
 import numpy as np
 from jax import lax
-from jax._src.interpreters import mlir
 from jax.extend.mlir.dialects import stablehlo
+from jax.interpreters import mlir
 
 from neurenix._cpu_convolution import channels_last
+from neurenix._jax import cpu_lowering
 
 _BFLOAT16_EXPONENT_BITS = 8
 _BFLOAT16_MANTISSA_BITS = 7
 
-_dot = (
-    mlir._platform_specific_lowerings["cpu"].get(lax.dot_general_p)
-    or mlir._lowerings[lax.dot_general_p]
-)
-_exact = {lax.dot_general_p: _dot.rule, lax.conv_general_dilated_p: channels_last}
+_exact = {
+    lax.dot_general_p: cpu_lowering(lax.dot_general_p),
+    lax.conv_general_dilated_p: channels_last,
+}
 
 
 def use_tpu_numerics(on: bool) -> None:

@@ -22,11 +22,10 @@ from pathlib import Path
 from typing import Literal, cast
 
 import jax
-from jax._src import xla_bridge
 from jax.extend.backend import register_backend_factory
-from jaxlib import xla_client
 
 from neurenix._core.errors import NeurenixError, SimulationError, unknown_name
+from neurenix._jax import backends_are_started, make_cpu_client
 from neurenix.chips import Slice, resolve
 from neurenix.simulation.numerics import use_tpu_numerics
 
@@ -115,14 +114,14 @@ def simulate(slice_name: str | Slice, *, numerics: Numerics = "float32") -> Simu
     request = SimulatedSlice(wanted, numerics)
     if request == _active:
         return request
-    if xla_bridge.backends_are_initialized():
+    if backends_are_started():
         raise SimulationError(_too_late(request))
     _check_threads(request)
     _prepare_process(wanted.num_devices)
     use_tpu_numerics(numerics == "tpu")
     register_backend_factory(
         "tpu",
-        lambda: xla_client.make_cpu_client(asynchronous=True, num_devices=wanted.num_devices),
+        lambda: make_cpu_client(asynchronous=True, num_devices=wanted.num_devices),
         priority=1000,
         fail_quietly=False,
     )
@@ -218,5 +217,5 @@ def _too_late(request: SimulatedSlice) -> str:
     )
 
 
-if not xla_bridge.backends_are_initialized():
+if not backends_are_started():
     _obey_environment()

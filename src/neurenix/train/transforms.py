@@ -13,7 +13,6 @@ from types import MethodType
 from typing import Any
 
 import jax
-from jax._src.core import trace_state_clean
 from jax.core import Tracer
 from jax.sharding import NamedSharding
 
@@ -31,6 +30,7 @@ from neurenix._functions.arguments import (
 from neurenix._functions.binding import Binding, Bindings, is_module, mesh_of
 from neurenix._functions.captured import lifted, name_of, refuse_captured_modules
 from neurenix._functions.recompilation import Fixed, RecompilationWatch
+from neurenix._jax import trace_state_clean
 from neurenix._nnx import nnx
 from neurenix.compiler import intercept
 from neurenix.distribute import get_strategy

@@ -1,0 +1,65 @@
+"""The one place that uses names of JAX and jaxlib which are not public.
+
+Owns those names and what is told of each: why it is needed, and which public one is missing. All of
+them are loaded by ``import jax`` itself, so this module costs nothing beside it. It owns nothing of
+Flax (``_nnx``).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from jax._src import xla_bridge
+from jax._src.core import trace_state_clean
+from jax.interpreters import mlir
+from jaxlib.mosaic.python.tpu import register_dialect as register_kernel_dialect
+from jaxlib.xla_client import DeviceList, make_cpu_client
+
+__all__ = [
+    "DeviceList",
+    "backend_error",
+    "backends_are_started",
+    "cpu_lowering",
+    "make_cpu_client",
+    "register_kernel_dialect",
+    "trace_state_clean",
+]
+
+# ``trace_state_clean``: whether nothing is being traced around a call; ``nx.jit`` gives buffers
+# away then only. No public name says it: ``jax.core`` tells it of a value alone (``Tracer``).
+
+# ``make_cpu_client``: a client of as many CPU devices as a simulated slice has, to be registered
+# under the name "tpu". ``jax_num_cpu_devices`` is public and makes devices that are called "cpu".
+
+# ``DeviceList``: the devices of a compiled program in the order of its mesh, as PJRT's
+# ``deserialize_executable`` takes them. ``jax.experimental.serialize_executable`` takes them too,
+# with a pickle of Python objects, which a file from elsewhere must not bring.
+
+# ``register_kernel_dialect``: makes the body of a Pallas kernel readable, in which its products
+# stand. ``jax.extend.mlir.dialects`` has the dialects of programs, and not this one.
+
+
+def backends_are_started() -> bool:
+    """Return whether JAX has started its backends; afterwards no device can be added.
+
+    ``jax.devices`` and ``jax.extend.backend.backends`` start them when asked.
+    """
+    return xla_bridge.backends_are_initialized()
+
+
+def backend_error(platform: str) -> str | None:
+    """Return why JAX could not start a backend, such as that of ``"cuda"``.
+
+    The public names raise it where this backend was asked for by name, and drop it otherwise.
+    """
+    return xla_bridge._backend_errors.get(platform)
+
+
+def cpu_lowering(primitive: Any) -> Any:
+    """Return the rule by which JAX lowers ``primitive`` for the CPU at present.
+
+    ``jax.interpreters.mlir.register_lowering`` sets a rule; none of its neighbours returns the one
+    that was there, which a rule around it has to call.
+    """
+    entry = mlir._platform_specific_lowerings["cpu"].get(primitive) or mlir._lowerings[primitive]
+    return entry.rule
