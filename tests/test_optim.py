@@ -339,6 +339,21 @@ def test_a_schedule_agrees_with_its_formula_traced_or_not(name):
     assert hash(schedule) == hash(dataclasses.replace(schedule))
 
 
+@pytest.mark.parametrize("part", [0, 0.5], ids=["whole", "fractional"])
+def test_a_staircase_steps_at_each_multiple_compiled_or_not(part: float) -> None:
+    lengths = np.array([1, 3, 41, 47, 49, 55, 61, 82, 97, 123, 187, 1000, 46875]) + part
+    stairs = [schedules.ExponentialDecay(1.0, d, 0.5, staircase=True) for d in lengths.tolist()]
+    steps = np.ceil(lengths[:, None] * np.arange(1, 40)).astype(np.int32)
+    steps = np.stack([steps - 1, steps])  # the last of a stair and the first of the next
+
+    def rates(steps: jax.Array) -> jax.Array:
+        return jnp.stack([stair(steps[:, row]) for row, stair in enumerate(stairs)])
+
+    wanted = 0.5 ** np.floor(steps / lengths[:, None]).swapaxes(0, 1)
+    np.testing.assert_allclose(jax.jit(rates)(steps), wanted, rtol=1e-6)
+    np.testing.assert_allclose(rates(steps), wanted, rtol=1e-6)
+
+
 # --- nx.Optimizer -------------------------------------------------------------------------------
 
 

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 import jax
 import jax.numpy as jnp
 import optax
+from jax.core import Tracer
 
 from neurenix._core.errors import ArgumentError
 from neurenix.optim.checks import check_number, check_rate
@@ -95,8 +96,8 @@ class ExponentialDecay:
 
     def __call__(self, step: Step) -> jax.Array:
         """Return the rate at a step."""
-        periods = jnp.asarray(step) / self.decay_steps
-        periods = jnp.floor(periods) if self.staircase else periods
+        step, length = jnp.asarray(step), self.decay_steps
+        periods = _whole_periods(step, length) if self.staircase else step / length
         return self.initial * jnp.power(self.decay_rate, periods)
 
 
@@ -232,3 +233,17 @@ class WarmupCosine:
             0.0, self.peak, self.warmup_steps, self.decay_steps, self.end
         )
         return jnp.asarray(schedule(step))
+
+
+def _whole_periods(step: jax.Array, length: float) -> jax.Array:
+    """Return how many whole periods have passed at a step, as a float.
+
+    The floor of a quotient of floats would be one less at some multiples: a compiled program may
+    multiply by the rounded reciprocal of ``length``, and a TPU does not round a quotient exactly.
+    """
+    if jnp.issubdtype(step.dtype, jnp.integer) and not isinstance(length, Tracer):
+        if float(length).is_integer() and length <= jnp.iinfo(step.dtype).max:
+            return (step // int(length)).astype(jnp.float32)
+    near = jnp.floor(step / length)  # or one beside it, which a product tells
+    near = jnp.where(near * length > step, near - 1, near)
+    return jnp.where((near + 1) * length <= step, near + 1, near)
