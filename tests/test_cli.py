@@ -164,6 +164,54 @@ def test_run_shows_our_errors_in_a_program_with_their_place(run_python, tmp_path
     assert "neurenix run --simulate v4-8" in done.stderr
 
 
+AS_PYTHON_DOES = """
+import atexit, multiprocessing, os, pathlib, pickle, signal, sys, threading, time
+
+class Record:
+    pass
+
+def wait():
+    time.sleep(60)
+
+def at_exit():
+    print("at exit:", pickle.loads(pickle.dumps(Record())).__class__ is Record)
+
+def later():
+    main.join()
+    print("thread:", sys.modules["__main__"].Record is Record)
+
+atexit.register(at_exit)
+main = threading.main_thread()
+threading.Thread(target=later).start()
+os.chdir("/")
+print("file:", len(pathlib.Path(__file__).read_text()) > 100)
+print("handler:", signal.getsignal(signal.SIGTERM) is signal.SIG_DFL)
+child = multiprocessing.get_context("fork").Process(target=wait)
+child.start()
+child.terminate()
+child.join()
+print("child:", child.exitcode)
+"""
+
+
+def test_run_is_as_python_runs_it(tmp_path: Path) -> None:
+    write(tmp_path, "as_python.py", AS_PYTHON_DOES)
+    said = [
+        subprocess.run(
+            [sys.executable, *command, "as_python.py"],
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+        for command in ((), (*CLI, "run"))
+    ]
+    assert said[0].stdout.splitlines() == [
+        "file: True", "handler: True", "child: -15", "thread: True", "at exit: True",
+    ]  # fmt: skip
+    assert (said[1].stdout, said[1].returncode) == (said[0].stdout, 0), said[1].stderr
+
+
 def test_run_interrupted(tmp_path: Path) -> None:
     script = write(tmp_path, "wait.py", "import time\nprint('ready', flush=True)\ntime.sleep(60)")
     process = subprocess.Popen(

@@ -41,6 +41,8 @@ def ending_clean() -> Iterator[None]:
     SIGTERM becomes an exception, so that what was begun is cleaned up; a second one ends at once.
     """
     before = signal.signal(signal.SIGTERM, _terminate)
+    if hasattr(os, "register_at_fork"):
+        os.register_at_fork(after_in_child=_end_at_once)
     try:
         yield
         sys.stdout.flush()
@@ -55,6 +57,12 @@ def ending_clean() -> Iterator[None]:
         sys.exit(MISTAKE)
     finally:
         signal.signal(signal.SIGTERM, before or signal.SIG_DFL)
+
+
+def _end_at_once() -> None:
+    """Let SIGTERM end a forked process as it ends any other: cleaning up is its parent's."""
+    if signal.getsignal(signal.SIGTERM) is _terminate:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 def _terminate(number: int, frame: Any) -> None:

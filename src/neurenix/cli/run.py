@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib.util
 import runpy
+import signal
 import sys
 import traceback
 from pathlib import Path
@@ -16,7 +17,9 @@ from typing import Annotated
 
 import typer
 
-_OURS = (__file__, runpy.__file__, "<frozen runpy>")
+from neurenix._core.main_module import FILES, run_script
+
+_OURS = (__file__, *FILES)
 
 
 def run(
@@ -54,12 +57,13 @@ def run(
     elif numerics != "float32":
         raise typer.BadParameter("only a simulated slice has numerics; add --simulate SLICE")
     sys.argv = [program, *(arguments or [])]
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # what the program begins is its own to clean up
     try:
         if module:
             runpy.run_module(program, run_name="__main__", alter_sys=True)
         else:
             sys.path.insert(0, str(Path(program).resolve().parent))
-            runpy.run_path(program, run_name="__main__")
+            run_script(program)
     except (Exception, KeyboardInterrupt) as error:  # the program's own, shown as Python shows it
         traceback.print_exception(error.with_traceback(_of_program(error.__traceback__)))
         raise typer.Exit(130 if isinstance(error, KeyboardInterrupt) else 1) from None

@@ -9,7 +9,6 @@ from __future__ import annotations
 import concurrent.futures.thread
 import os
 import re
-import runpy
 import signal
 import sys
 import threading
@@ -21,6 +20,7 @@ from typing import Any, NoReturn
 
 from neurenix._core.errors import ArgumentError, CompilationError, NeurenixError
 from neurenix._core.limits import check_seconds
+from neurenix._core.main_module import run_script
 from neurenix._core.source_files import is_library
 from neurenix.compiler import intercept
 from neurenix.compiler.compile import compiler_ready
@@ -218,7 +218,7 @@ def _run_as_main(script: Path) -> None:
     """Run the script. A process that it forked ends here as Python ends it, and says no verdict."""
     owner = os.getpid()
     try:
-        runpy.run_path(str(script), run_name="__main__")
+        run_script(script)
     except SystemExit as left:
         if os.getpid() != owner:
             _end_child(*((left.code, 1) if isinstance(left.code, str) else ("", left.code or 0)))
@@ -326,13 +326,13 @@ def _frames(error: BaseException) -> str:
 
 @contextmanager
 def _as_main(script: Path, arguments: Sequence[str]) -> Iterator[None]:
-    argv, path = sys.argv, list(sys.path)
+    argv, path, main = sys.argv, list(sys.path), sys.modules["__main__"]
     sys.argv = [str(script), *arguments]
     sys.path.insert(0, str(script.parent.resolve()))
     try:
         yield
     finally:
-        sys.argv, sys.path[:] = argv, path
+        sys.argv, sys.path[:], sys.modules["__main__"] = argv, path, main
 
 
 class _TimeLimit:
