@@ -49,6 +49,7 @@ if TYPE_CHECKING:  # what editors and type checkers see; a test holds it and _EX
     from neurenix._core.errors import SimulationError as SimulationError
     from neurenix._core.errors import TrainingDivergedError as TrainingDivergedError
     from neurenix._core.errors import UnknownNameError as UnknownNameError
+    from neurenix._functions.recompilation import RecompilationWarning as RecompilationWarning
     from neurenix.compiler.loaded import LoadedProgram as LoadedProgram
     from neurenix.compiler.loaded import load_compiled as load_compiled
     from neurenix.device import Device as Device
@@ -60,6 +61,7 @@ if TYPE_CHECKING:  # what editors and type checkers see; a test holds it and _EX
     from neurenix.preflight import compile_for as compile_for
     from neurenix.preflight import preflight as preflight
     from neurenix.preflight import spec as spec
+    from neurenix.random import FrozenDrawWarning as FrozenDrawWarning
     from neurenix.random import seed as seed
     from neurenix.simulation import SimulatedSlice as SimulatedSlice
     from neurenix.simulation import simulate as simulate
@@ -89,10 +91,11 @@ _EXPORTS = {
         "NotCompiledError OutOfMemoryError RecompilationError ShapeError SimulationError "
         "TrainingDivergedError UnknownNameError"
     ),
+    "neurenix._functions.recompilation": "RecompilationWarning",
     "neurenix.compiler.loaded": "LoadedProgram load_compiled",
     "neurenix.device": "Device DeviceType device_of devices to",
     "neurenix.preflight": "compile_for spec",
-    "neurenix.random": "seed",
+    "neurenix.random": "FrozenDrawWarning seed",
     "neurenix.simulation": "SimulatedSlice simulate simulated",
     "neurenix.train": "History Optimizer Trainer grad jit multi_step value_and_grad",
 }

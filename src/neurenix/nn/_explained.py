@@ -35,7 +35,7 @@ def explained(call: Callable[..., Any]) -> Callable[..., Any]:
             told = _cause(error, self, args, named)
             if told is None:
                 raise
-            raise told from None
+            raise told from error
 
     return explaining
 
