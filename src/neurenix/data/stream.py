@@ -52,7 +52,7 @@ class StreamDataset:
                 "Call the function that makes the generator, or give its result as a list."
             )
         self._source: Iterable[Any] = readable
-        self._one_shot = isinstance(source, Iterator)
+        self._read_once = isinstance(source, Iterator)
         self._spec: Any = None
         self._kept: StreamIterator | None = None
         self._read = False
@@ -75,6 +75,16 @@ class StreamDataset:
         return self._length is not None and self._length >= 2**62
 
     @property
+    def source(self) -> Iterable[Any]:
+        """What yields the batches: the source given, or the iterable that grain makes of it."""
+        return self._source
+
+    @property
+    def read_once(self) -> bool:
+        """Whether the source is an iterator, which can be read once only."""
+        return self._read_once
+
+    @property
     def element_spec(self) -> Any:
         """Shapes and dtypes of the first batch, as ``jax.ShapeDtypeStruct``."""
         if self._spec is None:
@@ -86,7 +96,7 @@ class StreamDataset:
             self._spec = jax.tree.map(
                 lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), first
             )
-            if self._one_shot:
+            if self._read_once:
                 self._kept = iterator  # what was read to look at it must not be lost
         return self._spec
 
@@ -103,13 +113,13 @@ class StreamDataset:
         if self._kept is not None:
             kept, self._kept = self._kept, None
             return kept
-        if self._one_shot and self._read:
+        if self._read_once and self._read:
             raise DataError(
                 "This dataset was made from an iterator, which can be read once only. For several "
                 "epochs give something that can be iterated again: a list, a loader, a dataset."
             )
         self._read = True
-        return StreamIterator(self._source, can_restart=not self._one_shot)
+        return StreamIterator(self._source, can_restart=not self._read_once)
 
     def __iter__(self) -> Iterator[Any]:
         """Return an iterator from the source's beginning."""

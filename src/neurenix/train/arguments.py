@@ -1,7 +1,7 @@
 """Checks of what ``fit``, ``evaluate`` and ``predict`` are told, before anything is compiled.
 
 Owns the wording for numbers, names of options, callbacks and what they watch. It does not own the
-checks of data (``batch.py``, ``feed.py``, ``weighing.py``).
+checks of data (``batch.py``, ``inputs.py``, ``weighing.py``).
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ import numpy as np
 
 from neurenix._core.errors import ArgumentError, DataError
 from neurenix.data.columns import WIDE, as_columns
-from neurenix.train.feed import check_lists
+from neurenix.train.inputs import check_lists
 
 Arrays = tuple[Any, Any, Any]
 

@@ -76,11 +76,11 @@ def exact_length(dataset: Dataset | StreamDataset) -> int | None:
 
     A loader of another library may yield more or fewer batches than its ``len`` says.
     """
-    if isinstance(dataset, Dataset) or isinstance(dataset._source, (list, tuple, Indexed)):
+    if isinstance(dataset, Dataset) or isinstance(dataset.source, (list, tuple, Indexed)):
         return dataset.cardinality
     return None
 
 
 def read_once(dataset: Dataset | StreamDataset) -> bool:
     """Tell whether the dataset is an iterator, which can be read once only."""
-    return isinstance(dataset, StreamDataset) and dataset._one_shot
+    return isinstance(dataset, StreamDataset) and dataset.read_once

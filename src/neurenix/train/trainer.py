@@ -43,15 +43,15 @@ from neurenix.train.compiled import CompiledEvaluation, CompiledStep
 from neurenix.train.coupling import expect_one_part
 from neurenix.train.described import Described
 from neurenix.train.evaluation import Pass
-from neurenix.train.feed import (
-    Feed,
+from neurenix.train.feed import Feed
+from neurenix.train.history import History
+from neurenix.train.holdout import check_arrays, hold_out
+from neurenix.train.inputs import (
     is_arrays,
     make_dataset,
     make_inputs,
     make_validation_dataset,
 )
-from neurenix.train.history import History
-from neurenix.train.holdout import check_arrays, hold_out
 from neurenix.train.learning_rate import OwnRate
 from neurenix.train.metric_names import named_apart
 from neurenix.train.options import (
