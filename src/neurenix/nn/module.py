@@ -206,7 +206,8 @@ class Module(_Slots, nnx.Module):
         Args:
             x: a dataset, or an array (N, ...).
             y: the targets (N, ...) when ``x`` is an array.
-            epochs: how often to go through the data.
+            epochs: number of the last epoch. The first is ``initial_epoch``, 0 by default: without
+                that option it is how often to go through the data.
             batch_size: examples per optimiser step, over all devices; 32 by default for arrays.
             steps_per_epoch: steps in an epoch; needed for data without end.
             validation_data: a dataset, ``(x, y)`` or ``(x, y, sample_weight)``, evaluated after

@@ -283,7 +283,7 @@ def call(module: Any, x: Any) -> Any:
         raise ArgumentTypeError(
             f"The model is {type(module).__name__}{takes}, and a batch has {given}: {error}. "
             "Several inputs of a model are a tuple of arrays, in its order, or a dict by name."
-        ) from None
+        ) from error
     return module(*positional, **named)
 
 
