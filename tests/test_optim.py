@@ -354,6 +354,16 @@ def test_a_staircase_steps_at_each_multiple_compiled_or_not(part: float) -> None
     np.testing.assert_allclose(rates(steps), wanted, rtol=1e-6)
 
 
+def test_a_compiled_root_ends_at_its_end() -> None:
+    lengths = (3, 7, 41, 49, 55, 97, 123, 187)
+
+    def at(part: jax.Array) -> list[jax.Array]:
+        return [schedules.PolynomialDecay(1.0, d, 0.1, 0.5)(part * d) for d in lengths]
+
+    ends = jnp.stack(jax.jit(at)(jnp.int32(1)))
+    np.testing.assert_allclose(ends, 0.1, rtol=1e-6)
+
+
 # --- nx.Optimizer -------------------------------------------------------------------------------
 
 
