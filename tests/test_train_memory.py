@@ -50,7 +50,7 @@ def test_remat_computes_the_same_and_keeps_fewer_activations() -> None:
     for a, b in zip(weights(fitted()), weights(fitted(remat="dots")), strict=True):
         np.testing.assert_allclose(a, b, rtol=2e-4, atol=2e-6)
 
-    def kept(remat: str | None) -> int:
+    def kept(remat: str) -> int:
         definition = fitted(remat=remat).defined()
 
         def loss(parameters: Any) -> Any:
@@ -62,7 +62,7 @@ def test_remat_computes_the_same_and_keeps_fewer_activations() -> None:
         _, backward = jax.vjp(loss, parameters)
         return sum(leaf.size for leaf in jax.tree.leaves(backward) if leaf.ndim > 1)
 
-    assert kept("dots") < kept(None)
+    assert kept("dots") < kept("none")
 
 
 def test_an_unknown_remat_is_named() -> None:
@@ -110,3 +110,10 @@ def test_a_variant_is_the_same_trainer_with_one_thing_changed() -> None:
         if leaf.ndim
     }
     assert dtypes == {jnp.dtype(jnp.bfloat16)}
+
+
+def test_compile_takes_a_policy() -> None:
+    model = nn.Sequential(nn.Linear(4, 2)).compile("sgd", "mse", remat="dots")
+    assert model.trainer.options.remat == "dots"
+    with pytest.raises(nx.UnknownNameError, match="remat policy named 'dot'. Did you mean 'dots'"):
+        model.compile("sgd", "mse", remat="dot")

@@ -143,6 +143,7 @@ class Module(_Slots, nnx.Module):
         steps_per_execution: int = 1,
         precision: str = "float32",
         accumulate_steps: int = 1,
+        remat: str = "none",
         check_gradients: bool = True,
     ) -> Self:
         """Say how to train. Nothing is compiled until data is seen.
@@ -162,6 +163,8 @@ class Module(_Slots, nnx.Module):
             steps_per_execution: optimiser steps in one compiled call.
             precision: ``"float32"``, or ``"bfloat16"``: parameters float32, compute bfloat16.
             accumulate_steps: parts that every batch is computed in, one after the other.
+            remat: ``"dots"`` computes all but matrix products and convolutions again in the
+                backward pass instead of keeping it; ``"none"`` keeps it.
             check_gradients: let no gradient that is not finite change the weights; see
                 ``neurenix.train.TrainOptions``.
 
@@ -169,13 +172,14 @@ class Module(_Slots, nnx.Module):
             The module itself.
 
         Raises:
-            UnknownNameError: no optimiser, loss, metric or precision has this name.
+            UnknownNameError: no optimizer, loss, metric, precision or policy has this name.
             ArgumentError: a metric is called as the loss, or as a number of validation, is.
         """
         options = TrainOptions(
             steps_per_execution=steps_per_execution,
             precision=precision,
             accumulate_steps=accumulate_steps,
+            remat=remat,
             check_gradients=check_gradients,
         )
         trainer = Trainer(

@@ -10,6 +10,7 @@ import json
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 from neurenix import chips
 from neurenix._core.errors import ArgumentError
@@ -64,7 +65,7 @@ def _changes(workload: Workload, refused: Analysis) -> Iterator[tuple[str, Choic
     trainer, batch = workload.trainer, workload.batch
     for remat in workload.remats:
         if remat not in ("none", workload.remat) and workload.remat == "none":
-            yield f'recompute activations: remat="{remat}"', replace(here, remat=remat)
+            yield _recomputing(trainer.module, remat), replace(here, remat=remat)
     whole = set(refused.program.axes) == {"data"}
     if whole and refused.where.num_devices > 1:
         mesh = workload.meshes(refused.where)[1]
@@ -73,18 +74,25 @@ def _changes(workload: Workload, refused: Analysis) -> Iterator[tuple[str, Choic
     roles = refused.memory.roles
     if roles.get("optimizer", 0) > roles.get("parameters", 0):
         yield (
-            'hold moments in bfloat16: moment_dtype="bfloat16"',
+            'hold moments in bfloat16: nx.optim.held_in("bfloat16", optimizer)',
             replace(here, moment_dtype="bfloat16"),
         )
     parts = trainer.options.accumulate_steps * 2
     if batch and batch % (2 * _shares(workload, refused.program.axes)) == 0:
-        change = f"compute each batch in {parts} parts: accumulate_steps={parts}"
+        change = f"compute each batch in {parts} parts: compile(…, accumulate_steps={parts})"
         yield change, replace(here, accumulate_steps=parts)
     for where in _larger(refused.where):
         mesh = _grown(workload, refused.program.axes, where.num_devices)
         if mesh is not None:
             said = "" if set(mesh) == {"data"} else f", {_written(mesh)}"
             yield f"take {where.name}{said}", replace(here, slice=where, mesh=mesh)
+
+
+def _recomputing(module: Any, policy: str) -> str:
+    """Return the change in the words of the place where this module has its policy."""
+    own = hasattr(module, "with_remat")
+    where = f'remat="{policy}" in its configuration' if own else f'compile(…, remat="{policy}")'
+    return f"recompute activations: {where}"
 
 
 def _grown(workload: Workload, axes: Mapping[str, int], count: int) -> dict[str, int] | None:

@@ -18,8 +18,8 @@ from neurenix._core.errors import ArgumentError
 from neurenix.compiler.program import Program, spec
 from neurenix.preflight.arguments import given
 from neurenix.preflight.description import PreflightOptions, describe, trainer_of
+from neurenix.train.options import REMATS
 
-GENERIC_REMATS = ("none", "dots")
 _TENSOR_SIZES = (2, 4, 8)
 
 
@@ -84,7 +84,7 @@ class Workload:
         """Policies of recomputation that can be asked for."""
         if self.trainer is None:
             return ()
-        return tuple(getattr(self.trainer.module, "remat_policies", GENERIC_REMATS))
+        return tuple(getattr(self.trainer.module, "remat_policies", REMATS))
 
     @property
     def remat(self) -> str:
@@ -92,7 +92,7 @@ class Workload:
         if self.trainer is None:
             return "as written"
         own = getattr(self.trainer.module, "remat", None)
-        return str(own if own is not None else self.trainer.options.remat or "none")
+        return str(own if own is not None else self.trainer.options.remat)
 
     def meshes(self, where: chips.Slice) -> list[dict[str, int]]:
         """Return the meshes worth trying on a slice: data, FSDP, and tensor where rules know it."""
@@ -120,7 +120,7 @@ class Workload:
         target, args = self.target, self.args
         changes: dict[str, Any] = {}
         if choice.remat is not None and choice.remat != self.remat:
-            changes["remat"] = None if choice.remat == "none" else choice.remat
+            changes["remat"] = choice.remat
         if choice.accumulate_steps is not None:
             changes["accumulate_steps"] = choice.accumulate_steps
         if changes or choice.moment_dtype:

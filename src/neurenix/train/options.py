@@ -18,7 +18,7 @@ from neurenix.train.holdout import checked_split
 from neurenix.train.progress import check_verbose
 
 _COMPUTE_DTYPES = {"float32": None, "bfloat16": jnp.bfloat16}
-REMATS = (None, "dots")
+REMATS = ("none", "dots")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,7 +35,7 @@ class TrainOptions:
         accumulate_steps: parts that every batch is computed in, one after the other, before the
             optimizer's update; it divides the activations' memory. Not for a loss that couples
             the examples of a batch.
-        remat: what the backward pass computes again instead of keeping it: None keeps everything
+        remat: what the backward pass computes again instead of keeping it: ``"none"`` keeps all
             that it needs, ``"dots"`` keeps the results of matrix products and convolutions and
             computes the rest again. (Models that scan their layers have policies of their own.)
         strategy: the devices; by default those of the surrounding ``strategy.scope()``, else the
@@ -46,7 +46,7 @@ class TrainOptions:
     precision: str = "float32"
     check_gradients: bool = True
     accumulate_steps: int = 1
-    remat: str | None = None
+    remat: str = "none"
     strategy: Strategy | None = None
 
     def __post_init__(self) -> None:
@@ -55,7 +55,7 @@ class TrainOptions:
         if self.precision not in _COMPUTE_DTYPES:
             raise unknown_name("precision", str(self.precision), _COMPUTE_DTYPES)
         if self.remat not in REMATS:
-            raise unknown_name("remat", str(self.remat), [str(name) for name in REMATS])
+            raise unknown_name("remat policy", str(self.remat), REMATS)
 
     @property
     def compute_dtype(self) -> Any:

@@ -58,7 +58,7 @@ class StepDefinition:
     accumulate_steps: int
     compute_dtype: Any
     check_gradients: bool
-    remat: str | None = None
+    remat: str = "none"
 
     @property
     def log_names(self) -> tuple[str, ...]:
