@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import re
 
 import jax
 import jax.numpy as jnp
@@ -14,6 +15,7 @@ import pytest
 import neurenix as nx
 from neurenix import nn, optim
 from neurenix._core.errors import ArgumentError, ArgumentTypeError, ShapeError, UnknownNameError
+from neurenix._nnx import nnx
 from neurenix.optim import schedules
 from neurenix.train import load_weights, save_weights
 
@@ -179,6 +181,18 @@ def test_decay_can_leave_vectors_alone():
     updates, _ = tx.update(jax.tree.map(jnp.zeros_like, params), tx.init(params), params)
     np.testing.assert_allclose(updates["kernel"], -0.05, rtol=1e-6)
     np.testing.assert_array_equal(updates["bias"], 0)
+
+
+@pytest.mark.parametrize("name", ["tiny", "gpt2", "gpt-oss-20b", "deepseek3-671b"])
+def test_vectors_of_stacked_layers_do_not_decay_either(name):
+    model = nnx.eval_shape(lambda: nx.models.build(name))
+    params = nnx.state(model, nnx.Param)
+    decaying = {
+        ".".join(str(key.key) for key in path if isinstance(key, jax.tree_util.DictKey)): decays
+        for path, decays in jax.tree.leaves_with_path(optim.matrices_only(params))
+    }
+    vector = re.compile(r"bias$|scale$|sinks$")
+    assert decaying == {path: not vector.search(path) for path in decaying}
 
 
 @pytest.mark.parametrize(

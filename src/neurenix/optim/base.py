@@ -1,4 +1,4 @@
-"""What an optimiser is here: a frozen description that becomes an optax transformation.
+"""What an optimizer is here: a frozen description that becomes an optax transformation.
 
 Owns the order in which clipping, weight decay, the update rule and the learning rate are chained.
 Does not own any rule (``optax`` has them) nor the training state (``neurenix.train``).
@@ -26,11 +26,12 @@ _FROM_0 = ("weight_decay", "momentum", "decay_rate", "initial_accumulator_value"
 _ABOVE_0 = ("clip_norm", "clip_value", "eps", "clip_threshold", "trust_coefficient")
 _SHARES = ("alpha", "rho")  # of a running mean that is kept: below 1
 _OPTIONAL = ("clip_norm", "clip_value")
+_VECTORS = ("bias", "scale", "sinks", "slope")  # of one layer; those of several are stacked
 
 
 @dataclass(frozen=True, kw_only=True)
 class OptimizerSpec(ABC):
-    """Base of every optimiser: options that all of them share.
+    """Base of every optimizer: options that all of them share.
 
     The chain is: clip by value, clip by norm, L2 decay (if coupled), the rule, decoupled decay,
     the learning rate.
@@ -109,7 +110,7 @@ class OptimizerSpec(ABC):
         """Return the update rule alone, without learning rate, decay or clipping."""
 
     def to_optax(self, *, learning_rate: Any = None) -> optax.GradientTransformation:
-        """Return the whole optimiser as an optax transformation.
+        """Return the whole optimizer as an optax transformation.
 
         Args:
             learning_rate: used instead of the one described, such as a traced scalar under
@@ -144,11 +145,21 @@ class OptimizerSpec(ABC):
 
 
 def matrices_only(params: Any) -> Any:
-    """Say which parameters decay: those with two axes or more, so no bias and no norm's scale.
+    """Say which parameters decay: those with two axes or more, and no bias nor a norm's scale.
+
+    Names count beside axes, because a model may hold one parameter for all of its layers, as those
+    of ``nx.models`` do: (L, E) is the bias of L layers.
 
     Example:
         >>> import jax.numpy as jnp
-        >>> matrices_only({"kernel": jnp.zeros((2, 2)), "bias": jnp.zeros(2)})
+        >>> matrices_only({"kernel": jnp.zeros((6, 2, 2)), "bias": jnp.zeros((6, 2))})
         {'bias': False, 'kernel': True}
     """
-    return jax.tree.map(lambda leaf: leaf.ndim >= 2, params)
+
+    def decays(path: tuple[Any, ...], leaf: Any) -> bool:
+        names = [jax.tree_util.keystr((key,), simple=True) for key in path]
+        names = [name for name in names if name != "value" and not name.isdigit()]
+        vector = bool(names) and (names[-1] in _VECTORS or names[-1].endswith("_bias"))
+        return leaf.ndim >= 2 and not vector
+
+    return jax.tree.map_with_path(decays, params)

@@ -1,4 +1,4 @@
-"""Checks of what optimisers and schedules are told, before any step is made.
+"""Checks of what optimizers and schedules are told, before any step is made.
 
 Owns the wording for numbers, schedules and masks of decay.
 """
@@ -17,6 +17,10 @@ from jax.core import Tracer
 from neurenix._core.errors import ArgumentError, ArgumentTypeError
 
 _SMALLEST = float(np.finfo(np.float32).tiny)  # what is smaller counts as 0 on most devices
+_WRITE = (
+    "Give nx.optim.matrices_only, which leaves out biases and norms' scales, or build the "
+    "result with jax.tree.map_with_path(…, params)."
+)
 _NOT_TRACED = (
     jax.errors.ConcretizationTypeError,
     jax.errors.TracerArrayConversionError,
@@ -107,7 +111,7 @@ def checked_mask(mask: Callable[[Any], Any]) -> Callable[[Any], Any]:
         if not isinstance(choice, bool | np.bool_):
             raise ArgumentError(
                 f"decay_mask must return True or False for each parameter; it returned {choice!r}. "
-                "Write it as lambda params: jax.tree.map(lambda leaf: leaf.ndim >= 2, params)."
+                f"{_WRITE}"
             )
 
     def checked(params: Any) -> Any:
@@ -119,8 +123,8 @@ def checked_mask(mask: Callable[[Any], Any]) -> Callable[[Any], Any]:
                 raise
             raise ArgumentError(
                 "decay_mask must return booleans in the structure of the parameters: "
-                f"{jax.tree.structure(params)}; it returned {jax.tree.structure(chosen)}. Write it "
-                "as lambda params: jax.tree.map(lambda leaf: leaf.ndim >= 2, params)."
+                f"{jax.tree.structure(params)}; it returned {jax.tree.structure(chosen)}. "
+                f"{_WRITE}"
             ) from error
         return chosen
 
