@@ -19,7 +19,7 @@ from neurenix.distribute.mesh import place
 from neurenix.distribute.values import PerReplica, stack_replicas
 
 
-class Placement(Protocol):
+class BatchPlacement(Protocol):
     """How many shares a batch has, and where they lie; a strategy is one."""
 
     @property
@@ -78,7 +78,7 @@ class DistributedDataset:
         ArgumentTypeError: the dataset is one batch.
     """
 
-    def __init__(self, dataset: Iterable[Any], placement: Placement) -> None:
+    def __init__(self, dataset: Iterable[Any], placement: BatchPlacement) -> None:
         self._dataset = _expect_batches(dataset)
         self._placement = placement
 
@@ -92,7 +92,7 @@ class DistributedDataset:
 class DistributedIterator(Iterator[Any]):
     """Yields global batches; ``next_stacked`` takes many at once for ``nx.multi_step``."""
 
-    def __init__(self, iterator: Iterator[Any], placement: Placement) -> None:
+    def __init__(self, iterator: Iterator[Any], placement: BatchPlacement) -> None:
         self._iterator = iterator
         self._placement = placement
 
@@ -141,7 +141,7 @@ class PerReplicaDataset:
             tells its length, else at its end.
     """
 
-    def __init__(self, dataset: Iterable[Any], placement: Placement) -> None:
+    def __init__(self, dataset: Iterable[Any], placement: BatchPlacement) -> None:
         self._dataset = _expect_batches(dataset)
         self._placement = placement
 
