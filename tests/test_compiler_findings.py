@@ -11,7 +11,7 @@ import pytest
 from neurenix import chips, models, rules
 from neurenix.compiler import findings
 from neurenix.compiler.calibration import DISPATCH_SECONDS
-from neurenix.compiler.captured import Captured
+from neurenix.compiler.captured_arrays import Captured
 from neurenix.compiler.compile import Refusal
 from neurenix.compiler.findings import REFUSALS, Evidence, find, of_refusal
 from neurenix.compiler.hlo import Instruction, SourceLine, parse

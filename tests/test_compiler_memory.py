@@ -14,7 +14,7 @@ from jax.ad_checkpoint import checkpoint_name
 from neurenix import chips
 from neurenix.compiler import liveness
 from neurenix.compiler.analysis import Analysis, analyse
-from neurenix.compiler.captured import Captured
+from neurenix.compiler.captured_arrays import Captured
 from neurenix.compiler.compile import CompileOptions, compile_all
 from neurenix.compiler.hlo import parse
 from neurenix.compiler.memory import Memory, largest, of_compiled

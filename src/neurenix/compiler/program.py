@@ -25,15 +25,15 @@ from neurenix._functions.arguments import NEEDS_VALUES
 from neurenix._nnx import TraceContextError
 from neurenix.compiler import plain_tree
 from neurenix.compiler import traits as traits_module
-from neurenix.compiler.callbacks import has_callbacks, without_callbacks
-from neurenix.compiler.captured import Captured, captured
+from neurenix.compiler.captured_arrays import Captured, captured
 from neurenix.compiler.fingerprint import fingerprint
 from neurenix.compiler.flops import model_flops, without_dead_code
+from neurenix.compiler.host_callbacks import has_callbacks, without_callbacks
 from neurenix.compiler.placement import abstract_mesh as abstract_mesh
 from neurenix.compiler.placement import axis_names, host_memory, mesh_in, place
 from neurenix.compiler.placement import spec as spec
 from neurenix.compiler.roles import roles_of
-from neurenix.compiler.traits import Traits
+from neurenix.compiler.traits import Traits, leaf_path
 
 
 @dataclass(frozen=True)
@@ -205,7 +205,7 @@ def _trace(
     function: Callable[..., Any], args: Sequence[Any], mesh: AbstractMesh, options: TraceOptions
 ) -> Program:
     paths, tree = jax.tree_util.tree_flatten_with_path(tuple(args))
-    placed = [place(leaf, _path(path), mesh) for path, leaf in paths]
+    placed = [place(leaf, leaf_path(path), mesh) for path, leaf in paths]
     compiled_before = _compiled_before(function, placed, tree)
     donated = _donated(args, options.donate_argnums) or _donated_already(compiled_before)
 
@@ -229,7 +229,7 @@ def _trace(
     carried = traits_module.recompiles(args, out, donate_argnums=_whole(args, donated))
     kept = exported.module_kept_var_idx
     roles = options.leaf_roles or roles_of(args, out, donated)
-    leaves = tuple(_leaf(_path(paths[i][0]), roles[i], placed[i], mesh) for i in kept)
+    leaves = tuple(_leaf(leaf_path(paths[i][0]), roles[i], placed[i], mesh) for i in kept)
     return Program(
         name=name,
         serialized=bytes(exported.serialize()),
@@ -244,7 +244,7 @@ def _trace(
             if a.memory_space != jax.memory.Space.Host
         ),
         platform=options.platform,
-        unused=tuple(_path(paths[i][0]) for i in range(len(paths)) if i not in kept),
+        unused=tuple(leaf_path(paths[i][0]) for i in range(len(paths)) if i not in kept),
         output_tree=plain_tree.describe(out),
         captured=captured(jaxpr),
         traits=replace(traits_module.read(without_dead_code(jaxpr)), recompiles=carried),
@@ -306,7 +306,7 @@ def _check_results(out: Any, name: str) -> None:
     for path, leaf in jax.tree_util.tree_flatten_with_path(out)[0]:
         number = isinstance(leaf, (bool, int, float, complex))
         if not number and not (hasattr(leaf, "shape") and hasattr(leaf, "dtype")):
-            place = f" at {_path(path)}" if path else ""
+            place = f" at {leaf_path(path)}" if path else ""
             raise _NoArray(
                 f"{name} returns a {type(leaf).__name__}{place}, and a program can return arrays "
                 "only. Leave it out of what is returned."
@@ -399,10 +399,6 @@ def _kept_on_host(leaves: list[Any], traced: Any) -> list[Any]:
         jax.device_put(leaf, jax.memory.Space.Host) if host_memory(info.sharding) else leaf
         for leaf, info in zip(leaves, infos, strict=True)
     ]
-
-
-def _path(path: tuple[Any, ...]) -> str:
-    return jax.tree_util.keystr(path, simple=True, separator=".")
 
 
 def _leaf(path: str, role: str, placed: jax.ShapeDtypeStruct, mesh: AbstractMesh) -> Leaf:

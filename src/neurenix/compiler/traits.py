@@ -166,7 +166,7 @@ def recompiles(
         'float32[4]'
     """
     found = [
-        Recompile(_path((jax.tree_util.SequenceKey(i), *path)), repr(leaf))
+        Recompile(leaf_path((jax.tree_util.SequenceKey(i), *path)), repr(leaf))
         for i, argument in enumerate(args)
         for path, leaf in jax.tree_util.tree_flatten_with_path(argument)[0]
         if isinstance(leaf, (bool, int, float, complex)) and not isinstance(leaf, np.generic)
@@ -175,7 +175,7 @@ def recompiles(
         old = jax.tree_util.tree_flatten_with_path(args[number])[0]
         for (path, leaf), new in zip(old, after, strict=True):
             if _described(leaf) != _described(new):
-                whole = _path((jax.tree_util.SequenceKey(number), *path))
+                whole = leaf_path((jax.tree_util.SequenceKey(number), *path))
                 found.append(Recompile(whole, _described(leaf), _described(new)))
     return tuple(found)
 
@@ -227,7 +227,8 @@ def _parts(tree: Any, like: Any) -> list[Any]:
     return [part for part in jax.tree.leaves(tree, is_leaf=same) if same(part)]
 
 
-def _path(path: tuple[Any, ...]) -> str:
+def leaf_path(path: tuple[Any, ...]) -> str:
+    """Return what to call a leaf: its keys from the root on, such as ``0.layers.3.kernel``."""
     return jax.tree_util.keystr(path, simple=True, separator=".")
 
 
