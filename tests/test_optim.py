@@ -183,6 +183,25 @@ def test_decay_can_leave_vectors_alone():
     np.testing.assert_array_equal(updates["bias"], 0)
 
 
+def test_a_centered_rmsprop_of_a_steady_gradient_stays_finite():
+    ours = optim.RMSprop(1.0, centered=True).to_optax()
+    theirs = optax.rmsprop(1.0, 0.99, 1e-8, centered=True, eps_in_sqrt=False)
+    steady = jnp.array([0.1, 0.3, 0.7, 1.1, 3.3, 12.7, 100.1, 1e-3])
+
+    def run(tx, gradients):
+        def step(state, gradient):
+            updates, state = tx.update(gradient, state)
+            return state, updates
+
+        return jax.lax.scan(step, tx.init(steady), gradients)
+
+    noisy = steady * jax.random.normal(jax.random.key(0), (50, 8))
+    np.testing.assert_array_equal(run(ours, noisy)[1], run(theirs, noisy)[1])
+    assert jax.tree.structure(ours.init(steady)[0]) == jax.tree.structure(theirs.init(steady)[0])
+    updates = run(ours, jnp.broadcast_to(steady, (3000, 8)))[1]
+    assert np.all((updates < 0) & (updates > -3000))  # 1 / √rounding error
+
+
 @pytest.mark.parametrize("name", ["tiny", "gpt2", "gpt-oss-20b", "deepseek3-671b"])
 def test_vectors_of_stacked_layers_do_not_decay_either(name):
     model = nnx.eval_shape(lambda: nx.models.build(name))

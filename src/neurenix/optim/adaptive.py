@@ -6,7 +6,10 @@ Owns their options; the rules are optax's, the chain is in ``base``.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
+import jax
+import jax.numpy as jnp
 import optax
 
 from neurenix.optim.base import LearningRate, OptimizerSpec
@@ -36,8 +39,11 @@ class RMSprop(OptimizerSpec):
 
     def rule(self) -> optax.GradientTransformation:
         """Return the root-mean-square rule, with momentum if asked for."""
-        scale = optax.scale_by_stddev if self.centered else optax.scale_by_rms
-        rule = scale(self.alpha, self.eps, eps_in_sqrt=False)
+        rule = (
+            _scale_by_deviation(self.alpha, self.eps)
+            if self.centered
+            else optax.scale_by_rms(self.alpha, self.eps, eps_in_sqrt=False)
+        )
         return optax.chain(rule, optax.trace(self.momentum)) if self.momentum else rule
 
 
@@ -112,3 +118,24 @@ class Adafactor(OptimizerSpec):
             optax.clip_by_block_rms(self.clip_threshold),
             optax.scale_by_param_block_rms(),
         )
+
+
+def _scale_by_deviation(decay: float, eps: float) -> optax.GradientTransformation:
+    """Return ``optax.scale_by_stddev``, its state too, without its root of a negative variance.
+
+    Of a gradient that stays the same, the mean square less the squared mean is what rounding left
+    of it, of either sign. The variance is therefore at least one rounding error of the mean square:
+    with 0 the step would be the gradient over ``eps``.
+    """
+    inner = optax.scale_by_stddev(decay, eps, eps_in_sqrt=False)
+
+    def factor(mean: jax.Array, square: jax.Array) -> jax.Array:
+        least = float(jnp.finfo(square.dtype).eps) * square
+        return 1 / (jnp.sqrt(jnp.maximum(square - (mean.conj() * mean).real, least)) + eps)
+
+    def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
+        _, state = inner.update(updates, state, params)
+        factors = jax.tree.map(factor, state.mu, state.nu)
+        return jax.tree.map(jnp.multiply, factors, updates), state
+
+    return optax.GradientTransformation(inner.init, update)
