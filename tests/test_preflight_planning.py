@@ -12,7 +12,8 @@ from flax import nnx
 
 import neurenix as nx
 from neurenix import nn
-from neurenix.preflight import Deadline, PreflightOptions, SearchSpace
+from neurenix.preflight import CompileOptions, Deadline, PreflightOptions, Pricing, SearchSpace
+from neurenix.preflight.planning import share_left
 
 pytestmark = [pytest.mark.cpu8, pytest.mark.tpu_compile]
 
@@ -145,6 +146,38 @@ def test_products_of_narrow_types_are_pruned_by_their_own_peak() -> None:
         on=["v4:1x1x1", "v5e-1"],
     )
     assert plan.candidates[0].slice.name == "v5e-1", plan.table()
+
+
+def of_one_after_another() -> PreflightOptions:
+    return PreflightOptions(compiler=CompileOptions(workers=1))
+
+
+def test_a_product_of_which_a_part_is_used_is_not_pruned_by_the_whole() -> None:
+    # At the peak of its units a v5e would cost more for the whole product than a v6e for the part.
+    x = nx.spec((2048, 2048), "bfloat16")
+    plan = nx.preflight.search(
+        lambda x, w: (x @ w)[:8], x, x, on=["v5e-1", "v6e-1"], objective="cost",
+        options=of_one_after_another(),
+    )  # fmt: skip
+    assert plan.candidates[0].slice.name == "v5e-1", plan.table()
+    assert all(c.report is not None for c in plan.candidates)
+    assert share_left(plan.best.analysis) == pytest.approx(8 / 2048)
+
+
+def test_what_cannot_win_is_dearer_or_slower_and_what_ties_is_compiled() -> None:
+    x = nx.spec((4096, 4096), "bfloat16")
+
+    def ask(objective: str, price: float) -> list[str]:
+        plan = nx.preflight.search(
+            jnp.matmul, x, x, on=["v5e-1", "v6e-1"], objective=objective,
+            pricing=Pricing(usd_per_chip_hour=price), options=of_one_after_another(),
+        )  # fmt: skip
+        return [candidate.reason for candidate in plan.candidates]
+
+    than = "than the best even at the peak of the matrix units"
+    assert ask("time", 1.0) == ["", f"slower {than}"]
+    assert ask("cost", 1.0) == ["", f"dearer {than}"]
+    assert ask("cost", 0.0) == ["", "cost 1.00 × the best"]
 
 
 def test_no_time_no_compiles() -> None:

@@ -53,9 +53,16 @@ class Deadline:
             if not (value > 0 and math.isfinite(value)):
                 raise ArgumentError(f"Deadline: {name} must be positive; got {value:g}.")
 
-    def misses(self, seconds_per_example: float) -> str:
-        """Return why a candidate is too slow, or an empty string."""
-        needed = seconds_per_example * self.examples / 3600
+    def misses(self, step_seconds: float, batch: int) -> str:
+        """Return why a candidate is too slow, or an empty string.
+
+        A last batch that is not full is a step too: ``fit`` pads it.
+
+        Example:
+            >>> Deadline(examples=1001, hours=1).misses(step_seconds=1800, batch=500)
+            'takes 1.5 h (est.), and the deadline is 1 h'
+        """
+        needed = math.ceil(self.examples / batch) * step_seconds / 3600
         if needed <= self.hours:
             return ""
         return f"takes {needed:.3g} h (est.), and the deadline is {self.hours:.3g} h"

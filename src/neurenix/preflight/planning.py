@@ -1,9 +1,13 @@
 """Which slice, and how? Candidates pruned by bounds, compiled, compared, each loser with a reason.
 
 Owns the search. What may be tried is ``search_space``'s, a candidate's program is ``choice``'s, its
-estimate is ``preflight``'s. Bounds only ever drop what cannot win: state that is larger than HBM, a
-batch above one that did not fit, and a time below which the peak of the matrix units lets nothing
-go.
+estimate is ``preflight``'s. Bounds drop what cannot win: state that is larger than HBM, a batch
+above one that did not fit, and a time below which the peak of the matrix units lets nothing go.
+
+That time is of the FLOPs that the compiler leaves, which are fewer than the model's where it merges
+equal products or computes the part of one that is used: the model's FLOPs count by the least share
+of them that a compiled candidate of the search still had. Before one was compiled, none is dropped
+by its time.
 """
 
 from __future__ import annotations
@@ -15,7 +19,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from neurenix._core.errors import ArgumentError, ArgumentTypeError, ShapeError, unknown_name
-from neurenix.compiler.analysis import analyse
+from neurenix.compiler.analysis import Analysis, analyse
 from neurenix.compiler.compile import compile_all, compiler_ready
 from neurenix.compiler.program import Program
 from neurenix.compiler.target import Target
@@ -64,6 +68,10 @@ def search(
     **others: Any,
 ) -> Plan:
     """Find the slice, mesh, batch, recomputation and compiler options that are fastest or cheapest.
+
+    A candidate is not compiled where it cannot win: its state does not fit, nor did a smaller
+    batch, or it loses even at the peak of the matrix units, with no more FLOPs than the compiler
+    left of the candidates before it.
 
     Args:
         target: a compiled model, a ``Trainer`` or a jittable function, as for ``preflight``.
@@ -125,6 +133,18 @@ def _refuse_keywords(target: Any, others: Mapping[str, Any]) -> None:
     refuse_keywords("nx.preflight.search", target, others, _ARGUMENTS)
 
 
+def share_left(analysis: Analysis) -> float:
+    """Return the share of the model's FLOPs that a compiled program still computes, at most 1.
+
+    What a kernel does not state is not counted, so the share is never too large.
+    """
+    program = analysis.program
+    if not program.model_flops:
+        return 1.0
+    compiled = program.num_devices * sum(operation.flops for operation in analysis.operations)
+    return min(1.0, compiled / program.model_flops)
+
+
 @dataclass(frozen=True)
 class _Goal:
     objective: str
@@ -149,13 +169,14 @@ class _Hunt:
         self._done: list[Candidate] = []
         self._mistakes: list[ShapeError] = []
         self._best = math.inf
+        self._shares_left: list[float] = []
 
     def run(self, choices: Sequence[Choice]) -> None:
         """Describe, prune and compile."""
         waiting = list(filter(None, map(self._described, choices)))
         if self._mistakes and len(self._mistakes) == len(choices):
             raise self._mistakes[0]
-        waiting.sort(key=lambda d: self._value(d, d.least_seconds) or math.inf)
+        waiting.sort(key=self._order)
         workers = self._workload.options.compiler.at_once
         while waiting:
             left = self._goal.end - time.monotonic()
@@ -179,14 +200,19 @@ class _Hunt:
         for described in waiting:
             self._finish(described.choice, described.examples, _NOT_COMPILED)
 
+    def _order(self, described: _Described) -> float:
+        """Return the least value at the model's own FLOPs; the most promising come first."""
+        least = self._value(described, described.least_seconds)
+        return math.inf if least is None else least
+
     def ranked(self) -> tuple[Candidate, ...]:
         """Return all candidates, the best first, each loser with its reason."""
         self._done.sort(key=lambda c: (c.value is None, c.report is None, c.value or 0.0))
         best = self._done[0].value if self._done else None
         ranked = []
         for number, candidate in enumerate(self._done):
-            if number and best and candidate.value is not None and not candidate.reason:
-                ratio = candidate.value / best
+            if number and best is not None and candidate.value is not None and not candidate.reason:
+                ratio = candidate.value / best if best else 1.0  # after a best of 0, all are 0
                 reason = f"{self._goal.objective} {ratio:.2f} × the best"
                 candidate = replace(candidate, reason=reason)
             ranked.append(candidate)
@@ -232,9 +258,12 @@ class _Hunt:
                 and (tried.batch or 0) < (choice.batch or 0)
             ):
                 return f"a batch of {tried.batch} already did not fit"
-        least = self._value(described, described.least_seconds)
-        if least is not None and least >= self._best:
-            return "slower than the best even at the peak of the matrix units"
+        least = self._value(
+            described, described.least_seconds * min(self._shares_left, default=0.0)
+        )
+        if least is not None and least > self._best:
+            worse = {"time": "slower", "cost": "dearer"}[self._goal.objective]
+            return f"{worse} than the best even at the peak of the matrix units"
         return ""
 
     def _compile(self, wave: Sequence[_Described], left: float) -> None:
@@ -246,6 +275,8 @@ class _Hunt:
                 self._finish(described.choice, described.examples, _NOT_COMPILED)
                 continue
             analysis = analyse(described.program, described.choice.slice, answer)
+            if analysis.fits:
+                self._shares_left.append(share_left(analysis))
             self._judge(described, Report(analysis, examples=described.examples))
 
     def _judge(self, described: _Described, report: Report) -> None:
@@ -257,8 +288,9 @@ class _Hunt:
             if value is None:
                 reason = self._goal.pricing.missing(choice.slice.generation)
             elif self._goal.deadline is not None:
-                per_example = report.step_time.seconds / (described.examples or 1)
-                reason = self._goal.deadline.misses(per_example)
+                reason = self._goal.deadline.misses(
+                    report.step_time.seconds, described.examples or 1
+                )
                 value = None if reason else value
         if value is not None:
             self._best = min(self._best, value)
