@@ -1,11 +1,13 @@
 """What a name that is not there may have been: a near one, or that of another library.
 
-Owns the ``AttributeError`` of packages and modules, and the search that its text needs. It does not
-own the tables of other libraries' names, which lie with the packages that have the thing.
+Owns the ``AttributeError`` of packages and modules, the search that its text needs, and the name
+that logs have for a class. It does not own the tables of other libraries' names, which lie with the
+packages that have the thing.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NoReturn
 
@@ -85,3 +87,13 @@ def names_of(
 
 def _plain(name: str) -> str:
     return name.replace("_", "").lower()
+
+
+def snake_case(name: str) -> str:
+    """Return the name of a class as logs have it.
+
+    Example:
+        >>> snake_case("MeanSquaredError"), snake_case("KLDivergence")
+        ('mean_squared_error', 'kl_divergence')
+    """
+    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", name).lower()

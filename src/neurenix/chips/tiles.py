@@ -15,7 +15,7 @@ from math import prod
 
 from neurenix.chips.generations import Generation
 
-LANES = 128
+LANES = 128  # of a vector register, and the side of the matrix unit before v6e
 SUBLANES = 8
 
 

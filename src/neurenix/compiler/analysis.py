@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from neurenix._core.source_files import is_neurenix
+from neurenix._core.units import bytes_text
 from neurenix.chips import Slice
 from neurenix.compiler import memory as memory_module
 from neurenix.compiler.compile import Compiled, Refusal
@@ -125,8 +126,7 @@ def _with_batches_of(memory: Memory, steps: int) -> Memory:
 
 def _too_many_batches(where: Slice, one_step: Memory, memory: Memory, steps: int) -> Finding:
     one, needed, limit = (
-        f"{size / 2**30:.2f} GiB"
-        for size in (one_step.peak_bytes, memory.peak_bytes, memory.limit_bytes)
+        bytes_text(size) for size in (one_step.peak_bytes, memory.peak_bytes, memory.limit_bytes)
     )
     return Finding(
         "refused-hbm",

@@ -8,7 +8,6 @@ Letters: ``N`` examples, ``T`` positions of a sequence, ``C`` classes, ``...`` a
 
 from __future__ import annotations
 
-import re
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,8 +19,11 @@ import numpy as np
 from jax.core import Tracer
 
 from neurenix._core.errors import DataError, ShapeError
+from neurenix._core.names import snake_case
 
 ORDER = "The order of arguments is (y_true, y_pred): targets first, as in Keras and unlike PyTorch."
+# What keeps logarithms and quotients finite; the value of Keras (keras.config.epsilon()).
+EPSILON = 1e-7
 _ROUGHLY = 0.02  # what half precision may add to a probability, or to the sum of a row
 
 
@@ -126,16 +128,6 @@ class Loss(ABC):
     def _validate_values(self, y_true: np.ndarray, y_pred_shape: tuple[int, ...]) -> None:
         """Check the range of the targets; any finite value is right unless a loss says more."""
         check_finite(y_true)
-
-
-def snake_case(name: str) -> str:
-    """Return ``"kl_divergence"`` for ``"KLDivergence"``.
-
-    Example:
-        >>> snake_case("MeanSquaredError")
-        'mean_squared_error'
-    """
-    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", name).lower()
 
 
 def mean_per_example(losses: jax.Array) -> jax.Array:

@@ -14,6 +14,7 @@ import numpy as np
 
 from neurenix._core.errors import ArgumentError, ArgumentTypeError, DataError, ShapeError
 from neurenix.losses.base import (
+    EPSILON,
     ORDER,
     Loss,
     at_least_float32,
@@ -23,9 +24,6 @@ from neurenix.losses.base import (
     mean_per_example,
     paired,
 )
-
-# Probabilities are kept this far from 0 and 1; the value of Keras (keras.config.epsilon()).
-EPSILON = 1e-7
 
 
 @dataclass(frozen=True)

@@ -13,9 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from neurenix._core.errors import ArgumentError
-from neurenix.losses.base import Loss, check_range, paired
-
-EPSILON = 1e-7
+from neurenix.losses.base import EPSILON, Loss, check_range, paired
 
 
 @dataclass(frozen=True)

@@ -11,9 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from neurenix.losses.base import Loss, check_probabilities, check_range, paired
-
-EPSILON = 1e-7
+from neurenix.losses.base import EPSILON, Loss, check_probabilities, check_range, paired
 
 
 @dataclass(frozen=True)

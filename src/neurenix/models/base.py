@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from typing import Any, Self
 
-from neurenix import random
 from neurenix._nnx import nnx
 from neurenix.models.remat import POLICIES
 from neurenix.nn.module import Module
@@ -64,8 +63,3 @@ class Model(Module):
         For ``neurenix.distribute.ShardingRules``. Axes that a mesh does not have are left out.
         """
         return ()
-
-
-def streams(rngs: nnx.Rngs | None) -> nnx.Rngs:
-    """Return ``rngs``, or fresh streams from the process's own seed."""
-    return nnx.Rngs(random.next_key()) if rngs is None else rngs

@@ -15,11 +15,12 @@ import jax.numpy as jnp
 from neurenix._core.errors import ArgumentError, ArgumentTypeError, ShapeError
 from neurenix._nnx import nnx
 from neurenix.distribute.rules import constrain
-from neurenix.models.base import Model, Rules, streams
+from neurenix.models.base import Model, Rules
 from neurenix.models.layers import BATCH, SEQUENCE, Norm, Projection, normal
 from neurenix.models.rope import Scaling, angles
 from neurenix.models.stack import DTYPES, StackConfig, one_of, positive
 from neurenix.models.stacked import STACK_RULES, Stack
+from neurenix.nn._parameters import rngs_or_default
 
 _EMBEDDING_DEVIATION = 0.02  # as GPT-2 and Llama start
 
@@ -102,7 +103,7 @@ class Decoder(Model):
 
     def __init__(self, config: DecoderConfig, *, rngs: nnx.Rngs | None = None) -> None:
         super().__init__(config)
-        rngs = streams(rngs)
+        rngs = rngs_or_default(rngs)
         shape = (config.vocab_size, config.embed_dim)
         self.embedding = normal(rngs, shape, _EMBEDDING_DEVIATION)
         self.positions = (

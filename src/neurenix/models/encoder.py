@@ -13,11 +13,12 @@ import jax.numpy as jnp
 
 from neurenix._nnx import nnx
 from neurenix.distribute.rules import constrain
-from neurenix.models.base import Model, Rules, streams
+from neurenix.models.base import Model, Rules
 from neurenix.models.decoder import check_tokens
 from neurenix.models.layers import BATCH, SEQUENCE, Norm, Projection, activate, normal
 from neurenix.models.stack import DTYPES, StackConfig, one_of, positive
 from neurenix.models.stacked import STACK_RULES, Stack
+from neurenix.nn._parameters import rngs_or_default
 
 _EMBEDDING_DEVIATION = 0.02  # BERT's initializer_range
 
@@ -69,7 +70,7 @@ class Encoder(Model):
 
     def __init__(self, config: EncoderConfig, *, rngs: nnx.Rngs | None = None) -> None:
         super().__init__(config)
-        rngs, embed, deviation = streams(rngs), config.embed_dim, _EMBEDDING_DEVIATION
+        rngs, embed, deviation = rngs_or_default(rngs), config.embed_dim, _EMBEDDING_DEVIATION
         self.embedding = normal(rngs, (config.vocab_size, embed), deviation)
         self.positions = normal(rngs, (config.max_length, embed), deviation)
         self.segments = normal(rngs, (config.num_segments, embed), deviation)

@@ -14,8 +14,9 @@ import jax.numpy as jnp
 
 from neurenix._core.errors import ArgumentError
 from neurenix._nnx import nnx
-from neurenix.models.base import Model, Rules, streams
+from neurenix.models.base import Model, Rules
 from neurenix.models.stack import DTYPES, Replaceable, one_of, positive
+from neurenix.nn._parameters import rngs_or_default
 from neurenix.nn.batch_norm import BatchNorm
 from neurenix.nn.containers import Sequential
 from neurenix.nn.conv import Conv2d
@@ -89,7 +90,7 @@ class ResNet(Model):
 
     def __init__(self, config: ResNetConfig, *, rngs: nnx.Rngs | None = None) -> None:
         super().__init__(config)
-        rngs = streams(rngs)
+        rngs = rngs_or_default(rngs)
         self.stem = _convolution(config.num_channels, config.width, 7, 2, rngs)
         self.pool = MaxPool2d(3, 2, padding=1)
         stages: list[Any] = []

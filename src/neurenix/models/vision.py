@@ -14,10 +14,11 @@ import jax.numpy as jnp
 from neurenix._core.errors import ArgumentError, ShapeError
 from neurenix._nnx import nnx
 from neurenix.distribute.rules import constrain
-from neurenix.models.base import Model, Rules, streams
+from neurenix.models.base import Model, Rules
 from neurenix.models.layers import BATCH, SEQUENCE, Norm, Projection, normal
 from neurenix.models.stack import StackConfig, positive
 from neurenix.models.stacked import STACK_RULES, Stack
+from neurenix.nn._parameters import rngs_or_default
 
 _POSITION_DEVIATION = 0.02  # as in the paper's code
 
@@ -72,7 +73,7 @@ class VisionTransformer(Model):
 
     def __init__(self, config: VisionConfig, *, rngs: nnx.Rngs | None = None) -> None:
         super().__init__(config)
-        rngs, embed = streams(rngs), config.embed_dim
+        rngs, embed = rngs_or_default(rngs), config.embed_dim
         pixels = config.patch_size**2 * config.num_channels
         patches = (config.image_size // config.patch_size) ** 2
         self.patch = Projection(pixels, embed, bias=True, rngs=rngs)

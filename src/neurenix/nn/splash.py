@@ -18,7 +18,8 @@ from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_ke
 from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask as masks
 from jax.sharding import AbstractMesh, PartitionSpec
 
-_LANES = 128  # rows of queries and keys that the kernel takes at least
+from neurenix.chips.tiles import LANES  # rows of queries and keys that the kernel takes at least
+
 _QUERIES, _KEYS = 1024, 512  # of a block at most
 _PARTS = 4  # at most, in which the backward pass writes the gradient of the queries
 _HEADS_AXIS = "tensor"
@@ -43,8 +44,8 @@ def fits(query: jax.Array, key: jax.Array, value: jax.Array, kind: str = "") -> 
     batch, heads = _axes(mesh, query, key)
     parts = math.prod(mesh.shape[name] for name in (*batch, *heads))
     return (
-        all(length % _LANES == 0 for length in (query.shape[1], key.shape[1]))
-        and all(x.shape[3] <= _LANES or x.shape[3] % (_LANES // 2) == 0 for x in (query, value))
+        all(length % LANES == 0 for length in (query.shape[1], key.shape[1]))
+        and all(x.shape[3] <= LANES or x.shape[3] % (LANES // 2) == 0 for x in (query, value))
         and (bool(mesh.manual_axes) or parts == mesh.size)
         and query.dtype in (jnp.bfloat16, jnp.float32)
     )
@@ -122,7 +123,7 @@ def _block_sizes(queries: int, keys: int, size: int, window: int | None) -> kern
     q, k = _largest(queries, _QUERIES), _largest(keys, _KEYS)
     # One kernel for all gradients would need more than 16 MiB of VMEM for large heads, and step
     # through the blocks that a window leaves empty.
-    if size > _LANES or window is not None:
+    if size > LANES or window is not None:
         return kernels.BlockSizes(
             block_q=q,
             block_kv=k,

@@ -14,9 +14,9 @@ from dataclasses import replace
 import jax.numpy as jnp
 
 from neurenix._core.source_files import is_neurenix
+from neurenix.chips.tiles import LANES
 from neurenix.compiler.findings.attention import head_products
 from neurenix.compiler.findings.evidence import (
-    LANES,
     NOTABLE_SHARE,
     WARNING_SHARE,
     WELL_FILLED,

@@ -12,8 +12,8 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from neurenix._core.units import bytes_text
+from neurenix.chips.tiles import LANES
 from neurenix.compiler.findings.evidence import (
-    LANES,
     NOTABLE_SHARE,
     WELL_FILLED,
     Evidence,

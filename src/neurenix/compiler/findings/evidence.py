@@ -25,9 +25,6 @@ NOTABLE_SHARE = 0.02
 WARNING_SHARE = 0.10
 """From here on a finding is a warning; below, a note."""
 
-LANES = 128
-"""Of a vector register, and the side of the matrix unit before v6e."""
-
 WELL_FILLED = 0.8
 """Of the matrix unit: above, padding is not worth a change of the model."""
 

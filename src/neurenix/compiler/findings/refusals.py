@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+from neurenix._core.units import bytes_text
 from neurenix.chips import Slice
 from neurenix.compiler.compile import Refusal
 from neurenix.compiler.findings.evidence import Finding
@@ -119,8 +120,8 @@ def of_refusal(program: Program, where: Slice, answer: Refusal) -> Finding:
         limit = where.generation.hbm_bytes_per_device
         missing = max(0, answer.needed_bytes - limit)
         message = (
-            f"It needs {answer.needed_bytes / 2**30:.2f} GiB of HBM on each device, and "
-            f"{where.name} has {limit / 2**30:.2f} GiB. The compiler said: {message}"
+            f"It needs {bytes_text(answer.needed_bytes)} of HBM on each device, and "
+            f"{where.name} has {bytes_text(limit)}. The compiler said: {message}"
         )
     if answer.kind == "vmem":
         kernel = kernel_memory(message)
