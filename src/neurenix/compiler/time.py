@@ -48,8 +48,18 @@ from neurenix.compiler.operations import (
 )
 from neurenix.compiler.traffic import moved_bytes
 
-_SMALL_SECONDS = 5e-6
-_LITTLE_SECONDS = 1e-6
+_OVERHEAD_SECONDS = 5e-6
+"""Below, an operation well above its floor is overhead: a judgement. What takes longer is worth a
+look of its own, at what it computes or moves."""
+_OVERHEAD_OVER_FLOOR = 3
+"""Times its floor that an operation of mere overhead takes: a judgement. At twice its floor half of
+the time is work, and it is called by what that is."""
+_VECTOR_OVER_TRANSFER = 2
+"""Times its bytes' time that element-wise work takes: a judgement. The rate of memory is the
+published one, which no program reaches, so that less is memory still."""
+_UNMODELLED_SECONDS = 1e-6
+"""Above, an operation that the compiler gives no cycles is named to the user: a judgement. Many are
+shorter (a reshape, a counter), and would fill the list without changing the step."""
 _PASSES = 10  # over the bytes of what has no cycles, at most: a judgement, for the interval
 HOST_LANES = ("from host", "to host")  # PCIe carries both ways at once
 _CHANNEL = re.compile(r"channel_id=(\d+)")
@@ -334,19 +344,23 @@ class Schedule:
         elif is_kernel(instruction):
             compute *= self._weight("kernel")
             seconds = max(compute, transfer)
-            if not stated and seconds > _LITTLE_SECONDS:
+            if not stated and seconds > _UNMODELLED_SECONDS:
                 name = f"what the Pallas kernel {_kernel_name(instruction)} does beside products"
                 self.unmodelled[name] = self.unmodelled.get(name, 0) + 1
                 uncounted = not flops
         else:
             seconds = self._without_cycles(instruction, transfer)
-            uncounted = self._uncounted(instruction) and seconds > _LITTLE_SECONDS
+            uncounted = self._uncounted(instruction) and seconds > _UNMODELLED_SECONDS
         floor = min(seconds, max(sure, transfer, within))
-        if floor < seconds / 3 and seconds < _SMALL_SECONDS:
+        if floor < seconds / _OVERHEAD_OVER_FLOOR and seconds < _OVERHEAD_SECONDS:
             kind = "overhead"
         elif compute > transfer:
             kind = "compute"
-        elif transfer < seconds / 2 and not products and not is_kernel(instruction):
+        elif (
+            transfer < seconds / _VECTOR_OVER_TRANSFER
+            and not products
+            and not is_kernel(instruction)
+        ):
             kind = "vector"
         else:
             kind = "hbm"
@@ -373,7 +387,7 @@ class Schedule:
             target = instruction.attribute("custom_call_target") or ""
             if target in ("AllocateBuffer", "ConcatBitcast") or target.startswith("Assume"):
                 return 0.0
-        if self._uncounted(instruction) and transfer > _LITTLE_SECONDS:
+        if self._uncounted(instruction) and transfer > _UNMODELLED_SECONDS:
             name = instruction.attribute("custom_call_target") or instruction.opcode
             name = "scatter" if scatters(self.module, instruction) else name
             self.unmodelled[name] = self.unmodelled.get(name, 0) + 1

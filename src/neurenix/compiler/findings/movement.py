@@ -13,10 +13,15 @@ from neurenix._core.units import bytes_text
 from neurenix.compiler.findings.evidence import NOTABLE_SHARE, Evidence, Finding, Nearest
 from neurenix.compiler.time import Operation
 
-_OF_MEMORY = 0.05
-"""Of a device's HBM that a missing donation must cost: less seldom decides whether a step fits."""
-_OF_MEMORY_PADDED = 0.02
-_OF_MEMORY_CAPTURED = 0.01
+_UNDONATED_SHARE = 0.05
+"""Of a device's HBM that a missing donation must cost, a judgement: less seldom decides whether a
+step fits."""
+_PADDING_SHARE = 0.02
+"""Of a device's HBM that padding must take, a judgement: less than a missing donation, since what
+is padded is often one array, whose axes one line changes."""
+_CAPTURED_SHARE = 0.01
+"""Of a device's HBM that captured arrays must take to be a warning, a judgement: less than padding,
+since they lie whole on every device and the program would need none of it."""
 _LEFT = 1 / 16
 """Of the bytes of captured arrays: below, they are folded away; 4 bits of 64 is the narrowest."""
 _CAPTURED_BYTES = 16 * 2**20
@@ -119,7 +124,7 @@ def missing_donation(evidence: Evidence) -> Iterator[Finding]:
     """
     memory = evidence.memory
     spare = min(memory.arguments_bytes, memory.outputs_bytes - memory.aliased_bytes)
-    if memory.aliased_bytes == 0 and spare > _OF_MEMORY * memory.limit_bytes:
+    if memory.aliased_bytes == 0 and spare > _UNDONATED_SHARE * memory.limit_bytes:
         largest = max(memory.buffers, key=lambda b: b.padded_bytes, default=None)
         name = f" The largest argument is {largest.path}, {largest.shape}." if largest else ""
         yield Finding(
@@ -137,7 +142,7 @@ def missing_donation(evidence: Evidence) -> Iterator[Finding]:
 def padded_arguments(evidence: Evidence) -> Iterator[Finding]:
     """Arguments that tiles make larger, by 2 % of HBM or more in all."""
     padding = evidence.memory.padding_bytes
-    if padding > _OF_MEMORY_PADDED * evidence.memory.limit_bytes:
+    if padding > _PADDING_SHARE * evidence.memory.limit_bytes:
         worst = max(evidence.memory.buffers, key=lambda b: b.padded_bytes - b.logical_bytes)
         yield Finding(
             "padded-arguments",
@@ -185,7 +190,7 @@ def captured_constants(evidence: Evidence) -> Iterator[Finding]:
         took = f" Compiling took {evidence.compile_seconds:.0f} s, part of it for that."
     yield Finding(
         "captured-constants",
-        "warning" if left >= _OF_MEMORY_CAPTURED * evidence.memory.limit_bytes else "note",
+        "warning" if left >= _CAPTURED_SHARE * evidence.memory.limit_bytes else "note",
         f"The program {verb} {held} that it was not given: {became}.{took}",
         fix,
         largest.source,
