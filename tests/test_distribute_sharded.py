@@ -38,6 +38,54 @@ def trained(mesh: dict[str, int] | None, rules: Any = None, **fit: Any) -> Any:
     return model, history, loss, out
 
 
+def trained_by(strategy: nx.distribute.Strategy) -> Any:
+    nx.seed(0)
+    with strategy.scope():
+        model = nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 1))
+        model.compile(optimizer=nx.optim.Adam(1e-2), loss="mse")
+        model.fit(*data(), batch_size=16, epochs=1, shuffle=False)
+    return model
+
+
+@pytest.mark.parametrize("axes", [{"fsdp": 8}, {"data": 4, "tensor": 2}])
+def test_every_strategy_divides_by_a_mesh_and_rules(axes: dict[str, int]) -> None:
+    everything = [f"tpu:{number}" for number in range(8)]
+    expected = trained_by(nx.distribute.TPUStrategy())
+    for strategy in (
+        nx.distribute.auto(mesh=axes, rules=RULES),
+        nx.distribute.MirroredStrategy(everything, mesh=axes, rules=RULES),
+    ):
+        model = trained_by(strategy)
+        kernel = model[0].kernel.get_value()
+        assert not kernel.sharding.is_fully_replicated
+        assert dict(strategy.mesh.shape) == axes
+        for a, b in zip(
+            jax.tree.leaves(nnx.state(expected, nnx.Param)),
+            jax.tree.leaves(nnx.state(model, nnx.Param)),
+            strict=True,
+        ):
+            np.testing.assert_allclose(np.asarray(a), np.asarray(b), rtol=2e-4, atol=2e-6)
+
+
+def test_a_mesh_that_does_not_fit_is_told_by_every_strategy() -> None:
+    devices = nx.distribute
+    for make, found in (
+        (devices.auto, 8),
+        (devices.TPUStrategy, 8),
+        (lambda mesh: devices.MirroredStrategy(["tpu:0", "tpu:1"], mesh=mesh), 2),
+        (lambda mesh: devices.OneDeviceStrategy("cpu", mesh=mesh), 1),
+    ):
+        with pytest.raises(nx.ShapeError, match=f"has 3 places, and there are {found} devices"):
+            make(mesh={"fsdp": 3})
+    assert devices.OneDeviceStrategy("cpu", mesh={"fsdp": 1}).num_replicas_in_sync == 1
+
+
+def test_auto_on_one_cpu_says_that_a_mesh_does_not_fit(run_python) -> None:
+    code = "import neurenix as nx; nx.distribute.auto(mesh={'fsdp': 8})"
+    done = run_python(code=code, env={"JAX_PLATFORMS": "cpu"})
+    assert "ShapeError: The mesh {'fsdp': 8} has 8 places, and there are 1 devices" in done.stderr
+
+
 MESHES = {
     "fsdp": ({"fsdp": 8}, None),
     "data and fsdp": ({"data": 2, "fsdp": 4}, None),

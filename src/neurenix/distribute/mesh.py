@@ -15,7 +15,7 @@ import numpy as np
 from jax.experimental import mesh_utils
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
-from neurenix._core.errors import ArgumentTypeError
+from neurenix._core.errors import ArgumentTypeError, ShapeError, unknown_name
 
 DATA_AXIS = "data"
 BATCH_AXES = ("data", "fsdp")
@@ -98,3 +98,23 @@ def known_mesh(sharding: jax.sharding.Sharding | None) -> AbstractContextManager
 def place(tree: Any, sharding: jax.sharding.Sharding) -> Any:
     """Put every array of ``tree`` where ``sharding`` says; asynchronous."""
     return jax.device_put(tree, sharding)
+
+
+def axes_over(mesh: Mapping[str, int], num_devices: int) -> dict[str, int]:
+    """Return the axes of a strategy's mesh of ``num_devices``.
+
+    Raises:
+        ArgumentError: an axis has another name than ours, or a size that is none.
+        ShapeError: the sizes do not multiply to the number of devices.
+    """
+    axes = check_axes(mesh)
+    unknown = set(axes) - set(MESH_AXES)
+    if unknown:
+        raise unknown_name("mesh axis", min(unknown), MESH_AXES)
+    places = math.prod(axes.values())
+    if places != num_devices:
+        raise ShapeError(
+            f"The mesh {axes} has {places} places, and there are {num_devices} devices. Its sizes "
+            "must multiply to the number of devices."
+        )
+    return axes

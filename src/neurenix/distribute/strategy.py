@@ -39,9 +39,8 @@ from neurenix.distribute.input import (
 from neurenix.distribute.mesh import (
     BATCH_AXES,
     DATA_AXIS,
-    MESH_AXES,
+    axes_over,
     batch_sharded,
-    check_axes,
     data_mesh,
     device_mesh,
     replicated,
@@ -90,7 +89,7 @@ class Strategy:
         rules: ShardingRules | Sequence[Rule] | None = None,
     ) -> None:
         self.devices = _checked_devices(devices)
-        self._axes = _checked_axes(mesh, len(self.devices))
+        self._axes = None if mesh is None else axes_over(mesh, len(self.devices))
         self.rules = as_rules(rules)
         self._functions: OrderedDict[Any, ReplicatedFunction] = OrderedDict()
 
@@ -331,15 +330,24 @@ class MirroredStrategy(Strategy):
 
     Args:
         devices: names such as ``"cuda:0"``, as for :class:`Strategy`; by default all GPUs.
+        mesh: as for :class:`Strategy`, such as ``{"fsdp": 8}``.
+        rules: as for :class:`Strategy`.
 
     Raises:
         DeviceNotFoundError: there is no GPU, or a device given is not there.
+        ShapeError: the sizes of ``mesh`` do not multiply to the number of devices.
     """
 
-    def __init__(self, devices: Sequence[str | Device] | None = None) -> None:
+    def __init__(
+        self,
+        devices: Sequence[str | Device] | None = None,
+        *,
+        mesh: Mapping[str, int] | None = None,
+        rules: ShardingRules | Sequence[Rule] | None = None,
+    ) -> None:
         if devices is None:
             devices = _gpus() or [Device(DeviceType.CUDA, 0)]  # its error says what is there
-        super().__init__(devices)
+        super().__init__(devices, mesh=mesh, rules=rules)
 
 
 class OneDeviceStrategy(Strategy):
@@ -347,30 +355,51 @@ class OneDeviceStrategy(Strategy):
 
     Args:
         device: the device, by default the CPU.
+        mesh: as for :class:`Strategy`; every axis is of size 1.
+        rules: as for :class:`Strategy`; there is nothing to divide.
 
     Raises:
         DeviceNotFoundError: it is not there.
+        ShapeError: the sizes of ``mesh`` do not multiply to 1.
     """
 
-    def __init__(self, device: str | Device = "cpu") -> None:
-        super().__init__([device])
+    def __init__(
+        self,
+        device: str | Device = "cpu",
+        *,
+        mesh: Mapping[str, int] | None = None,
+        rules: ShardingRules | Sequence[Rule] | None = None,
+    ) -> None:
+        super().__init__([device], mesh=mesh, rules=rules)
 
 
-def auto() -> Strategy:
+def auto(
+    *,
+    mesh: Mapping[str, int] | None = None,
+    rules: ShardingRules | Sequence[Rule] | None = None,
+) -> Strategy:
     """Return the strategy for what is there: the TPU slice, else all GPUs, else the CPU.
 
     The choice is said on the standard error stream.
 
+    Args:
+        mesh: as for :class:`Strategy`; its sizes multiply to the number of the devices chosen, so a
+            program that must run on any of them leaves it out.
+        rules: as for :class:`Strategy`.
+
+    Raises:
+        ShapeError: the sizes of ``mesh`` do not multiply to the number of devices.
+
     Example:
-        >>> auto().num_replicas_in_sync
+        >>> auto(mesh={"data": 2, "fsdp": 4}).num_replicas_in_sync
         8
     """
     if devices(DeviceType.TPU):
-        strategy: Strategy = TPUStrategy()
+        strategy: Strategy = TPUStrategy(mesh=mesh, rules=rules)
     elif _gpus():
-        strategy = MirroredStrategy()
+        strategy = MirroredStrategy(mesh=mesh, rules=rules)
     else:
-        strategy = OneDeviceStrategy()
+        strategy = OneDeviceStrategy(mesh=mesh, rules=rules)
     sys.stderr.write(f"neurenix: {strategy}\n")
     return strategy
 
@@ -451,21 +480,6 @@ def _reduced_axes(axis: int | None, ndim: int) -> tuple[int, ...]:
         has = f"the axes 0 to {own - 1}" if own else "no axes; leave axis out"
         raise ArgumentError(f"strategy.reduce: axis is {axis}; each replica's value has {has}.")
     return (0, int(axis) % own + 1)
-
-
-def _checked_axes(mesh: Mapping[str, int] | None, num_devices: int) -> dict[str, int] | None:
-    if mesh is None:
-        return None
-    axes = check_axes(mesh)
-    unknown = set(axes) - set(MESH_AXES)
-    if unknown:
-        raise unknown_name("mesh axis", min(unknown), MESH_AXES)
-    if math.prod(axes.values()) != num_devices:
-        raise ShapeError(
-            f"The mesh {axes} has {math.prod(axes.values())} places, and there are "
-            f"{num_devices} devices. Its sizes must multiply to the number of devices."
-        )
-    return axes
 
 
 def _gpus() -> list[Device]:
