@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -120,7 +122,7 @@ CASES = {
         1e-6,
     ),
     "binary": (
-        lambda: metrics.BinaryAccuracy(0.3),
+        lambda: metrics.BinaryAccuracy(threshold=0.3),
         YES_NO,
         PROBABILITY,
         lambda w: mean((PROBABILITY > 0.3) == YES_NO, w),
@@ -321,6 +323,29 @@ def test_the_largest_scores_are_ranked_too():
     assert float(metric.result()) == 1.0
     metric.update([0, 1], [np.inf, -np.inf])
     np.testing.assert_allclose(metric.result(), (4 + 0.5 + 0.5) / 9)
+
+
+def test_a_name_is_given_as_in_keras():
+    """By keyword always; by place where Keras has it first, as in ``Mean("loss")``."""
+    kinds = [getattr(metrics, name) for name in metrics.__all__]
+    kinds = [kind for kind in kinds if isinstance(kind, type) and "name" in parameters_of(kind)]
+    assert {metrics.Accuracy, metrics.AUC, metrics.Mean, metrics.Precision} <= {*kinds}
+    for kind in kinds:
+        if "function" not in parameters_of(kind):
+            assert kind(name="mine").name == "mine"
+        first, *others = parameters_of(kind).values()
+        assert all(one.kind is one.KEYWORD_ONLY for one in others), kind
+        in_keras = first.name in ("name", "k", "threshold", "bins", "function")
+        assert in_keras and first.kind is first.POSITIONAL_OR_KEYWORD, kind
+    assert metrics.SparseCategoricalAccuracy("train_accuracy").name == "train_accuracy"
+    assert metrics.Accuracy("acc").name == "acc"
+    for make in (metrics.BinaryAccuracy, metrics.Accuracy, metrics.Mean):
+        with pytest.raises(ArgumentTypeError, match="name is 0.3, expected a string.*threshold="):
+            make(0.3)
+
+
+def parameters_of(kind):
+    return dict([*inspect.signature(kind.__init__).parameters.items()][1:])  # without self
 
 
 def test_get_returns_a_fresh_metric_with_the_name_asked_for():

@@ -68,15 +68,15 @@ class BinaryAccuracy(MeanMetric):
     """How often ``y_pred > threshold`` says what ``y_true`` (0 or 1) says.
 
     Args:
+        name: what logs call it.
         threshold: 0.5 for probabilities, 0.0 for logits. None is 0.5, and 0.0 where ``compile``
             or ``Trainer`` has a ``BinaryCrossentropy(from_logits=True)`` as its loss. (Keras takes
             0.5 there, too.)
-        name: what logs call it.
     """
 
     direction = "max"
 
-    def __init__(self, threshold: float | None = None, name: str | None = None) -> None:
+    def __init__(self, name: str | None = None, *, threshold: float | None = None) -> None:
         super().__init__(name)
         self.threshold = threshold
 
@@ -93,8 +93,8 @@ class Accuracy(_OfClasses):
     yes/no with a threshold.
 
     Args:
-        threshold: of yes/no answers; see ``BinaryAccuracy``.
         name: what logs call it.
+        threshold: of yes/no answers; see ``BinaryAccuracy``.
         ignore_index: of integer classes; see ``SparseCategoricalAccuracy``.
 
     Example:
@@ -106,9 +106,9 @@ class Accuracy(_OfClasses):
 
     def __init__(
         self,
-        threshold: float | None = None,
         name: str | None = None,
         *,
+        threshold: float | None = None,
         ignore_index: int | None = None,
     ) -> None:
         super().__init__(name, ignore_index=ignore_index)
@@ -136,7 +136,7 @@ class TopKCategoricalAccuracy(_OfClasses):
     """
 
     def __init__(
-        self, k: int = 5, name: str | None = None, *, ignore_index: int | None = None
+        self, k: int = 5, *, name: str | None = None, ignore_index: int | None = None
     ) -> None:
         super().__init__(name, ignore_index=ignore_index)
         self.k = whole_number("k", k, low=1)

@@ -11,13 +11,13 @@ from __future__ import annotations
 
 import math
 import operator
-import re
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from neurenix._core.errors import ArgumentError, ArgumentTypeError, ShapeError
+from neurenix._core.names import snake_case
 from neurenix._nnx import nnx
 
 
@@ -36,6 +36,11 @@ class Metric(nnx.Metric):
     direction: str | None = None
 
     def __init__(self, name: str | None = None) -> None:
+        if name is not None and not isinstance(name, str):
+            raise ArgumentTypeError(
+                f"{type(self).__name__}: name is {name!r}, expected a string. Options go by their "
+                "names, such as threshold=0.5."
+            )
         self.name = name or snake_case(type(self).__name__)
 
     @staticmethod
@@ -200,8 +205,3 @@ def safe_ratio(numerator: jax.Array, denominator: jax.Array) -> jax.Array:
     """Return the ratio, and 0 where the denominator is 0."""
     zero = denominator == 0
     return jnp.where(zero, 0, numerator / jnp.where(zero, 1, denominator))
-
-
-def snake_case(name: str) -> str:
-    """Return ``"top_k_categorical_accuracy"`` for ``"TopKCategoricalAccuracy"``."""
-    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", name).lower()

@@ -13,12 +13,13 @@ import jax
 import jax.numpy as jnp
 
 from neurenix._core.errors import ArgumentError, ArgumentTypeError, unknown_name
+from neurenix._core.names import snake_case
 from neurenix._foreign.alignment import aligned
 from neurenix._foreign.coupling import Coupling, coupling_of, of_each_alone, spec_of
 from neurenix._foreign.refusals import refuse_foreign
 from neurenix._nnx import nnx
 from neurenix.metrics import accuracy, confusion, errors
-from neurenix.metrics.base import MeanMetric, Metric, snake_case
+from neurenix.metrics.base import MeanMetric, Metric
 
 _CLASSES: tuple[type[Metric], ...] = (
     accuracy.Accuracy,
@@ -69,7 +70,7 @@ class FunctionMetric(MeanMetric):
         name: what logs call it; the function's own name if None.
     """
 
-    def __init__(self, function: Callable, name: str | None = None) -> None:
+    def __init__(self, function: Callable, *, name: str | None = None) -> None:
         super().__init__(name or getattr(function, "__name__", type(function).__name__))
         self.function = function
         self.direction = getattr(function, "direction", None)  # a Loss is a function too
