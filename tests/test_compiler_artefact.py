@@ -446,7 +446,13 @@ def test_other_versions_are_named_with_the_command(for_tpu: Artefact, tmp_path: 
 
 def test_libtpu_does_not_matter_to_a_cpu(for_cpu: Artefact, tmp_path: Path) -> None:
     versions = {**for_cpu.manifest["versions"], "libtpu": "0.0.1", "neurenix": "9"}
-    nx.load_compiled(repacked(for_cpu, tmp_path / "x.nxc", versions=versions))(*values())
+    unused, state, x = values()
+    program = nx.load_compiled(repacked(for_cpu, tmp_path / "x.nxc", versions=versions))
+    after, said = program(unused, state, x)
+    expected = state["w"] - 0.01 * x.T @ (x @ state["w"])
+    np.testing.assert_allclose(after["w"], expected, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(said["loss"], x.sum(), rtol=1e-5)
+    assert (int(after["n"]), int(said["count"])) == (8, 7)
 
 
 def test_a_simulated_slice_runs_no_tpu_code(for_tpu: Artefact) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import threading
 import time
 import warnings
 
@@ -353,12 +354,18 @@ def test_xlas_errors_come_with_a_cause(monkeypatch, text: str, says: str) -> Non
 
 @pytest.mark.cpu8
 def test_a_start_that_hangs_says_why_meanwhile(monkeypatch, capsys) -> None:
-    def wait(platform: str) -> list:
-        import time
+    said_why = threading.Event()
 
-        time.sleep(0.5)
+    def wait(platform: str) -> list:
+        assert said_why.wait(timeout=60)
         return [object()]
 
+    def say_why() -> None:
+        say()
+        said_why.set()
+
+    say = tpu._say_why_it_waits
+    monkeypatch.setattr(tpu, "_say_why_it_waits", say_why)
     monkeypatch.setattr(jax, "devices", wait)
     monkeypatch.setattr(tpu, "_SLOW_SECONDS", 0.05)
     monkeypatch.setenv("TPU_WORKER_HOSTNAMES", "host-a,host-b")

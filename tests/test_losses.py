@@ -193,6 +193,45 @@ def test_validate_takes_the_right_targets(name):
     loss.validate(np.zeros(spec.shape, spec.dtype), y_pred.shape)
 
 
+def wrong_targets(loss, y_true, shape):
+    """Yield targets that ``validate`` must refuse, with the error: most losses refuse them all."""
+    y_true = np.asarray(y_true)
+    yield y_true[:-1], ShapeError  # an example less
+    yield np.zeros((*shape, 2)), ShapeError  # an axis more
+    unknown = np.array(y_true, float)
+    unknown.flat[0] = np.nan
+    yield unknown, DataError
+    low, high, fraction = WRONG_VALUES.get(type(loss).__name__, (None, None, None))
+    for value in (low, high, fraction):
+        if value is not None:
+            outside = np.array(y_true, float)
+            outside.flat[0] = value
+            yield outside, DataError
+
+
+# Below, above, and between the right values; None where there are none.
+WRONG_VALUES = {
+    "SparseCategoricalCrossentropy": (-1, C, 0.5),
+    "CategoricalCrossentropy": (-0.5, 1.5, None),
+    "BinaryCrossentropy": (-0.5, 1.5, None),
+    "MeanSquaredLogarithmicError": (-0.5, None, None),
+    "Poisson": (-0.5, None, None),
+    "KLDivergence": (-0.5, 1.5, None),
+    "Hinge": (-1.5, 1.5, None),
+    "SquaredHinge": (-1.5, 1.5, None),
+    "CategoricalHinge": (-0.5, 1.5, None),
+    "BCEWithLogitsLoss": (-0.5, 1.5, None),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_validate_refuses_wrong_targets(name):
+    loss, y_true, y_pred, _ = CASES[name]
+    for wrong, error in wrong_targets(loss, y_true, y_pred.shape):
+        with pytest.raises(error):
+            loss.validate(wrong, y_pred.shape)
+
+
 def test_sequences_are_averaged_per_example():
     logits = RNG.normal(size=(N, T, C)).astype(np.float32)
     labels = RNG.integers(0, C, (N, T))
