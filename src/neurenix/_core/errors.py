@@ -1,7 +1,7 @@
 """Every error that Neurenix raises, in one tree.
 
 This module owns the classes and the way a message is worded; it does not own the catalogue that
-explains XLA's and libtpu's texts (``neurenix.hardware.tpu``).
+explains XLA's and libtpu's texts (``neurenix.hardware.tpu_failures``).
 
 ::
 

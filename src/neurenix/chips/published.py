@@ -30,7 +30,7 @@ _WEIGHT_OF_FLOPS, _WEIGHT_OF_SEQUENCE, _WEIGHT_OF_DEVICES = 1.0, 0.7, 0.5
 
 @dataclass(frozen=True, slots=True)
 class PublishedRun:
-    """One published run. Seconds are of one optimiser step; batch and tokens are global.
+    """One published run. Seconds are of one optimizer step; batch and tokens are global.
 
     ``flops_per_token`` counts causal attention half; ``mfu`` goes with it.
     """

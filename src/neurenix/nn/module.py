@@ -149,7 +149,7 @@ class Module(_Slots, nnx.Module):
         """Say how to train. Nothing is compiled until data is seen.
 
         Args:
-            optimizer: a name, an optimiser of ``neurenix.optim`` or an optax transformation.
+            optimizer: a name, an optimizer of ``neurenix.optim`` or an optax transformation.
             loss: a name, a loss of ``neurenix.losses`` or a function ``(y_true, y_pred)``; a dict
                 or a list of such for a model that returns a dict or a tuple.
             loss_weights: factors of the losses of such a model in their sum, in the same form.
@@ -160,7 +160,7 @@ class Module(_Slots, nnx.Module):
                 whatever the batches; of any other number for a batch (the root of a mean, an F1
                 score) the mean over the batches is shown, as in Keras, and batches must then be
                 whole and without weights: see ``neurenix.metrics.FunctionMetric``.
-            steps_per_execution: optimiser steps in one compiled call.
+            steps_per_execution: optimizer steps in one compiled call.
             precision: ``"float32"``, or ``"bfloat16"``: parameters float32, compute bfloat16.
             accumulate_steps: parts that every batch is computed in, one after the other.
             remat: ``"dots"`` computes all but matrix products and convolutions again in the
@@ -212,7 +212,7 @@ class Module(_Slots, nnx.Module):
             y: the targets (N, ...) when ``x`` is an array.
             epochs: number of the last epoch. The first is ``initial_epoch``, 0 by default: without
                 that option it is how often to go through the data.
-            batch_size: examples per optimiser step, over all devices; 32 by default for arrays.
+            batch_size: examples per optimizer step, over all devices; 32 by default for arrays.
             steps_per_epoch: steps in an epoch; needed for data without end.
             validation_data: a dataset, ``(x, y)`` or ``(x, y, sample_weight)``, evaluated after
                 each epoch.
@@ -407,7 +407,7 @@ class Module(_Slots, nnx.Module):
     def _compiled(self, asked: str) -> Trainer:
         if self.trainer is None:
             raise NotCompiledError(
-                f"{asked}() needs an optimiser and a loss. Call it first, for example:\n"
+                f"{asked}() needs an optimizer and a loss. Call it first, for example:\n"
                 '    model.compile(optimizer="adam", loss="mse")'
             )
         return self.trainer

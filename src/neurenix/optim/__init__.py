@@ -1,4 +1,4 @@
-"""Optimisers: frozen descriptions over optax, with PyTorch's names and defaults.
+"""Optimizers: frozen descriptions over optax, with PyTorch's names and defaults.
 
 Owns the public names. ``schedules`` holds learning rates that change with the step.
 """

@@ -1,6 +1,6 @@
 """What Keras, PyTorch and optax call what is called otherwise here.
 
-Owns three tables: names of the package, options of optimisers, and what an ``nx.Optimizer`` in a
+Owns three tables: names of the package, options of optimizers, and what an ``nx.Optimizer`` in a
 loop is asked for. Names that differ in case or
 underscores only need no entry, nor do those that nothing here corresponds to.
 """

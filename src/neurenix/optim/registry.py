@@ -1,6 +1,6 @@
 """From a name, a description or an optax transformation to an optax transformation.
 
-Owns the table of names; the optimisers themselves are beside it.
+Owns the table of names; the optimizers themselves are beside it.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def spec(optimizer: str | OptimizerSpec | type[OptimizerSpec]) -> OptimizerSpec:
     if hasattr(optimizer, "gradient_transformation"):  # optax.MultiSteps
         hint = " Give what its method gradient_transformation() returns."
     raise ArgumentTypeError(
-        "The argument `optimizer` must be a name, an optimiser of neurenix.optim or an optax "
+        "The argument `optimizer` must be a name, an optimizer of neurenix.optim or an optax "
         f"transformation; got {type(optimizer).__name__}.{hint}"
     )
 
