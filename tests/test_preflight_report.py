@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import json
 import re
 from pathlib import Path
@@ -15,6 +16,7 @@ import neurenix as nx
 from neurenix import chips, nn
 from neurenix._core.errors import ArgumentError, ArgumentTypeError, UnknownNameError
 from neurenix.preflight import CompileOptions, PreflightOptions, Report
+from neurenix.preflight.condition import parse
 from neurenix.preflight.cost import Pricing
 from neurenix.preflight.record import Record, load_report, load_reports, problems, schema
 
@@ -257,6 +259,7 @@ def test_files_that_are_no_report(reports: list[Report], tmp_path: Path) -> None
     data = reports[0].to_dict()
     for content, message in (
         ("{", "is not JSON"),
+        ("[" * 100_000, "is not JSON that can be read"),
         ("[]", "holds no report"),
         ("[1]", "is not a preflight report"),
         ('{"a": 1}', "is not a preflight report"),
@@ -292,6 +295,26 @@ def test_memory_by_role_adds_up_to_the_peak(reports, refused) -> None:
     for report in (*reports, refused):
         parts = report.record().memory()
         assert sum(parts.values()) == report.hbm.peak_bytes
+
+
+@pytest.mark.parametrize("why", ["timeout", "crash", "error", "vmem"])
+def test_memory_that_nobody_knows_is_not_that_of_the_arguments(refused: Report, why: str) -> None:
+    finding = dataclasses.replace(refused.findings[0], rule=f"refused-{why}")
+    report = Report(dataclasses.replace(refused.analysis, findings=(finding,)))
+    record = report.record()
+    assert record.data["hbm_per_device"] is None and record.memory() is None
+    values = record.values()
+    assert (values["hbm_peak_bytes"], values["hbm_headroom"]) == (None, None)
+    assert parse("hbm_headroom < 0").holds(values) and parse("hbm_peak_bytes > 1 TiB").holds(values)
+    gate = "fits and hbm_headroom < 0"  # what is refused does not fit; what had no answer may
+    assert parse(gate).holds(values) == (why in ("timeout", "crash"))
+    for before, after in ((report, refused), (refused, report)):
+        changes = after.compare(before)
+        assert changes.memory == ()
+        line = next(line for line in str(changes).splitlines() if line.startswith("  HBM"))
+        assert "not known" in line and "%" not in line
+    older = Record(record.data | {"hbm_per_device": refused.record().data["hbm_per_device"]})
+    assert older.values() == values and older.memory() is None
 
 
 def test_captured_arrays_are_memory(tmp_path: Path) -> None:
@@ -363,6 +386,16 @@ def test_the_same_twice_is_no_change(reports: list[Report]) -> None:
     assert not same.changed
     assert (same.came, same.went, same.operations, same.notes) == ((), (), (), ())
     assert "Nothing changed" in str(same) and "as before" in str(same)
+
+
+def test_what_a_note_says_has_changed(reports: list[Report]) -> None:
+    data = copy.deepcopy(reports[0].record().data)
+    data["batch"] = dict.fromkeys(data["batch"])
+    data["mesh"] = {"data": 2}
+    changes = reports[0].compare(Record(data))
+    assert f"the batch was unknown and is examples={EXAMPLES}" in str(changes)
+    assert "the mesh was data=2 and is data=8" in changes.notes
+    assert changes.changed and "Nothing changed" not in str(changes)
 
 
 def test_findings_that_came_and_went(reports: list[Report]) -> None:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from neurenix.preflight.cost import usd_text
-from neurenix.preflight.record import Record
+from neurenix.preflight.record import NO_ANSWER, Record
 from neurenix.preflight.text import KIND_NAMES, bytes_text, hanging, percent_text, seconds_text
 
 _SHOWN = 5
@@ -48,9 +48,9 @@ class Comparison:
     """Two records and what differs.
 
     ``step_time`` is in estimated seconds, ``memory`` in bytes of one device by what they are for,
-    ``operations`` in estimated seconds of a step, those that moved most first; operations of one
-    kind from one place in the program count as one. ``came`` and ``went`` are findings as in the
-    document. ``notes`` says what else is not the same.
+    none where one of the two is not known, ``operations`` in estimated seconds of a step, those
+    that moved most first; operations of one kind from one place in the program count as one.
+    ``came`` and ``went`` are findings as in the document. ``notes`` says what else is not the same.
     """
 
     before: Record
@@ -71,21 +71,22 @@ class Comparison:
         numbers = (self.step_time, self.mfu, self.cost_per_step, self.peak, *self.memory)
         fits = self.before.fits == self.after.fits
         moved = any(change.changed for change in (*numbers, *self.operations))
-        return moved or bool(self.came or self.went) or not fits
+        return moved or bool(self.came or self.went or self.notes) or not fits
 
     def text(self, width: int = 100) -> str:
         """Return the comparison as lines of at most ``width`` characters where they can be."""
         after, before = self.after, self.before
         lines = [f"Compared with {before.source}: {before.program} on {before.slice_name}"]
         rows: list[tuple[str, str]] = []
-        if after.fits != before.fits:
-            rows.append(("fits", f"{_yes(before.fits)} → {_yes(after.fits)}"))
+        fits = [_fits(record) for record in (before, after)]
+        if fits[0] != fits[1]:
+            rows.append(("fits", " → ".join(fits)))
         rows.append(("step time", _line(self.step_time, seconds_text, " estimated")))
         if self.mfu.changed:
             rows.append(("MFU", _line(self.mfu, lambda share: percent_text(share, 2))))
         if self.cost_per_step.changed:
             rows.append(("cost a step", _line(self.cost_per_step, usd_text)))
-        rows.append(("HBM", _line(self.peak, bytes_text)))
+        rows.append(("HBM", _line(self.peak, bytes_text, none="not known")))
         rows += [
             (f"  {change.name}", _line(change, bytes_text))
             for change in self.memory
@@ -145,7 +146,7 @@ def compare(before: Record, after: Record) -> Comparison:
         mfu=change("mfu"),
         cost_per_step=change("cost_per_step"),
         peak=change("hbm_peak_bytes"),
-        memory=tuple(_changes(before.memory(), after.memory())),
+        memory=_memory(before.memory(), after.memory()),
         came=_without(kept[1], kept[0]),
         went=_without(kept[0], kept[1]),
         operations=_operations(before, after),
@@ -163,6 +164,10 @@ def matching(records: Sequence[Record], after: Record) -> Record | None:
     if same:
         return same[0]
     return records[0] if len(records) == 1 else None
+
+
+def _memory(before: dict[str, int] | None, after: dict[str, int] | None) -> tuple[Change, ...]:
+    return () if before is None or after is None else tuple(_changes(before, after))
 
 
 def _changes(before: dict[str, Any], after: dict[str, Any]) -> list[Change]:
@@ -244,7 +249,7 @@ def _price(cost: dict[str, Any]) -> str:
 
 def _short(value: Any) -> str:
     if isinstance(value, dict):
-        return ", ".join(f"{k}={v}" for k, v in value.items() if v is not None)
+        return ", ".join(f"{k}={v}" for k, v in value.items() if v is not None) or "unknown"
     return str(value)
 
 
@@ -252,21 +257,20 @@ def _number(value: bool | float | int | None) -> float | None:
     return None if value is None else float(value)
 
 
-def _yes(value: bool) -> str:
-    return "yes" if value else "NO"
+def _fits(record: Record) -> str:
+    if record.data["refused"] in NO_ANSWER:
+        return "not known"
+    return "yes" if record.fits else "NO"
 
 
-def _line(change: Change, text: Any, after: str = "") -> str:
+def _line(change: Change, text: Any, after: str = "", none: str = "none") -> str:
+    was, now = (none if v is None else text(v) for v in (change.before, change.after))
     if not change.changed:
-        return f"{_known(change.after, text)}{after if change.after is not None else ''}, as before"
+        return f"{now}{after if change.after is not None else ''}, as before"
     share = ""
     if change.before and change.after is not None:
         share = f" ({change.difference / change.before:+.1%})"
-    return f"{_known(change.before, text)} → {_known(change.after, text)}{after}{share}"
-
-
-def _known(value: float | None, text: Any) -> str:
-    return "none" if value is None else text(value)
+    return f"{was} → {now}{after}{share}"
 
 
 def _moved(change: Change) -> str:

@@ -8,9 +8,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from neurenix.compiler.cache import versions
-from neurenix.compiler.memory import largest
+from neurenix.compiler.memory import Memory, largest
 from neurenix.preflight.cost import Pricing
-from neurenix.preflight.record import SCHEMA, SCHEMA_VERSION, plain
+from neurenix.preflight.record import SCHEMA, SCHEMA_VERSION, hbm_is_known, plain
 
 if TYPE_CHECKING:
     from neurenix.preflight.report import Report
@@ -57,10 +57,7 @@ def document(report: Report, pricing: Pricing) -> dict[str, Any]:
         "estimated_rates": time and _named(report, _RATES),
         "estimated_cost": time and _cost(report, pricing),
         "published_run": run and _named(run, _OF_A_RUN),
-        "hbm_per_device": {
-            **{n: plain(v) for n, v in vars(report.hbm).items() if n not in _LISTED},
-            "largest_buffers": [plain(buffer) for buffer in largest(report.hbm)],
-        },
+        "hbm_per_device": _hbm(report.hbm) if hbm_is_known(report.refused) else None,
         "findings": [{**plain(finding), "page": finding.page} for finding in report.findings],
         "operations": [
             {
@@ -85,6 +82,13 @@ def document(report: Report, pricing: Pricing) -> dict[str, Any]:
 
 def _named(thing: Any, names: tuple[str, ...]) -> dict[str, Any]:
     return {name: plain(getattr(thing, name)) for name in names}
+
+
+def _hbm(memory: Memory) -> dict[str, Any]:
+    return {
+        **{n: plain(v) for n, v in vars(memory).items() if n not in _LISTED},
+        "largest_buffers": [plain(buffer) for buffer in largest(memory)],
+    }
 
 
 def _cost(report: Report, pricing: Pricing) -> dict[str, Any]:

@@ -21,6 +21,7 @@ from neurenix.preflight.page_operations import operations_section
 from neurenix.preflight.page_plan import candidates_section, compare_section
 from neurenix.preflight.page_roofline import time_section
 from neurenix.preflight.page_style import HATCH, SCRIPT, STYLE
+from neurenix.preflight.record import hbm_is_known
 from neurenix.preflight.text import KIND_NAMES, amount, bytes_text, percent_text, seconds_text
 
 if TYPE_CHECKING:
@@ -173,7 +174,7 @@ def _cards(report: Report, pricing: Pricing) -> str:
     fits = "✓ fits" if report.fits else "✕ does not fit"
     held = f"{bytes_text(memory.peak_bytes)} of {bytes_text(memory.limit_bytes)}"
     held += f" ({percent_text(used)})"
-    if report.refused not in (None, "hbm"):
+    if not hbm_is_known(report.refused):
         fits, held = "✕ no answer", "its memory is not known"
     cards = [("HBM on each device", fits, held, "good" if report.fits else "bad")]
     if time is not None:

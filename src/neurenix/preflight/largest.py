@@ -22,6 +22,7 @@ from neurenix.distribute.mesh import BATCH_AXES
 from neurenix.preflight.choice import Choice, Workload
 from neurenix.preflight.description import PreflightOptions
 from neurenix.preflight.entry import On, check_input_shape, slices_on
+from neurenix.preflight.record import hbm_is_known
 from neurenix.preflight.report import Report
 from neurenix.preflight.text import bytes_text, seconds_text
 
@@ -159,7 +160,7 @@ class _Hunt:
             pair = program, Target.of(where)
             (answer,) = compile_all([pair], self._workload.options.compiler)
             self.reports[batch] = report = Report(analyse(program, where, answer))
-            if report.refused not in (None, "hbm"):
+            if not hbm_is_known(report.refused):
                 raise CompilationError(f"A batch of {batch:,} cannot be compiled.\n{report}")
         return self.reports[batch]
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from neurenix.compiler.memory import largest
 from neurenix.preflight.charts import Box, line, shortened, squarify, svg, text
+from neurenix.preflight.record import hbm_is_known
 from neurenix.preflight.text import bytes_text
 
 if TYPE_CHECKING:
@@ -47,7 +48,7 @@ def memory_section(report: Report) -> str:
 
 def _words(report: Report) -> str:
     memory = report.hbm
-    if report.refused not in (None, "hbm"):
+    if not hbm_is_known(report.refused):
         return (
             f"The arguments take {bytes_text(memory.arguments_bytes)} of "
             f"{bytes_text(memory.limit_bytes)}, without padding. What else it needs is not known."

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from neurenix.preflight.charts import Axis, line, scaled, svg, text
 from neurenix.preflight.cost import Pricing, usd_text
+from neurenix.preflight.record import NO_ANSWER, hbm_is_known
 from neurenix.preflight.text import KIND_NAMES, bytes_text, percent_text, seconds_text
 
 if TYPE_CHECKING:
@@ -58,7 +59,7 @@ def _usd(report: Report, pricing: Pricing) -> float | None:
 
 
 def _fits(report: Report) -> str:
-    if report.refused in ("crash", "timeout"):
+    if report.refused in NO_ANSWER:
         return "? not known"
     return "✓ yes" if report.fits else "✕ NO"
 
@@ -69,7 +70,9 @@ def _money(usd: float | None) -> str:
 
 def _report_row(report: Report, number: int, pricing: Pricing) -> str:
     time, memory = report.step_time, report.hbm
-    used = f"{bytes_text(memory.peak_bytes)} of {bytes_text(memory.limit_bytes)}"
+    used = "not known"
+    if hbm_is_known(report.refused):
+        used = f"{bytes_text(memory.peak_bytes)} of {bytes_text(memory.limit_bytes)}"
     first = report.findings[0] if report.findings else None
     cells = [str(report.slice.num_chips), _fits(report), used]
     if time is None:
@@ -273,7 +276,7 @@ def _candidate_cells(
         time = report.step_time
         cells += [
             _fits(report),
-            bytes_text(report.hbm.peak_bytes),
+            bytes_text(report.hbm.peak_bytes) if hbm_is_known(report.refused) else "",
             seconds_text(time.seconds) if time else "",
             _money(_usd(report, pricing)) if time else "",
         ]

@@ -23,6 +23,7 @@ from importlib import resources
 from typing import TYPE_CHECKING, Any
 
 from neurenix.compiler.cache import versions
+from neurenix.preflight.record import hbm_is_known
 
 if TYPE_CHECKING:
     from neurenix.preflight.plan import Candidate, Plan
@@ -58,7 +59,7 @@ def _candidate(plan: Plan, candidate: Candidate) -> dict[str, Any]:
     report, choice = candidate.report, candidate.choice
     time = report.step_time if report else None
     usd = report.cost(1, **vars(plan.pricing)).usd if report and time else None
-    known = report is not None and report.refused in (None, "hbm")
+    known = report is not None and hbm_is_known(report.refused)
     return {
         "slice": candidate.slice.name,
         "mesh": dict(choice.mesh) if choice and choice.mesh else {},

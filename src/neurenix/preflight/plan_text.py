@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from neurenix.preflight.cost import usd_text
+from neurenix.preflight.record import NO_ANSWER, hbm_is_known
 from neurenix.preflight.text import KIND_NAMES, amount, bytes_text, hanging, seconds_text
 
 if TYPE_CHECKING:
@@ -20,7 +21,6 @@ _HEAD = (
 _OPTIONS = _HEAD.index("XLA options")
 _LONGEST_OPTION = 24
 _SHORT = 36
-_NO_ANSWER = ("crash", "timeout")
 
 
 def table(plan: Plan) -> str:
@@ -130,7 +130,7 @@ def _cells(plan: Plan, candidate: Candidate) -> list[str]:
     ]
     if report is None:
         return [*chosen, "", "", "", ""]
-    time, unknown = report.step_time, report.refused in _NO_ANSWER
+    time, unknown = report.step_time, report.refused in NO_ANSWER
     cost = report.cost(1000, **vars(plan.pricing)) if time else None
     usd = None
     if cost is not None:
@@ -138,7 +138,7 @@ def _cells(plan: Plan, candidate: Candidate) -> list[str]:
     return [
         *chosen,
         "?" if unknown else "yes" if report.fits else "no",
-        "" if unknown else bytes_text(report.hbm.peak_bytes),
+        bytes_text(report.hbm.peak_bytes) if hbm_is_known(report.refused) else "",
         seconds_text(time.seconds) if time else "",
         "" if usd is None else f"{usd:.4g}",
     ]

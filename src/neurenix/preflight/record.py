@@ -16,7 +16,9 @@ times in seconds, and every time an estimate:
 - ``estimated_cost`` of one step, with its price's region, commitment, source and date.
 - ``published_run``: the nearest one, for orientation; never ours.
 - ``hbm_per_device``: byte counts, ``roles``, which divides the arguments, and
-  ``largest_buffers``: those of 1 % of the peak or more, each with its shape and source line.
+  ``largest_buffers``: those of 1 % of the peak or more, each with its shape and source line. Null
+  where it is not known: the compiler crashed, its time was up, or it refused the program for
+  another reason than its memory.
 - ``findings`` (rule, severity, message, fix, source, scope, effect_seconds, effect_bytes).
 - ``operations``: the dearest first, with their part of the estimated step.
 - ``notes``, ``compile_seconds``, ``from_cache``.
@@ -38,6 +40,8 @@ from neurenix.compiler.hlo import SourceLine
 
 SCHEMA = "neurenix.preflight"
 SCHEMA_VERSION = 1
+NO_ANSWER = ("crash", "timeout")
+"""What ``refused`` says where the compiler did not come to say whether the program fits."""
 
 
 class Record:
@@ -72,18 +76,27 @@ class Record:
         time = self.data["estimated_step_time"]
         return None if time is None else time["seconds"]
 
+    @property
+    def hbm(self) -> dict[str, Any] | None:
+        """The document's ``hbm_per_device``; ``None`` where it is not known.
+
+        Older files hold the bytes of the arguments there.
+        """
+        return self.data["hbm_per_device"] if hbm_is_known(self.data["refused"]) else None
+
     def values(self) -> dict[str, bool | float | int | None]:
-        """Return what a condition of ``--fail-if`` can ask about, by name."""
+        """Return what a condition of ``--fail-if`` can ask about, by name; None is not known."""
         time = self.data["estimated_step_time"] or {}
-        memory, findings = self.data["hbm_per_device"], self.data["findings"]
+        memory, findings = self.hbm or {"peak_bytes": None}, self.data["findings"]
+        peak = memory["peak_bytes"]
         severities = [finding["severity"] for finding in findings]
         return {
-            "fits": self.fits,
+            "fits": None if self.data["refused"] in NO_ANSWER else self.fits,
             "step_time": time.get("seconds"),
             "step_time_low": time.get("low"),
             "step_time_high": time.get("high"),
-            "hbm_peak_bytes": memory["peak_bytes"],
-            "hbm_headroom": memory["limit_bytes"] - memory["peak_bytes"],
+            "hbm_peak_bytes": peak,
+            "hbm_headroom": None if peak is None else memory["limit_bytes"] - peak,
             "mfu": self.data["mfu"],
             "cost_per_step": (self.data["estimated_cost"] or {}).get("usd_per_step"),
             "findings": len(findings),
@@ -91,9 +104,22 @@ class Record:
             "warnings": severities.count("warning"),
         }
 
-    def memory(self) -> dict[str, int]:
-        """Return the bytes of one device's HBM by what they are for; they add up to the peak."""
-        return memory_parts(self.data["hbm_per_device"])
+    def memory(self) -> dict[str, int] | None:
+        """Return the bytes of one device's HBM by what they are for; they add up to the peak.
+
+        ``None`` where they are not known.
+        """
+        return None if self.hbm is None else memory_parts(self.hbm)
+
+
+def hbm_is_known(refused: str | None) -> bool:
+    """Return whether the compiler said what HBM a program needs: it took it, or found too little.
+
+    Example:
+        >>> hbm_is_known(None), hbm_is_known("hbm"), hbm_is_known("timeout")
+        (True, True, False)
+    """
+    return refused in (None, "hbm")
 
 
 def memory_parts(memory: Mapping[str, Any]) -> dict[str, int]:
@@ -123,6 +149,8 @@ def load_reports(path: str | os.PathLike[str]) -> list[Record]:
         raise ArgumentError(f"{file} cannot be read: {error.strerror}.") from None
     except ValueError as error:
         raise ArgumentError(f"{file} is not JSON ({error}).") from None
+    except RecursionError:
+        raise ArgumentError(f"{file} is not JSON that can be read: it nests too deep.") from None
     documents = content if isinstance(content, list) else [content]
     if not documents:
         raise ArgumentError(f"{file} holds no report.")

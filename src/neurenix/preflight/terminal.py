@@ -13,7 +13,7 @@ from neurenix.compiler.findings import Finding
 from neurenix.compiler.memory import largest
 from neurenix.compiler.time import StepTime
 from neurenix.preflight.cost import Pricing, usd_text
-from neurenix.preflight.record import memory_parts
+from neurenix.preflight.record import hbm_is_known, memory_parts
 from neurenix.preflight.text import (
     KIND_NAMES,
     NO_BREAK_SPACE,
@@ -65,7 +65,7 @@ def text_of(report: Report, width: int, pricing: Pricing) -> str:
             ("rates", _rates(report)),
             ("time goes to", _shares(time)),
         ]
-    if report.refused in (None, "hbm"):
+    if hbm_is_known(report.refused):
         rows.append(("memory", _memory(report)))
         rows += [("" if n else "largest", text) for n, text in enumerate(_largest(report))]
     if time is not None:
@@ -110,7 +110,7 @@ def _fits(report: Report) -> str:
     unknown = {"timeout": "the compiler's time was up", "crash": "the compiler crashed"}
     if report.refused in unknown:
         return f"not known: {unknown[report.refused]}"
-    if report.refused not in (None, "hbm"):
+    if not hbm_is_known(report.refused):
         return "NO, the compiler refuses the program"
     return (
         f"{'yes' if report.fits else 'NO'}, {bytes_text(memory.peak_bytes)} of "
