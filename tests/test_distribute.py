@@ -127,6 +127,18 @@ def test_a_distributed_batch_arrives_as_shares(strategy: TPUStrategy) -> None:
     np.testing.assert_array_equal(shares[3], x[6:8])
 
 
+def test_r2_over_replicas_is_that_of_all_examples(strategy: TPUStrategy) -> None:
+    rng = np.random.default_rng(0)
+    years = rng.normal(1998, 10, (3, 64)).astype(np.float32)
+    years.sort()  # each replica begins elsewhere
+    said = (years + rng.normal(0, 5, years.shape)).astype(np.float32)
+    metric = nx.metrics.R2Score()
+    for batch in strategy.distribute(list(zip(years, said, strict=True))):
+        strategy.run(lambda metric, y, p: metric.update(y, p), args=(metric, *batch))
+    wanted = 1 - np.sum(np.square(years - said)) / years.size / np.var(years.astype(float))
+    np.testing.assert_allclose(float(metric.result()), wanted, rtol=1e-5)
+
+
 def test_state_comes_together(strategy: TPUStrategy) -> None:
     model, metric = Noisy(), nx.metrics.Mean()
     x = np.random.default_rng(0).normal(size=(64, 6)).astype(np.float32)

@@ -265,6 +265,39 @@ def test_r2_does_not_look_at_an_example_of_weight_zero():
     assert float(metric.result()) == -1.0
 
 
+def test_r2_of_targets_far_from_0_agrees_with_scikit_learn():
+    import sklearn.metrics
+
+    rng = np.random.default_rng(0)
+    years = rng.normal(1998, 10, (200, 100)).astype(np.float32)
+    years.sort(axis=0)  # the first batch is not like the others
+    said = (years + rng.normal(0, 5, years.shape)).astype(np.float32)
+    weight = rng.integers(0, 3, years.shape).astype(np.float32)
+
+    def score(weight):
+        def add(metric, batch):
+            metric.update(*batch)
+            return metric, None
+
+        return nnx.scan(add)(metrics.R2Score(), (years, said, weight))[0].result()
+
+    for weights in (np.ones_like(years), weight):
+        flat = (array.ravel() for array in (years, said))
+        wanted = sklearn.metrics.r2_score(*flat, sample_weight=weights.ravel())
+        np.testing.assert_allclose(score(weights), wanted, rtol=1e-5)
+
+
+@pytest.mark.parametrize("value", [0.0, 0.1, 3.3, 200.7, -1e20])
+def test_r2_of_constant_targets_is_1_where_all_are_met_and_else_0(value):
+    metric = metrics.R2Score()
+    targets = np.full(101, value, np.float32)
+    for _ in range(3):
+        metric.update(targets, targets)
+    assert float(metric.result()) == 1.0
+    metric.update(targets, targets + np.float32(0.1 + value / 8))
+    assert float(metric.result()) == 0.0
+
+
 def test_sequences_weigh_every_position():
     accuracy = metrics.Accuracy()
     scores = jnp.eye(3)[jnp.array([[0, 1], [2, 2]])]

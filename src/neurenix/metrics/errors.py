@@ -50,7 +50,18 @@ class MeanAbsoluteError(MeanMetric):
 class R2Score(Metric):
     """The share of the variance of ``y_true`` that is explained, over all numbers together.
 
-    Sums of squares in float32: shift targets whose mean is large against their spread.
+    Targets that are all one number have no variance: 1 where all are met, else 0.
+
+    The sums of ``y_true`` are of its distances from the mean of the first batch, so that a mean
+    that is large against the spread costs no digits. Replicas take that mean over the batches of
+    all of them, and their states may be added. States of metrics that began apart may be, too:
+    what counts then are plain sums of squares.
+
+    Example:
+        >>> metric = R2Score()
+        >>> metric.update(jnp.array([1998.0, 2000.0]), jnp.array([1998.0, 2001.0]))
+        >>> print(metric.result())
+        0.5
     """
 
     direction = "max"
@@ -61,6 +72,10 @@ class R2Score(Metric):
         self.total = self._sum()
         self.total_square = self._sum()
         self.residual_square = self._sum()
+        self.origins = self._sum()  # how many means of a first batch are in the next
+        self.origin = self._sum()
+        self.shifted = self._sum()
+        self.shifted_square = self._sum()
 
     def update(
         self, y_true: jax.Array, y_pred: jax.Array, sample_weight: jax.Array | None = None
@@ -70,16 +85,36 @@ class R2Score(Metric):
         difference = _difference(self.name, y_true, y_pred)
         y_true = y_true.reshape(y_pred.shape).astype(jnp.float32)
         total, count = weighted_sum(y_true, sample_weight)
+        self._begin(total, count)
+        shifted = y_true - safe_ratio(self.origin[...], self.origins[...])
         self.count[...] += count
         self.total[...] += total
         self.total_square[...] += weighted_sum(jnp.square(y_true), sample_weight)[0]
         self.residual_square[...] += weighted_sum(jnp.square(difference), sample_weight)[0]
+        self.shifted[...] += weighted_sum(shifted, sample_weight)[0]
+        self.shifted_square[...] += weighted_sum(jnp.square(shifted), sample_weight)[0]
+
+    def _begin(self, total: jax.Array, count: jax.Array) -> None:
+        """Take the mean of the first batch; of several shards each adds its part of it."""
+        shards, axes = 1, tuple(jax.sharding.get_abstract_mesh().manual_axes)
+        if axes:
+            shards, total, count = jax.lax.psum((1, total, count), axes)
+        part = jnp.where((self.origins[...] == 0) & (count > 0), 1 / shards, 0)
+        self.origins[...] += part
+        self.origin[...] += part * safe_ratio(total, count)
 
     def result(self) -> jax.Array:
-        """Return 1 - residual / total variance, and 1 - 0 = 1 when there is no variance."""
-        mean = safe_ratio(self.total[...], self.count[...])
-        variance = self.total_square[...] - self.count[...] * jnp.square(mean)
-        return 1 - safe_ratio(self.residual_square[...], variance)
+        """Return 1 - residual / total variance."""
+        count, rounding = self.count[...], 4 * float(jnp.finfo(jnp.float32).eps)
+        variance = self.shifted_square[...] - safe_ratio(jnp.square(self.shifted[...]), count)
+        least = count * jnp.square(rounding * safe_ratio(self.origin[...], self.origins[...]))
+        plain = self.total_square[...] - safe_ratio(jnp.square(self.total[...]), count)
+        apart = self.origins[...] > 1.5
+        variance = jnp.where(apart, plain, variance)
+        least = jnp.where(apart, rounding * self.total_square[...], least)
+        residual, varies = self.residual_square[...], variance > least
+        explained = 1 - residual / jnp.where(varies, variance, 1)
+        return jnp.where(varies, explained, jnp.where(residual == 0, 1.0, 0.0))
 
 
 def _difference(name: str, y_true: jax.Array, y_pred: jax.Array) -> jax.Array:
