@@ -11,8 +11,9 @@ import pytest
 from flax import nnx
 
 import neurenix as nx
-from neurenix import nn
+from neurenix import chips, nn
 from neurenix.preflight import CompileOptions, Deadline, PreflightOptions, Pricing, SearchSpace
+from neurenix.preflight.choice import Choice, Workload
 from neurenix.preflight.planning import share_left
 
 pytestmark = [pytest.mark.cpu8, pytest.mark.tpu_compile]
@@ -186,6 +187,48 @@ def test_no_time_no_compiles() -> None:
     )
     assert [c.report for c in plan.candidates] == [None, None]
     assert all("time for the search was up" in c.reason for c in plan.candidates)
+
+
+class Shifted(nn.Module):
+    """A linear layer, and a shift that every example shares."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(16, 4)
+
+    def __call__(self, features: Any, shift: Any) -> Any:
+        return self.linear(features) + shift
+
+
+def shifted(batch: int, x: Any, y: tuple[Any, ...]) -> dict[str, tuple[int, ...]]:
+    trainer = nx.Trainer(Shifted(), optimizer="adam", loss="mse")
+    workload = Workload.of(trainer, (x, *y), None, None, None)
+    program = workload.program(Choice(chips.resolve("v5e-1"), batch=batch))
+    return {leaf.path: leaf.shape for leaf in program.leaves if leaf.role == "batch"}
+
+
+FEATURES, TARGETS = nx.spec((32, 16)), nx.spec((32, 4))
+
+
+@pytest.mark.parametrize("shape", [(1, 4), (4,)])
+def test_another_batch_leaves_what_has_no_rows_as_it_is(shape: tuple[int, ...]) -> None:
+    x = {"features": FEATURES, "shift": nx.spec(shape)}
+    found = shifted(64, x, (TARGETS,))
+    assert found == {"1.x.features": (64, 16), "1.x.shift": shape, "1.y": (64, 4)}
+
+
+@pytest.mark.parametrize(
+    ("x", "y", "says"),
+    [
+        ((nx.spec((1, 4)), FEATURES), (TARGETS,), r"x\[0\] has 1, y has 32"),
+        ((FEATURES, nx.spec((1, 4))), (), r"x\[0\] has 32, x\[1\] has 1\."),
+        ((FEATURES, nx.spec(())), (), r"x\[0\] has 32, x\[1\] has none"),
+        ((FEATURES,), ({"a": TARGETS, "b": nx.spec((8, 4))},), r"y\['a'\] has 32, y\['b'\] has 8"),
+    ],
+)
+def test_a_batch_of_which_the_rows_are_not_known_is_not_changed(x: Any, y: Any, says: str) -> None:
+    with pytest.raises(nx.ArgumentError, match=f"A batch of 64 cannot be made .*{says}"):
+        shifted(64, x, y)
 
 
 def test_compiler_options_are_part_of_the_choice() -> None:

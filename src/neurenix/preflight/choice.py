@@ -115,6 +115,8 @@ class Workload:
         """Return the program of a choice.
 
         Raises:
+            ArgumentError: a batch of its own, and which arrays have a row for each example is not
+                known.
             ShapeError, ArgumentError, NotCompiledError: as ``preflight``.
         """
         target, args = self.target, self.args
@@ -125,10 +127,38 @@ class Workload:
             changes["accumulate_steps"] = choice.accumulate_steps
         if changes or choice.moment_dtype:
             target = self.trainer.variant(moment_dtype=choice.moment_dtype, **changes)
-        batch = choice.batch
-        if batch is not None and batch != self.batch:
-            args = jax.tree.map(lambda leaf: spec((batch, *leaf.shape[1:]), leaf.dtype), args)
+        if choice.batch is not None and choice.batch != self.batch:
+            args = self._resized(choice.batch)
         return describe(target, args, choice.slice, mesh=choice.mesh, options=self.options)
+
+    def _resized(self, batch: int) -> tuple[Any, ...]:
+        """Return the arguments with ``batch`` examples; what has no row for each stays as it is.
+
+        Raises:
+            ArgumentError: the first input has not as many rows as the targets; or there are none,
+                and the inputs do not agree.
+        """
+        named = dict(zip(("x", "y"), self.args, strict=False))
+        rows = {
+            name + jax.tree_util.keystr(path): leaf.shape[0] if leaf.shape else None
+            for name, tree in named.items()
+            for path, leaf in jax.tree.leaves_with_path(tree)
+        }
+        targets = [path for path in rows if path.startswith("y")]
+        decisive = [*list(rows)[:1], *targets] if targets else list(rows)
+        if self.batch is None or {rows[path] for path in decisive} != {self.batch}:
+            found = ", ".join(f"{path} has {rows[path] or 'none'}" for path in decisive)
+            raise ArgumentError(
+                f"A batch of {batch} cannot be made of this one: it is not known which arrays have "
+                f"a row for each example. They need the same number of rows: {found}."
+            )
+
+        def resized(leaf: Any) -> Any:
+            if leaf.shape[:1] != (self.batch,):
+                return leaf
+            return spec((batch, *leaf.shape[1:]), leaf.dtype)
+
+        return jax.tree.map(resized, self.args)
 
     def compile_options(self, choice: Choice, timeout_seconds: float | None = None) -> Any:
         """Return the compiler's options for a choice."""
