@@ -14,8 +14,9 @@ import pytest
 import neurenix as nx
 from cli_helpers import SCRIPT
 from neurenix import chips, nn
+from neurenix.cli.plan import _changes, _command
 from neurenix.preflight import Candidate, Plan, SearchSpace, plan_document
-from neurenix.preflight.choice import mesh_of
+from neurenix.preflight.choice import Choice, mesh_of
 from neurenix.preflight.cost import Pricing
 from neurenix.preflight.plan import Deadline
 from neurenix.preflight.record import problems
@@ -120,6 +121,29 @@ def test_mistakes(mistakes) -> None:
 
 
 # The parts.
+
+
+@pytest.mark.pure
+def test_the_command_of_the_winner_says_what_the_script_does_not() -> None:
+    where = chips.resolve("v5e-8")
+
+    def winner(**chosen: Any) -> Candidate:
+        choice = Choice(where, {"data": 8}, **chosen)
+        return Candidate(where, "data=8", 32, "as written", None, 1.0, "", choice=choice)
+
+    assert _changes(winner(), None, "as written") == ""  # a function that is given 32 examples
+    assert _changes(winner(batch=32), 32, "as written") == ""
+    assert _changes(winner(batch=32), 64, "none") == (
+        ", with batch 32, remat as written in the script"
+    )
+    script, pricing = Path("a b.py"), Pricing("europe-west4", "spot", 0.0)
+    assert _command(script, ["--lr", "1"], winner(), Pricing(), None) == (
+        "neurenix preflight --on v5e-8 --mesh data=8 'a b.py' --lr 1"
+    )
+    assert _command(script, [], winner(), pricing, 32) == (
+        "neurenix preflight --on v5e-8 --mesh data=8 --examples-per-step 32 --price 0.0 "
+        "--region europe-west4 --commitment spot 'a b.py'"
+    )
 
 
 @pytest.mark.pure

@@ -31,6 +31,7 @@ from neurenix.cli.output import check_folders, output_for, show_text, write_text
 from neurenix.cli.scripts import listed, simulate_first, slices_of
 
 if TYPE_CHECKING:
+    from neurenix.preflight.cost import Pricing
     from neurenix.preflight.plan import Candidate, Deadline
 
 _AUTO = "auto"
@@ -129,7 +130,8 @@ def plan(
                 own = Workload.of(target, args, None, None, None)
                 changes = _changes(found.winner, own.batch, own.remat)
                 print(f"Its whole report{changes}:")
-                print(f"  {_command(script, arguments or [], found.winner)}")
+                given = script, arguments or [], found.winner, pricing, examples_per_step
+                print(f"  {_command(*given)}")
             if json_path is not None:
                 write_text(json_path, json.dumps(found.to_dict(), indent=1), output)
             if html_path is not None:
@@ -179,18 +181,28 @@ def _deadline(examples: float | None, hours: float | None) -> Deadline | None:
     return Deadline(examples, hours)
 
 
-def _command(script: Path, arguments: list[str], winner: Candidate) -> str:
+def _command(
+    script: Script, arguments: list[str], winner: Candidate, pricing: Pricing, examples: int | None
+) -> str:
     """Return the preflight of the winner's slice and mesh, ready to be pasted."""
     words = ["neurenix", "preflight", "--on", winner.slice.name]
     mesh = winner.choice.mesh if winner.choice else None
     if mesh:
         words += ["--mesh", ",".join(f"{name}={size}" for name, size in mesh.items())]
+    words += [] if examples is None else ["--examples-per-step", str(examples)]
+    for option, given, default in (
+        ("--price", pricing.usd_per_chip_hour, None),
+        ("--region", pricing.region, "us"),
+        ("--commitment", pricing.commitment, "on-demand"),
+    ):
+        words += [] if given == default else [option, str(given)]
     return shlex.join([*words, str(script), *arguments])
 
 
 def _changes(winner: Candidate, batch: int | None, remat: str) -> str:
     """Return what the winner has that the script must say itself."""
-    changes = [f"batch {winner.batch}"] if winner.batch != batch else []
+    chosen = winner.choice.batch if winner.choice else None
+    changes = [] if chosen in (None, batch) else [f"batch {chosen}"]
     changes += [f"remat {winner.remat}"] if winner.remat != remat else []
     changes += [f"XLA options {winner.compiler_options}"] if winner.compiler_options else []
     return f", with {', '.join(changes)} in the script" if changes else ""
