@@ -81,7 +81,8 @@ summary{cursor:pointer}
 .finding{background:var(--soft);border-radius:8px;padding:10px 14px;margin:10px 0;display:grid;
 gap:4px 22px;border-left:4px solid var(--line)}
 .finding.error{border-left-color:var(--bad)}.finding.warning{border-left-color:var(--warn)}
-.finding>*{min-width:0}.finding p{margin:4px 0}.finding h4{margin:10px 0 2px;font-size:14px}.finding .place{font-size:13px;margin:0}
+.finding>*{min-width:0}.finding p{margin:4px 0}.finding h4{margin:10px 0 2px;font-size:14px}
+.finding .place{font-size:13px;margin:0}
 .fix::before{content:"\\2192  "}
 @media(min-width:900px){.finding:has(.source){grid-template-columns:1fr 1fr}}
 .pre{white-space:pre-wrap;overflow-wrap:anywhere}
