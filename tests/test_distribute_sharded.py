@@ -14,6 +14,7 @@ import neurenix as nx
 from neurenix import nn
 from neurenix.distribute.placement import Placement
 from neurenix.distribute.rules import constrain, shard_largest
+from train_helpers import prepared
 
 pytestmark = pytest.mark.cpu8
 
@@ -160,7 +161,7 @@ def test_weights_that_a_callback_sets_stay_divided() -> None:
         model = nn.Sequential(nn.Linear(16, 32), nn.Linear(32, 1))
         model.compile(loss="mse")
         model.fit(*data(), batch_size=16, epochs=2, callbacks=Shrink())
-    assert model.trainer._step.train.compilations == 1
+    assert prepared(model.trainer).compiled.step_compilations == 1
 
 
 def test_a_second_fit_goes_on_and_one_program_is_compiled() -> None:
@@ -168,7 +169,7 @@ def test_a_second_fit_goes_on_and_one_program_is_compiled() -> None:
     before = model[0].kernel[...].sharding
     with nx.distribute.TPUStrategy(mesh={"fsdp": 8}).scope():
         model.fit(*data(), batch_size=16)
-    assert model.trainer._step.train.compilations == 1
+    assert prepared(model.trainer).compiled.step_compilations == 1
     assert model[0].kernel[...].sharding == before
 
 

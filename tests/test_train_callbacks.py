@@ -14,7 +14,7 @@ import pytest
 
 import neurenix as nx
 from neurenix.train import FitOptions, Trainer, TrainOptions, load_weights
-from train_helpers import MLP, assert_same_weights, classification, weights_of
+from train_helpers import MLP, assert_same_weights, classification, prepared, weights_of
 
 pytestmark = pytest.mark.cpu8
 
@@ -138,7 +138,7 @@ def test_a_scheduler_sets_the_rate_of_every_epoch_without_a_compile() -> None:
     trainer.fit(
         X, Y, epochs=3, batch_size=48, callbacks=[schedule], options=FitOptions(shuffle=False)
     )
-    assert trainer._step is not None and trainer._step.train.compilations == 1
+    assert prepared(trainer).compiled.step_compilations == 1
     assert trainer.learning_rate == pytest.approx(0.05)
     by_hand = optax.piecewise_constant_schedule(0.1, {1: 0.0})
     Trainer(expected, optimizer=optax.sgd(by_hand), loss=LOSS).fit(X, Y, epochs=2, batch_size=48)

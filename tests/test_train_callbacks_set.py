@@ -15,7 +15,7 @@ from flax import nnx
 
 import neurenix as nx
 from neurenix.train import Trainer, TrainOptions
-from train_helpers import MLP, Noisy, assert_same_weights, classification
+from train_helpers import MLP, Noisy, assert_same_weights, classification, prepared
 
 pytestmark = pytest.mark.cpu8
 
@@ -79,7 +79,7 @@ def test_a_rate_set_after_a_batch_holds_from_the_next_step(strategy: str) -> Non
         trainer = trained(model, at_batch_end(set_next))
     np.testing.assert_allclose(model.kernel[...], expected, rtol=1e-4, atol=1e-6)
     np.testing.assert_allclose(seen, [*rates[1:], rates[0]], atol=1e-12)
-    assert trainer._step is not None and trainer._step.train.compilations == 1
+    assert prepared(trainer).compiled.step_compilations == 1
 
 
 def test_with_several_steps_a_call_it_holds_from_the_next_call() -> None:
@@ -142,7 +142,7 @@ def test_weights_clipped_after_every_batch_are_what_the_next_begins_with(steps: 
     assert np.abs(model.kernel[...]).max() <= 0.01
     assert max(held[1:]) < 0.01 + 0.1 * 2 * 4 * steps  # what so many steps from there can add
     assert min(held) > 0.01
-    assert trainer._step is not None and trainer._step.train.compilations == 1
+    assert prepared(trainer).compiled.step_compilations == 1
 
 
 def test_what_is_read_after_a_batch_is_the_newest() -> None:

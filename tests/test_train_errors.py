@@ -14,7 +14,7 @@ from flax import nnx
 import neurenix as nx
 from neurenix._functions.recompilation import RecompilationWarning
 from neurenix.train import FitOptions, Trainer, TrainOptions
-from train_helpers import MLP, assert_same_weights, classification
+from train_helpers import MLP, assert_same_weights, classification, prepared
 
 pytestmark = pytest.mark.cpu8
 
@@ -47,7 +47,7 @@ def test_bad_data(fit: Any, error: type[Exception], message: str) -> None:
     trainer = Trainer(MLP(), loss=LOSS)
     with pytest.raises(error, match=message):
         fit(trainer)
-    assert trainer._step is None or trainer._step.train.compilations == 0
+    assert prepared(trainer).compiled.step_compilations == 0
 
 
 def test_a_late_bad_label_is_found() -> None:

@@ -14,7 +14,17 @@ from flax import nnx
 
 import neurenix as nx
 from neurenix.train import FitOptions, Trainer, TrainOptions
-from train_helpers import MLP, Noisy, assert_same_weights, classification, hand_written, weights_of
+from neurenix.train.batch import Batch
+from neurenix.train.batch_check import BatchCheck
+from train_helpers import (
+    MLP,
+    Noisy,
+    assert_same_weights,
+    classification,
+    hand_written,
+    prepared,
+    weights_of,
+)
 
 pytestmark = pytest.mark.cpu8
 
@@ -79,7 +89,7 @@ def test_one_compile_each_of_training_and_evaluation(
         trainer.evaluate(x, y, batch_size=16)
     logging.getLogger("jax").removeHandler(count)
     assert compiled.count("train_step") == compiled.count("evaluation_step") == 1
-    assert trainer._step is not None and trainer._step.train.compilations == 1
+    assert prepared(trainer).compiled.step_compilations == 1
 
 
 @pytest.mark.parametrize(("replicas", "steps", "per_call"), [(1, 7, 3), (8, 6, 3), (8, 4, 8)])
@@ -328,14 +338,20 @@ def test_predict_and_evaluate_are_in_evaluation_mode_and_leave_the_mode_alone() 
     assert module.dropout.deterministic is True
 
 
-def test_the_seed_of_the_process_decides_the_order_of_arrays() -> None:
+def test_the_seed_of_the_process_decides_the_order_of_arrays(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     x = np.arange(64, dtype=np.float32)[:, None]
 
     def orders(*seeds: int) -> list[list[float]]:
         seen: list[list[float]] = []
+
+        def note(check: BatchCheck, batch: Batch, steps: int) -> None:
+            seen.append(batch.x[:, 0].tolist())
+
+        monkeypatch.setattr(BatchCheck, "labels", note)
         model = nx.nn.Sequential(nx.nn.Linear(1, 1))
         trainer = Trainer(model, optimizer="sgd", loss="mse")
-        trainer.check_labels = lambda batch, steps: seen.append(batch.x[:, 0].tolist())
         for seed in seeds:
             nx.seed(seed)
             trainer.fit(x, x * 1e-3, batch_size=64)
@@ -373,3 +389,11 @@ def test_generators_dicts_and_endless_data() -> None:
     with pytest.raises(nx.ArgumentError, match="how many, with steps"):
         trainer.evaluate(data)
     assert set(trainer.evaluate(data, steps=3)) == {"loss"}
+
+
+def test_the_metrics_of_a_trainer_have_the_names_of_the_logs() -> None:
+    x, y = classification(32)
+    trainer = Trainer(MLP(), loss=LOSS, metrics=["accuracy", "accuracy"])
+    names = [metric.name for metric in trainer.metrics]
+    assert names == ["accuracy", "accuracy_1"]
+    assert list(trainer.evaluate(x, y)) == ["loss", *names]

@@ -13,6 +13,7 @@ from flax import nnx
 
 import neurenix as nx
 from neurenix import nn
+from train_helpers import prepared
 
 pytestmark = pytest.mark.cpu8
 
@@ -51,7 +52,7 @@ def test_remat_computes_the_same_and_keeps_fewer_activations() -> None:
         np.testing.assert_allclose(a, b, rtol=2e-4, atol=2e-6)
 
     def kept(remat: str) -> int:
-        definition = fitted(remat=remat).defined()
+        definition = prepared(fitted(remat=remat)).definition
 
         def loss(parameters: Any) -> Any:
             out, _ = definition._apply(parameters, state, x, training=True)

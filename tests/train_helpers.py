@@ -62,6 +62,11 @@ def assert_same_weights(a: nnx.Module, b: nnx.Module, *, rtol: float = 0, atol: 
         np.testing.assert_allclose(value, other[name], rtol=rtol, atol=atol, err_msg=name)
 
 
+def prepared(trainer: Any) -> Any:
+    """Return what a trainer has made for its module: the step, and its compiled functions."""
+    return trainer._kept.prepared()
+
+
 def hand_written(module: nnx.Module, transformation: Any, batches: list[Any]) -> nnx.Module:
     """Train a copy of ``module`` by plain JAX and optax; return the copy."""
     graphdef, params, rest = nnx.split(nnx.clone(module), nnx.Param, ...)

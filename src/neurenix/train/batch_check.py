@@ -6,7 +6,6 @@ not own reading batches (``batch.py``) nor the losses' own checks (``neurenix.lo
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any
 
 import jax
@@ -17,35 +16,38 @@ from neurenix._core.errors import ArgumentError, ArgumentTypeError, DataError, S
 from neurenix._foreign.coupling import Coupling
 from neurenix.losses import Loss
 from neurenix.losses.registry import FunctionLoss
-from neurenix.metrics import Metric
 from neurenix.train.batch import Batch
 from neurenix.train.coupling import coupling_metrics, loss_coupling
+from neurenix.train.feed import Feed
 from neurenix.train.outputs import OutputLosses
+from neurenix.train.recipe import Recipe
 from neurenix.train.step import StepDefinition
 
 
 class BatchCheck:
-    """What is known of a model's output, and the checks that it allows."""
+    """What is known of a model's output, and the checks that it allows.
 
-    def __init__(self) -> None:
+    Args:
+        definition: the step.
+        recipe: what it was made of. Where that has no loss, what needs one raises NotCompiledError.
+    """
+
+    def __init__(self, definition: StepDefinition, recipe: Recipe) -> None:
+        self._definition, self._recipe = definition, recipe
         self._specs: dict[Any, Any] = {}
-        self._of: StepDefinition | None = None
         self._output_shape: tuple[int, ...] | None = None
         self._coupling: dict[Any, tuple[Coupling, dict[str, Coupling]]] = {}
 
-    def output_spec(self, definition: StepDefinition, x: Any) -> Any:
+    def output_spec(self, x: Any) -> Any:
         """Return shapes and dtypes of the model's output for inputs like ``x``."""
         leaves, treedef = jax.tree.flatten(x)
         key = (treedef, *((leaf.shape, leaf.dtype) for leaf in leaves))
-        if self._of is not definition:
-            self._specs.clear()
-            self._coupling.clear()
-            self._of = definition
         if key not in self._specs:
-            self._specs[key] = jax.eval_shape(definition.predict, definition.model.read(), x)
+            model = self._definition.model.read()
+            self._specs[key] = jax.eval_shape(self._definition.predict, model, x)
         return self._specs[key]
 
-    def first(self, definition: StepDefinition, loss: Loss, batch: Batch) -> None:
+    def first(self, batch: Batch) -> None:
         """Check the first batch, and remember the shape of its output for ``labels``.
 
         Raises:
@@ -54,20 +56,20 @@ class BatchCheck:
             DataError: the output is complex, or a target out of range.
             ShapeError: inputs, model, loss and targets do not go together.
         """
-        self._output_shape = self.check(definition, loss, batch)
+        self._output_shape = self.check(batch)
 
-    def check(self, definition: StepDefinition, loss: Loss, batch: Batch) -> tuple[int, ...] | None:
+    def check(self, batch: Batch) -> tuple[int, ...] | None:
         """Check as ``first`` and remember nothing.
 
         Returns:
             the shape of the output; None when it is not one array.
         """
-        x, y = batch.x, batch.y
+        loss, x, y = self._recipe.needed_loss(), batch.x, batch.y
         if y is None:
             raise ArgumentError(
                 "There are no targets: give y, or batches of (x, y), or dicts with a 'label'."
             )
-        output = self.output_spec(definition, x)
+        output = self.output_spec(x)
         shape: tuple[int, ...] | None = getattr(output, "shape", None)
         if shape is None and not _takes_trees(loss):
             raise ArgumentTypeError(
@@ -84,24 +86,40 @@ class BatchCheck:
         check_targets(loss, y, output)
         return shape
 
-    def coupling(
-        self, definition: StepDefinition, loss: Loss, metrics: Iterable[Metric], batch: Batch
-    ) -> tuple[Coupling, dict[str, Coupling]]:
+    def leave_whole(self, feed: Feed) -> Coupling:
+        """Let no batch of ``feed`` be filled up where the loss or a metric couples its examples.
+
+        Returns:
+            how the loss couples them.
+
+        Raises:
+            ArgumentError: batches have weights, or must be filled up.
+        """
+        of_loss, of_metrics = self._found_coupling(feed.first)
+        if of_loss:
+            feed.keep_whole(f"loss {self._recipe.needed_loss().name}", of_loss)
+        for name, coupling in of_metrics.items():
+            feed.keep_whole(f"metric {name} (a class of nx.metrics takes any batch)", coupling)
+        return of_loss
+
+    def _found_coupling(self, batch: Batch) -> tuple[Coupling, dict[str, Coupling]]:
         """Tell how the loss couples examples, and metrics by name; found once for a shape."""
-        output = self.output_spec(definition, batch.x)
+        output = self.output_spec(batch.x)
         leaves, treedef = jax.tree.flatten((batch.x, batch.y))
         key = (treedef, *(np.shape(leaf) for leaf in leaves))
         if key not in self._coupling:
-            of_loss = loss_coupling(loss, batch.y, output)
-            self._coupling[key] = of_loss, coupling_metrics(metrics, batch.y, output)
+            of_loss = loss_coupling(self._recipe.needed_loss(), batch.y, output)
+            of_metrics = coupling_metrics(self._recipe.metrics, batch.y, output)
+            self._coupling[key] = of_loss, of_metrics
         return self._coupling[key]
 
-    def labels(self, definition: StepDefinition, loss: Loss, batch: Batch, steps: int) -> None:
+    def labels(self, batch: Batch, steps: int) -> None:
         """Check the targets of a host batch, of ``steps`` batches stacked, against the loss."""
+        loss = self._recipe.needed_loss()
         if isinstance(loss, OutputLosses):
             if all(_on_host(leaf) is not None for leaf in jax.tree.leaves(batch.y)):
                 x, y = _one_batch((batch.x, batch.y), steps)
-                loss.validate(y, self.output_spec(definition, x))
+                loss.validate(y, self.output_spec(x))
             return
         y = _on_host(batch.y)
         if self._output_shape is None or y is None:
@@ -111,7 +129,7 @@ class BatchCheck:
             loss.validate(y, (len(y), *self._output_shape[1:]))
         except ShapeError:  # inputs of another shape may have outputs of another shape
             x = _one_batch(batch.x, steps)
-            loss.validate(y, self.output_spec(definition, x).shape)
+            loss.validate(y, self.output_spec(x).shape)
 
 
 def check_targets(loss: Loss, y: Any, output: Any) -> None:

@@ -153,7 +153,7 @@ class Monitor(Callback):
     def _find_direction(self) -> str:
         if self._direction is None:
             trainer = getattr(self, "trainer", None)
-            metrics = () if trainer is None else trainer._metrics
+            metrics = () if trainer is None else trainer.metrics
             known = self.mode != "auto"
             self._direction = self.mode if known else direction_of(self.monitor, metrics)
         return self._direction

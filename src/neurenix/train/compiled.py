@@ -125,3 +125,31 @@ class CompiledEvaluation:
 
         self.evaluate = FlatFunction(evaluate, "evaluation_step", sharding)
         self.predict = jax.jit(definition.predict)
+
+
+class Compiled:
+    """The compiled functions of one step definition that were asked for last."""
+
+    def __init__(self, definition: StepDefinition) -> None:
+        self._definition = definition
+        self._step: CompiledStep | None = None
+        self._evaluation: CompiledEvaluation | None = None
+
+    @property
+    def step_compilations(self) -> int:
+        """Programs that the step has been compiled to."""
+        return 0 if self._step is None else self._step.train.compilations
+
+    def step(self, steps: int, exact: bool, sharding: Sharding) -> CompiledStep:
+        """Return the step; the arguments are those of ``CompiledStep``."""
+        known = self._step
+        if known is None or (known.steps, known.exact, known.sharding) != (steps, exact, sharding):
+            known = CompiledStep(self._definition, steps=steps, exact=exact, sharding=sharding)
+            self._step = known
+        return known
+
+    def evaluation(self, sharding: Sharding) -> CompiledEvaluation:
+        """Return the functions of an evaluation whose sums lie like this."""
+        if self._evaluation is None or self._evaluation.sharding != sharding:
+            self._evaluation = CompiledEvaluation(self._definition, sharding)
+        return self._evaluation

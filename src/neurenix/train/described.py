@@ -6,24 +6,19 @@ strategy has in mind, and trainers with one thing changed. It trains nothing.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, Self
 
-import optax
-
-from neurenix import losses, optim
+from neurenix import optim
 from neurenix._nnx import nnx
 from neurenix.distribute import Strategy, get_strategy
 from neurenix.distribute.placement import Placement
 from neurenix.distribute.rules import ShardingRules, as_rules
 from neurenix.distribute.strategy import made_in
-from neurenix.metrics import get as get_metric
 from neurenix.train.batch import Batch
-from neurenix.train.batch_check import BatchCheck
+from neurenix.train.kept import Kept
 from neurenix.train.options import TrainOptions
 from neurenix.train.program import StepProgram, describe_step
-from neurenix.train.step import StepDefinition, bind_metrics
 
 
 class Described:
@@ -31,13 +26,7 @@ class Described:
 
     module: nnx.Module
     options: TrainOptions
-    defined: Callable[[], StepDefinition]
-    _optimizer: optax.GradientTransformation
-    _loss: losses.Loss | None
-    _loss_needed: Callable[[], losses.Loss]
-    _metrics: list[Any]
-    _strategy: Strategy | None
-    _check: BatchCheck
+    _kept: Kept
 
     def step_program(self, mesh: Any, x: Any, y: Any = None) -> StepProgram:
         """Return the step that ``fit`` runs, described for a mesh that need not exist.
@@ -47,15 +36,13 @@ class Described:
             x: ``jax.ShapeDtypeStruct`` (or a tree) of the inputs of one global batch.
             y: the same of the targets; by default what the loss takes.
         """
-        definition = self.defined()
+        prepared = self._kept.prepared()
+        definition = prepared.definition
         definition.model.check_trainable()
         if y is None:
-            y = self._loss_needed().target_spec(self._check.output_spec(definition, x))
-        values, first = bind_metrics([get_metric(metric) for metric in self._metrics])
-        del values
-        model = definition.model.read()
+            y = self._kept.recipe.needed_loss().target_spec(prepared.check.output_spec(x))
         placement = Placement(mesh, definition.model.weights(), self.rules())
-        return describe_step(definition, model, first, Batch(x, y), placement)
+        return describe_step(definition, Batch(x, y), placement)
 
     def variant(self, *, moment_dtype: Any = None, **options: Any) -> Self:
         """Return a trainer of the same module with something changed, for comparisons.
@@ -64,7 +51,8 @@ class Described:
             moment_dtype: what the optimizer's state is held in (``nx.optim.held_in``).
             **options: fields of ``TrainOptions`` to change.
         """
-        optimizer = self._optimizer
+        recipe = self._kept.recipe
+        optimizer = recipe.optimizer
         if moment_dtype is not None:
             optimizer = optim.held_in(moment_dtype, optimizer)
         module: Any = self.module
@@ -74,23 +62,23 @@ class Described:
         return same_kind(
             module,
             optimizer=optimizer,
-            loss=self._loss,
-            metrics=list(self._metrics),
-            options=replace(self.options, strategy=self._strategy, **options),
+            loss=recipe.loss,
+            metrics=list(recipe.metrics),
+            options=replace(self.options, strategy=recipe.strategy, **options),
         )
 
-    def scoped_strategy(self) -> Strategy | None:
+    def _scoped_strategy(self) -> Strategy | None:
         """Return the strategy given, or that of the scope now, or of the module's making."""
-        return self._strategy or get_strategy() or made_in(self.module)
+        return self._kept.recipe.strategy or get_strategy() or made_in(self.module)
 
     def mesh_axes(self, num_devices: int) -> dict[str, int] | None:
         """Return the axes that the trainer's strategy gives a mesh of so many devices, if any."""
-        strategy = self.scoped_strategy()
+        strategy = self._scoped_strategy()
         return None if strategy is None else strategy.mesh_axes(num_devices)
 
     def rules(self) -> ShardingRules | None:
         """Return the rules that divide the parameters: the strategy's, or else the module's."""
-        strategy = self.scoped_strategy()
+        strategy = self._scoped_strategy()
         return (strategy.rules if strategy else None) or self.model_rules()
 
     def model_rules(self) -> ShardingRules | None:

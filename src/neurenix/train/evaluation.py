@@ -1,8 +1,8 @@
 """One pass over data in evaluation mode: sums of loss and metrics, or the outputs.
 
 Owns the host's loop of ``evaluate``, ``predict`` and validation, and the search for the batch whose
-numbers a layer refuses. It does not own the compiled functions (``compiled.py``) nor the data
-(``feed.py``).
+numbers a layer refuses. It does not own the compiled functions (``compiled.py``), where they run
+(``session.py``) nor the data (``feed.py``).
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from neurenix._core.errors import DataError, ShapeError
-from neurenix.distribute import Strategy
-from neurenix.train.batch import Batch
-from neurenix.train.compiled import CompiledEvaluation
+from neurenix._core.errors import ArgumentError, ArgumentTypeError, DataError, ShapeError
 from neurenix.train.feed import Feed
+from neurenix.train.inputs import make_validation_dataset
 from neurenix.train.loop import calls_in_flight, to_devices
+from neurenix.train.options import FitOptions
 from neurenix.train.progress import Progress
-from neurenix.train.step import StepDefinition
+from neurenix.train.session import Session
+from neurenix.train.state import TrainState
 
 
 @dataclass
@@ -32,42 +32,33 @@ class Pass:
     """The parts that one pass needs.
 
     Attributes:
-        definition: what is computed.
-        compiled: the compiled functions.
+        session: the devices, and what was made for the module.
         model: parameters and other state, on the devices.
         feed: the data.
-        strategy: where batches go.
         steps: batches; None for all.
         progress: what shows it.
     """
 
-    definition: StepDefinition
-    compiled: CompiledEvaluation
+    session: Session
     model: Any
     feed: Feed
-    strategy: Strategy
     steps: int | None
     progress: Progress
 
-    def logs(
-        self, sums: Any, names: tuple[str, ...], check: Callable[[Batch, int], None]
-    ) -> dict[str, float]:
+    def logs(self) -> dict[str, float]:
         """Return the numbers of the pass.
 
-        Args:
-            sums: totals and metrics, all zero.
-            names: of the numbers, in the order of the logs.
-            check: called with every batch on the host.
-
         Raises:
-            DataError: the loss is NaN, because a layer does not take the numbers of a batch.
+            DataError: the loss is NaN, because a layer does not take the numbers of a batch; or
+                a target is out of range.
         """
-        began, evaluate = time.perf_counter(), self.compiled.evaluate
-        leaves, vector = evaluate.flatten(sums), None
+        names, start = self.session.definition.log_names, self.session.epoch_start()
+        began, evaluate = time.perf_counter(), self.session.evaluation().evaluate
+        leaves, vector = evaluate.flatten((start["totals"], start["metrics"])), None
         in_flight = _InFlight(self, lambda vector: np.isnan(np.asarray(vector)[1]))
         for chunk in self.feed.chunks(self.steps, 1):
-            check(chunk.batch, 1)
-            batch = to_devices(chunk.batch, self.strategy, stacked=False)
+            self.session.check.labels(chunk.batch, 1)
+            batch = to_devices(chunk.batch, self.session.strategy, stacked=False)
             leaves, vector = evaluate(leaves, self.model, batch)
             in_flight.add(chunk.batch.x, vector)
             self.progress.advance(1, vector, names)
@@ -85,7 +76,7 @@ class Pass:
             ShapeError: the model does not return one output for each example, or batches have
                 outputs of different shapes.
         """
-        began = time.perf_counter()
+        began, predict = time.perf_counter(), self.session.evaluation().predict
         found: list[Any] = []  # on the host: the devices hold outputs of few batches
 
         def has_nan(output: Any) -> bool:
@@ -96,8 +87,8 @@ class Pass:
 
         in_flight = _InFlight(self, has_nan, keep)
         for chunk in self.feed.chunks(self.steps, 1):
-            placed = to_devices(chunk.batch.x, self.strategy, stacked=False)
-            output = self.compiled.predict(self.model, placed)
+            placed = to_devices(chunk.batch.x, self.session.strategy, stacked=False)
+            output = predict(self.model, placed)
             size = len(jax.tree.leaves(chunk.batch.x)[0])
             jax.tree.map(lambda leaf, n=size: _check_examples(leaf.shape, n), output)
             output = jax.tree.map(lambda leaf, n=chunk.examples: leaf[:n], output)
@@ -107,6 +98,39 @@ class Pass:
         joined = jax.tree.map(lambda *leaves: _joined(leaves), *found)
         self.progress.end({}, time.perf_counter() - began)
         return joined
+
+
+def validator(
+    session: Session, data: Any, batch_size: int, options: FitOptions
+) -> Callable[[TrainState], dict[str, float]] | None:
+    """Return what evaluates ``validation_data`` with a state, or None where there is none.
+
+    Args:
+        session: of the call of ``fit``.
+        data: as ``fit`` was given it.
+        batch_size: for arrays, where ``options`` has none.
+        options: of ``fit``.
+
+    Raises:
+        ArgumentError, ArgumentTypeError, DataError, ShapeError: as ``fit``.
+    """
+    if data is None:
+        return None
+    try:
+        dataset = make_validation_dataset(data, options.validation_batch_size or batch_size)
+        feed = Feed(dataset, replicas=session.strategy.num_replicas_in_sync, weighted=True)
+        session.check.check(feed.first)
+        session.check.leave_whole(feed)
+    except (ArgumentError, ArgumentTypeError) as error:
+        raise type(error)(f"validation_data: {error}") from error
+    feed.check_end(options.validation_steps, "validation_steps")
+
+    def validate(state: TrainState) -> dict[str, float]:
+        model = (state.parameters, state.model_state)
+        logs = Pass(session, model, feed, options.validation_steps, Progress()).logs()
+        return {f"val_{name}": value for name, value in logs.items()}
+
+    return validate
 
 
 class _InFlight:
@@ -131,7 +155,7 @@ class _InFlight:
     def add(self, x: Any, result: Any) -> None:
         """Take the result of the next batch, and wait for an older one when there are many."""
         self._waiting.append((x, result))
-        if len(self._waiting) > calls_in_flight(x, self._over.strategy):
+        if len(self._waiting) > calls_in_flight(x, self._over.session.strategy):
             self._look()
 
     def end(self) -> None:
@@ -151,7 +175,7 @@ class _InFlight:
     def _explain(self, x: Any) -> None:
         """Call the model outside of a compiled program, where a layer can refuse its input."""
         try:
-            self._over.definition.predict(self._over.model, x)
+            self._over.session.definition.predict(self._over.model, x)
         except DataError as error:
             raise DataError(f"{error} It is in the batch {self._number} of the data.") from error
 

@@ -96,6 +96,11 @@ class Feed:
         """Whether the data is known never to end."""
         return self._dataset.endless
 
+    def check_end(self, steps: int | None, name: str) -> None:
+        """Raise ArgumentError when the data never ends and ``steps``, called so, is None."""
+        if steps is None and self.endless:
+            raise ArgumentError(f"The data never ends (it is repeated): say how many, with {name}.")
+
     def keep_whole(self, what: str, coupling: Coupling) -> None:
         """Fill no batch up, for a loss or a metric that couples examples.
 

@@ -1,7 +1,7 @@
 """One epoch of training: dispatch, a bound on what is in flight, and a look at the results.
 
 Owns the host's work per step, which is kept small and never waits for the newest result. It does
-not own epochs, validation or callbacks' order (``trainer.py``).
+not own epochs, validation or callbacks' order (``run.py``).
 """
 
 from __future__ import annotations

@@ -16,7 +16,6 @@ import jax.numpy as jnp
 from neurenix.distribute.mesh import batch_sharded, known_mesh, replicated
 from neurenix.distribute.placement import Placement
 from neurenix.train.batch import Batch
-from neurenix.train.split import OtherState
 from neurenix.train.state import TrainState, leaf_roles
 from neurenix.train.step import StepDefinition
 
@@ -41,13 +40,10 @@ class StepProgram:
     donate_argnums: tuple[int, ...] = (0,)
 
 
-def describe_step(
-    definition: StepDefinition, model: tuple[Any, OtherState], metrics: list[Any], batch: Batch,
-    placement: Placement,
-) -> StepProgram:  # fmt: skip
+def describe_step(definition: StepDefinition, batch: Batch, placement: Placement) -> StepProgram:
     """Return the step of ``definition`` for ``batch`` (of shapes), placed on a mesh."""
     mesh = placement.mesh
-    state: TrainState = jax.eval_shape(definition.initial, *model, metrics)
+    state: TrainState = jax.eval_shape(definition.initial, *definition.model.read())
     keys = jax.tree.map(lambda leaf: jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key), state)
     raw = jax.eval_shape(lambda tree: _unwrapped(tree, keys), state)
     implementations = jax.tree.map(_implementation, state, keys)

@@ -10,7 +10,6 @@ module, ``optimizer.0.mu.layers.0.kernel`` of the optimizer. Numbers are in the 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from typing import Any, Self
 
 import jax
@@ -19,7 +18,7 @@ import numpy as np
 
 from neurenix._core.errors import CheckpointError
 from neurenix._nnx import nnx
-from neurenix.train.step import StepDefinition
+from neurenix.train.kept import Kept
 from neurenix.train.weights import (
     TRAINER,
     WEIGHTS,
@@ -37,12 +36,25 @@ _RANDOM, _OPTIMIZER = "random.", "optimizer."
 class Resumable:
     """The part of a ``Trainer`` that is written to a file and read from it."""
 
-    module: nnx.Module
-    defined: Callable[[], StepDefinition]
-    optimizer_state: Any
-    steps_made: int
-    _passes: int
-    _learning_rate_scale: float
+    _kept: Kept
+
+    @property
+    def steps_made(self) -> int:
+        """Optimizer steps made; those that diverged are not counted."""
+        return self._kept.standing.steps_made
+
+    @steps_made.setter
+    def steps_made(self, value: int) -> None:
+        self._kept.standing.steps_made = value
+
+    @property
+    def optimizer_state(self) -> Any:
+        """The state of the optimizer, as optax has it; None before the first step."""
+        return self._kept.standing.optimizer_state
+
+    @optimizer_state.setter
+    def optimizer_state(self, value: Any) -> None:
+        self._kept.standing.optimizer_state = value
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write all that training goes on from to a safetensors file, whole or not at all.
@@ -70,17 +82,17 @@ class Resumable:
             >>> again.steps_made, again.fit(x, y, epochs=2, initial_epoch=1).epochs
             (1, [1])
         """
-        definition = self.defined()
+        definition, standing = self._kept.prepared().definition, self._kept.standing
         definition.model.check_arrays()
-        optimizer = self.optimizer_state
+        optimizer = standing.optimizer_state
         if optimizer is None:
             optimizer = definition.optimizer.init(definition.model.read()[0])
-        arrays = _values(self.module) | _named(_OPTIMIZER, optimizer)
+        arrays = _values(self._kept.module) | _named(_OPTIMIZER, optimizer)
         about = {
             "format": TRAINER,
-            "steps_made": str(self.steps_made),
-            "passes": str(self._passes),
-            "learning_rate_scale": repr(float(self._learning_rate_scale)),
+            "steps_made": str(standing.steps_made),
+            "passes": str(standing.passes),
+            "learning_rate_scale": repr(float(standing.learning_rate_scale)),
         }
         numbers = {name: _numbers(array) for name, array in arrays.items()}
         write_tensors(numbers, path, about, what="trainer's state")
@@ -104,7 +116,7 @@ class Resumable:
                 of another model or optimizer; what differs is named.
             ArgumentError: the module is abstract, or its arrays are gone.
         """
-        definition = self.defined()
+        definition, standing = self._kept.prepared().definition, self._kept.standing
         definition.model.check_arrays()
         tensors, about = read_tensors(path, what="a trainer's state")
         if about.get("format") != TRAINER:
@@ -112,17 +124,17 @@ class Resumable:
                 f"The file {path} holds no trainer's state: Trainer.save has not written it. "
                 "Weights alone are read by model.load, or load_weights."
             )
-        values = _values(self.module)
+        values = _values(self._kept.module)
         optimizer = jax.eval_shape(definition.optimizer.init, definition.model.read()[0])
         moments = _named(_OPTIMIZER, optimizer)
         _compare(values, moments, tensors, path)
         read = {n: _like(leaf, tensors[n]) for n, leaf in (values | moments).items()}
-        variables = variables_of(self.module)
+        variables = variables_of(self._kept.module)
         put_into(variables, {n: read[_prefix(v) + n] for n, v in variables.items()})
         leaves = [read[name] for name in moments]
-        self.optimizer_state = jax.tree.unflatten(jax.tree.structure(optimizer), leaves)
-        self.steps_made, self._passes = int(about["steps_made"]), int(about["passes"])
-        self._learning_rate_scale = float(about["learning_rate_scale"])
+        standing.optimizer_state = jax.tree.unflatten(jax.tree.structure(optimizer), leaves)
+        standing.steps_made, standing.passes = int(about["steps_made"]), int(about["passes"])
+        standing.learning_rate_scale = float(about["learning_rate_scale"])
         return self
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from operator import is_
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -21,10 +22,11 @@ from neurenix.train.compiled import CompiledStep
 from neurenix.train.diagnosis import explain
 from neurenix.train.feed import Feed
 from neurenix.train.history import History
+from neurenix.train.kept import Standing
 from neurenix.train.loop import Diverged, EpochRun
 from neurenix.train.progress import Progress, make_progress
+from neurenix.train.session import Session
 from neurenix.train.state import TrainState
-from neurenix.train.step import StepDefinition
 
 if TYPE_CHECKING:
     from neurenix.train.trainer import Trainer
@@ -36,16 +38,12 @@ class HandedOut(NamedTuple):
     Attributes:
         state: the state that it is of.
         arrays: those of the module's variables.
-        optimizer: the optimizer's state that the trainer holds.
-        steps: optimizer steps that it says were made.
-        scale: its factor on the learning rate.
+        standing: where the trainer says that training stands, a copy.
     """
 
     state: TrainState
     arrays: list[Any]
-    optimizer: Any
-    steps: int
-    scale: float
+    standing: Standing
 
 
 class Run:
@@ -54,24 +52,25 @@ class Run:
     def __init__(
         self,
         trainer: Trainer,
-        definition: StepDefinition,
+        session: Session,
         step: CompiledStep,
         feed: Feed,
         callbacks: list[Callback],
     ) -> None:
-        self._trainer, self._definition = trainer, definition
+        self._trainer, self._session = trainer, session
+        self._definition, self._standing = session.definition, session.standing
         self._step, self._feed, self._callbacks = step, feed, callbacks
         self._progress = Progress()
         self._out: HandedOut | None = None  # None while steps are made
-        self._began = trainer.steps_made  # before this epoch
-        step.train.flatten(trainer.initial_state(self._definition))
+        self._began = self._standing.steps_made  # before this epoch
+        step.train.flatten(session.initial_state())
         looks = [c for c in callbacks if _overrides(c, "on_train_batch_end")]
         self._epoch_run = EpochRun(
             step,
-            trainer.strategy,
+            session.strategy,
             self._definition.log_names,
             self._batch_end if looks else None,
-            trainer.check_labels,
+            session.check.labels,
         )
         self._looks = looks
 
@@ -79,7 +78,7 @@ class Run:
         self,
         epochs: range,
         steps: int | None,
-        validate: Callable[..., dict[str, float]] | None,
+        validate: Callable[[TrainState], dict[str, float]] | None,
         verbose: bool | str,
     ) -> History:
         """Run the epochs and return their numbers."""
@@ -87,7 +86,7 @@ class Run:
         trainer.stop_training = False
         self._progress = make_progress(verbose)
         try:
-            self._hand_out(trainer.steps_made)
+            self._hand_out(self._standing.steps_made)
             self._call("on_train_begin")
             for epoch in epochs:
                 logs = self._epoch(epoch, epochs.stop, steps, validate)
@@ -105,14 +104,18 @@ class Run:
         return history
 
     def _epoch(
-        self, epoch: int, last: int, steps: int | None, validate: Callable[..., Any] | None
+        self,
+        epoch: int,
+        last: int,
+        steps: int | None,
+        validate: Callable[[TrainState], dict[str, float]] | None,
     ) -> dict[str, float] | None:
-        trainer, feed = self._trainer, self._feed
+        feed = self._feed
         self._call("on_epoch_begin", epoch)
-        state = self._state()._replace(**trainer.epoch_start(self._definition))
+        state = self._state()._replace(**self._session.epoch_start())
         leaves = self._step.train.flatten(state)
         self._progress.begin(f"Epoch {epoch + 1}/{last}", steps or feed.steps)
-        self._began, self._out = trainer.steps_made, None
+        self._began, self._out = self._standing.steps_made, None
         began = time.perf_counter()
         try:
             chunks = feed.chunks(steps, self._step.steps)
@@ -122,7 +125,7 @@ class Run:
             return None
         self._hand_out(self._began + made)
         if validate is not None:
-            logs |= validate(self._definition, self._state())
+            logs |= validate(self._state())
         self._progress.end(logs, time.perf_counter() - began)
         return logs
 
@@ -159,16 +162,13 @@ class Run:
 
     def _hand_out(self, steps: int) -> None:
         """Make the module and the trainer hold the newest state, of after so many steps."""
-        trainer, state = self._trainer, self._state()
-        trainer.keep(self._definition, state)
-        trainer.steps_made, trainer._passes = steps, self._feed.passes
+        state = self._state()
+        self._session.keep(state)
+        self._standing.steps_made, self._standing.passes = steps, self._feed.passes
         self._out = self._held_by_trainer(state)
 
     def _held_by_trainer(self, state: TrainState) -> HandedOut:
-        trainer = self._trainer
-        arrays = self._definition.model.held()
-        scale = trainer._learning_rate_scale
-        return HandedOut(state, arrays, trainer.optimizer_state, trainer.steps_made, scale)
+        return HandedOut(state, self._definition.model.held(), replace(self._standing))
 
     def _take_over(self, out: HandedOut) -> None:
         """Go on with what a callback has set: weights, the optimizer's state, rate and step.
@@ -181,31 +181,31 @@ class Run:
         """
         model, state = self._definition.model, out.state
         self._out = None  # what cannot be taken over is put back by ``_settle``
-        now, changed = self._held_by_trainer(state), {}
-        if not all(map(is_, now.arrays, out.arrays)):
-            held = state.parameters, state.model_state
-            new = _owned(model.read(constants=state.model_state), held)
+        held, changed = self._held_by_trainer(state), {}
+        now, before = held.standing, out.standing
+        if not all(map(is_, held.arrays, out.arrays)):
+            old = state.parameters, state.model_state
+            new = _owned(model.read(constants=state.model_state), old)
             changed["parameters"], changed["model_state"] = new
-        if now.optimizer is not out.optimizer:
-            changed["optimizer"] = _owned_optimizer(now.optimizer, state.optimizer)
-        if now.steps != out.steps:
-            changed["step"] = jax.device_put(np.int32(now.steps), state.step.sharding)
-            self._began += now.steps - out.steps
-        if now.scale != out.scale:
-            held_scale = state.learning_rate_scale
-            scale = jax.device_put(np.float32(now.scale), held_scale.sharding)
-            changed["learning_rate_scale"] = scale
+        if now.optimizer_state is not before.optimizer_state:
+            changed["optimizer"] = _owned_optimizer(now.optimizer_state, state.optimizer)
+        if now.steps_made != before.steps_made:
+            changed["step"] = jax.device_put(np.int32(now.steps_made), state.step.sharding)
+            self._began += now.steps_made - before.steps_made
+        if now.learning_rate_scale != before.learning_rate_scale:
+            scale, sharding = now.learning_rate_scale, state.learning_rate_scale.sharding
+            changed["learning_rate_scale"] = jax.device_put(np.float32(scale), sharding)
         if changed:
             state = state._replace(**changed)
             self._step.train.flatten(state)
-        self._out = now._replace(state=state)
+        self._out = held._replace(state=state)
 
     def _settle(self) -> None:
         """Make the module and the trainer hold what training ends with."""
         if self._out is None:
             self._hand_out(int(self._state().step))
-        elif self._trainer.steps_made == self._out.steps:  # as the host has counted them
-            self._trainer.steps_made = int(self._out.state.step)
+        elif self._standing.steps_made == self._out.standing.steps_made:  # as the host counted
+            self._standing.steps_made = int(self._out.state.step)
 
     def _batch_end(self, step: int, logs: Mapping[str, float]) -> bool:
         self._hand_out(self._began + step)

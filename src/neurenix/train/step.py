@@ -41,7 +41,8 @@ class StepDefinition:
         optimizer: an optax transformation.
         schedule: the learning rate as a function of the step that the optimizer follows, or None
             where it is a number, or not known.
-        metrics: structure and first values of the metrics.
+        metrics: structure of the metrics.
+        first_metrics: their variables before the first batch.
         metric_names: their names, in order.
         accumulate_steps: A.
         compute_dtype: what parameters and inputs are cast to for the model, or None.
@@ -54,6 +55,7 @@ class StepDefinition:
     optimizer: optax.GradientTransformation
     schedule: optax.Schedule | None
     metrics: Structure
+    first_metrics: list[Any]
     metric_names: tuple[str, ...]
     accumulate_steps: int
     compute_dtype: Any
@@ -65,13 +67,13 @@ class StepDefinition:
         """Names of the entries of the logs vector that follow the divergence flag."""
         return ("loss", *self.metric_names)
 
-    def initial(self, parameters: Any, model_state: OtherState, metrics: list[Any]) -> TrainState:
+    def initial(self, parameters: Any, model_state: OtherState) -> TrainState:
         """Return the state before the first step."""
         return TrainState(
             parameters=parameters,
             model_state=model_state,
             optimizer=self.optimizer.init(parameters),
-            metrics=metrics,
+            metrics=self.first_metrics,
             **counters(),
         )
 

@@ -1,34 +1,25 @@
 """``Trainer``: fit, evaluate and predict for any NNX module.
 
-Owns the user's interface, what a trainer keeps between calls, and the checks before anything is
-compiled. It does not own the order of things in a run (``run.py``), the step (``step.py``) or the
-data (``feed.py``).
+Owns the user's interface, and the order of the checks before anything is compiled. It does not own
+what a trainer keeps between calls (``kept.py``), what a call works with (``session.py``), the order
+of things in a run (``run.py``), the step (``step.py``) or the data (``feed.py``).
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
-from neurenix import losses, optim
-from neurenix._core.errors import (
-    ArgumentError,
-    ArgumentTypeError,
-    NotCompiledError,
-)
-from neurenix._foreign.coupling import Coupling
-from neurenix._functions.binding import apart
+from neurenix._core.errors import ArgumentError, ArgumentTypeError
 from neurenix._nnx import nnx
 from neurenix.compiler import intercept
-from neurenix.distribute import Strategy, get_strategy
-from neurenix.distribute.placement import Placement
+from neurenix.distribute import Strategy
 from neurenix.distribute.strategy import strategy_for
-from neurenix.metrics import get as get_metric
+from neurenix.metrics import Metric
 from neurenix.train.arguments import (
     as_callbacks,
     check_options,
@@ -36,24 +27,15 @@ from neurenix.train.arguments import (
     optional_number,
     whole_number,
 )
-from neurenix.train.batch import Batch
-from neurenix.train.batch_check import BatchCheck
 from neurenix.train.callbacks import Callback
-from neurenix.train.compiled import CompiledEvaluation, CompiledStep
 from neurenix.train.coupling import expect_one_part
 from neurenix.train.described import Described
-from neurenix.train.evaluation import Pass
+from neurenix.train.evaluation import Pass, validator
 from neurenix.train.feed import Feed
 from neurenix.train.history import History
 from neurenix.train.holdout import check_arrays, hold_out
-from neurenix.train.inputs import (
-    is_arrays,
-    make_dataset,
-    make_inputs,
-    make_validation_dataset,
-)
-from neurenix.train.learning_rate import OwnRate
-from neurenix.train.metric_names import named_apart
+from neurenix.train.inputs import is_arrays, make_dataset, make_inputs
+from neurenix.train.kept import Kept
 from neurenix.train.options import (
     DEFAULT_FIT_OPTIONS,
     DEFAULT_TRAIN_OPTIONS,
@@ -61,13 +43,11 @@ from neurenix.train.options import (
     FitOptions,
     TrainOptions,
 )
-from neurenix.train.outputs import as_loss, as_metrics, follow_loss, losses_of_outputs
-from neurenix.train.progress import Progress, shown
+from neurenix.train.progress import shown
+from neurenix.train.recipe import Recipe
 from neurenix.train.resume import Resumable
 from neurenix.train.run import Run
-from neurenix.train.split import ModuleSplit
-from neurenix.train.state import TrainState, counters
-from neurenix.train.step import StepDefinition, bind_metrics
+from neurenix.train.session import Session
 
 
 class Trainer(Described, Resumable):
@@ -91,6 +71,7 @@ class Trainer(Described, Resumable):
         ArgumentTypeError: ``module`` is no NNX module.
 
     Example:
+        >>> import numpy as np
         >>> from flax import nnx
         >>> trainer = Trainer(nnx.Linear(4, 1, rngs=nnx.Rngs(0)), optimizer="sgd", loss="mse")
         >>> history = trainer.fit(np.ones((64, 4)), np.ones((64, 1)), epochs=2)
@@ -115,23 +96,7 @@ class Trainer(Described, Resumable):
         self.module = module
         self.options = options
         self.stop_training = False
-        self._own_rate = OwnRate(optimizer)
-        self._optimizer = optim.get(optimizer)
-        self._loss = as_loss(loss, loss_weights)
-        given = as_metrics(metrics)
-        self._metrics = named_apart([*losses_of_outputs(self._loss, given), *given])
-        follow_loss(self._metrics, self._loss)
-        self._strategy = options.strategy or get_strategy()
-        self._definition: StepDefinition | None = None
-        self._evaluation: CompiledEvaluation | None = None
-        self._step: CompiledStep | None = None
-        self.optimizer_state: Any = None
-        self._check = BatchCheck()
-        self._state_sharding: Any = None
-        self._placement: Placement | None = None
-        self.steps_made = 0
-        self._passes = 0
-        self._learning_rate_scale = 1.0
+        self._kept = Kept(module, Recipe.of(optimizer, loss, loss_weights, metrics, options))
 
     @property
     def learning_rate(self) -> float:
@@ -145,12 +110,19 @@ class Trainer(Described, Resumable):
             ArgumentError: the optimizer is an optax transformation, which hides its rate; the
                 value set is no rate; or the optimizer's own rate is 0, which no factor changes.
         """
-        return self._own_rate.at(self.steps_made) * self._learning_rate_scale
+        own, standing = self._kept.recipe.own_rate, self._kept.standing
+        return own.at(standing.steps_made) * standing.learning_rate_scale
 
     @learning_rate.setter
     def learning_rate(self, value: float) -> None:
-        kept = self._learning_rate_scale
-        self._learning_rate_scale = self._own_rate.factor(value, self.steps_made, kept=kept)
+        own, standing = self._kept.recipe.own_rate, self._kept.standing
+        kept = standing.learning_rate_scale
+        standing.learning_rate_scale = own.factor(value, standing.steps_made, kept=kept)
+
+    @property
+    def metrics(self) -> tuple[Metric, ...]:
+        """The metrics, under the names that the logs have. The numbers are not in them."""
+        return self._kept.recipe.metrics
 
     def fit(
         self,
@@ -208,7 +180,8 @@ class Trainer(Described, Resumable):
                 "the number of the last epoch, not how many to add."
             )
         called = as_callbacks(callbacks)
-        definition, strategy = self.defined(), self._resolve()
+        session, standing = self._session(), self._kept.standing
+        definition, check = session.definition, session.check
         definition.model.check_trainable()
         weights = options.sample_weight
         if options.validation_split:
@@ -218,27 +191,27 @@ class Trainer(Described, Resumable):
         dataset = make_dataset(x, y, weights, batch_size, shuffle=options.shuffle)
         feed = Feed(
             dataset,
-            replicas=strategy.num_replicas_in_sync,
+            replicas=session.strategy.num_replicas_in_sync,
             class_weight=options.class_weight,
-            passes=max(self._passes, options.initial_epoch),
+            passes=max(standing.passes, options.initial_epoch),
         )
-        _check_end(feed, steps_per_epoch, "steps_per_epoch")
-        self._check.first(definition, self._loss_needed(), feed.first)
-        if self._leave_whole(feed, definition):
-            expect_one_part(self._loss_needed(), definition.accumulate_steps)
-        validate = self._validator(validation_data, batch_size or feed.batch_size, options)
+        feed.check_end(steps_per_epoch, "steps_per_epoch")
+        check.first(feed.first)
+        if check.leave_whole(feed):
+            expect_one_part(definition.loss, definition.accumulate_steps)
+        validate = validator(session, validation_data, batch_size or feed.batch_size, options)
         check_watched(called, definition.log_names, validated=validate is not None)
         for callback in called:
             callback.trainer = self
-        step = self._compiled_step(definition, steps_per_epoch or feed.exact_steps, strategy)
-        run = Run(self, definition, step, feed, called)
+        step = session.step(self.options.steps_per_execution, steps_per_epoch or feed.exact_steps)
+        run = Run(self, session, step, feed, called)
         spec = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), feed.first)
         intercept.first_step(self, spec.x, spec.y)
         try:
             to_do = range(options.initial_epoch, epochs)
             return run.epochs(to_do, steps_per_epoch, validate, options.verbose)
         finally:
-            self._passes = feed.passes
+            standing.passes = feed.passes
 
     def evaluate(
         self,
@@ -270,15 +243,14 @@ class Trainer(Described, Resumable):
         """
         steps, batch_size = _evaluation_counts(steps, batch_size)
         dataset = make_dataset(x, y, sample_weight, batch_size, shuffle=False)
-        strategy = self._resolve()
-        feed = Feed(dataset, replicas=strategy.num_replicas_in_sync, weighted=True)
-        _check_end(feed, steps, "steps")
-        definition = self.defined()
-        self._check.first(definition, self._loss_needed(), feed.first)
-        self._leave_whole(feed, definition)
-        model = self.on_devices(definition.model.read())
+        session = self._session()
+        feed = Feed(dataset, replicas=session.strategy.num_replicas_in_sync, weighted=True)
+        feed.check_end(steps, "steps")
+        session.check.first(feed.first)
+        session.check.leave_whole(feed)
+        model = session.model()
         with shown(verbose, "Evaluating", steps or feed.steps) as progress:
-            return self._evaluate(definition, model, feed, steps, progress)
+            return Pass(session, model, feed, steps, progress).logs()
 
     def predict(
         self,
@@ -305,14 +277,12 @@ class Trainer(Described, Resumable):
         """
         steps, batch_size = _evaluation_counts(steps, batch_size)
         dataset = make_inputs(x, batch_size, self.module)
-        strategy = self._resolve()
-        feed = Feed(dataset, replicas=strategy.num_replicas_in_sync, weighted=True)
-        _check_end(feed, steps, "steps")
-        definition = self.defined()
-        model = self.on_devices(definition.model.read())
-        compiled = self._compiled_evaluation(definition)
+        session = self._session()
+        feed = Feed(dataset, replicas=session.strategy.num_replicas_in_sync, weighted=True)
+        feed.check_end(steps, "steps")
+        model = session.model()
         with shown(verbose, "Predicting", steps or feed.steps) as progress:
-            return Pass(definition, compiled, model, feed, strategy, steps, progress).outputs()
+            return Pass(session, model, feed, steps, progress).outputs()
 
     @property
     def strategy(self) -> Strategy:
@@ -321,177 +291,20 @@ class Trainer(Described, Resumable):
         Scopes count in the order of that in which the trainer was made, that of this call, and that
         in which the module was made.
         """
-        scoped = self.scoped_strategy()
+        scoped = self._scoped_strategy()
         if scoped is not None:
             return scoped
-        array = self.defined().model.first_array()
+        array = self._kept.prepared().definition.model.first_array()
         return strategy_for(array if isinstance(array, jax.Array) else jnp.zeros(()))
 
-    def _resolve(self) -> Strategy:
-        """Return the strategy of the call that begins, and remember where it keeps state."""
-        self.defined().model.check_arrays()
+    def _session(self) -> Session:
+        """Return what the call that begins works with."""
+        prepared = self._kept.prepared()
+        model = prepared.definition.model
+        model.check_arrays()
         strategy = self.strategy
-        self._state_sharding = strategy.state_sharding
-        self._placement = strategy.placement(self.defined().model.weights(), self.model_rules())
-        return strategy
-
-    def _loss_needed(self) -> losses.Loss:
-        if self._loss is None:
-            raise NotCompiledError(
-                'There is no loss. Name one: model.compile(optimizer="adam", loss="…") or '
-                'Trainer(module, loss="…").'
-            )
-        return self._loss
-
-    def defined(self) -> StepDefinition:
-        """Return the step definition, made anew when the module's structure has changed.
-
-        The optimizer's state and the count of steps are kept while the parameters have the paths,
-        shapes and dtypes that they had; otherwise both begin anew.
-        """
-        known = self._definition
-        if known is not None and known.model.is_current():
-            return known
-        split = ModuleSplit(self.module)
-        if known is None or not split.same_structure(known.model):
-            structure, _ = bind_metrics([get_metric(metric) for metric in self._metrics])
-            self._definition = StepDefinition(
-                model=split,
-                loss=self._loss or losses.get("mse"),
-                optimizer=self._optimizer,
-                schedule=self._own_rate.schedule,
-                metrics=structure,
-                metric_names=tuple(metric.name for metric in self._metrics),
-                accumulate_steps=self.options.accumulate_steps,
-                compute_dtype=self.options.compute_dtype,
-                check_gradients=self.options.check_gradients,
-                remat=self.options.remat,
-            )
-            self._step = self._evaluation = None
-            if known is not None and not split.same_parameters(known.model):
-                self.optimizer_state, self.steps_made = None, 0
-            return self._definition
-        known.model.renew(split)
-        return known
-
-    def _leave_whole(self, feed: Feed, definition: StepDefinition) -> Coupling:
-        loss = self._loss_needed()
-        of_loss, of_metrics = self._check.coupling(definition, loss, self._metrics, feed.first)
-        if of_loss:
-            feed.keep_whole(f"loss {loss.name}", of_loss)
-        for name, coupling in of_metrics.items():
-            feed.keep_whole(f"metric {name} (a class of nx.metrics takes any batch)", coupling)
-        return of_loss
-
-    def check_labels(self, batch: Batch, steps: int) -> None:
-        """Check the targets of a host batch, of ``steps`` batches stacked, against the loss."""
-        if self._definition is not None:
-            self._check.labels(self._definition, self._loss_needed(), batch, steps)
-
-    def _compiled_step(
-        self, definition: StepDefinition, steps: int | None, strategy: Strategy
-    ) -> CompiledStep:
-        per_call = self.options.steps_per_execution
-        exact = steps is not None and steps % per_call == 0
-        known, sharding = self._step, strategy.state_sharding
-        if known is None or known.exact != exact or known.sharding != sharding:
-            known = CompiledStep(definition, steps=per_call, exact=exact, sharding=sharding)
-            self._step = known
-        return known
-
-    def _compiled_evaluation(self, definition: StepDefinition) -> CompiledEvaluation:
-        sharding = self._state_sharding
-        if self._evaluation is None or self._evaluation.sharding != sharding:
-            self._evaluation = CompiledEvaluation(definition, sharding)
-        return self._evaluation
-
-    def on_devices(self, tree: Any) -> Any:
-        """Put a tree of arrays where the strategy keeps state."""
-        if self._placement is not None:
-            return jax.device_put(tree, self._placement.shardings(tree))
-        return jax.device_put(tree, self._state_sharding)
-
-    def initial_state(self, definition: StepDefinition) -> TrainState:
-        """Return the state to train on, in buffers that nobody else holds."""
-        own = self.on_devices(_copied(definition.model.read()))
-        definition.model.write(*own)  # the old arrays can go before the optimizer's are made
-        optimizer = self.optimizer_state
-        if optimizer is None:
-            optimizer = jax.jit(definition.optimizer.init)(own[0])
-        # An optimizer may keep the parameters themselves, which then would be given away twice.
-        leaves, treedef = jax.tree.flatten((own, self.on_devices(optimizer)))
-        (parameters, model_state), optimizer = jax.tree.unflatten(treedef, apart(leaves))
-        return TrainState(
-            parameters=parameters,
-            model_state=model_state,
-            optimizer=optimizer,
-            **self.epoch_start(definition),
-            step=self.on_devices(np.int32(self.steps_made)),
-            diverged_at=self.on_devices(counters()["diverged_at"]),
-        )
-
-    def epoch_start(self, definition: StepDefinition) -> dict[str, Any]:
-        """Return the fields of the state that begin anew with every epoch."""
-        _, first = bind_metrics([get_metric(metric) for metric in self._metrics])
-        return self.on_devices(
-            {
-                "metrics": _copied(first),
-                "totals": counters()["totals"],
-                "learning_rate_scale": np.float32(self._learning_rate_scale),
-            }
-        )
-
-    def keep(self, definition: StepDefinition, state: TrainState) -> None:
-        """Make the module and the trainer hold the state's arrays."""
-        definition.model.write(state.parameters, state.model_state)
-        self.optimizer_state = state.optimizer
-
-    def _validator(
-        self, data: Any, batch_size: int, options: FitOptions
-    ) -> Callable[[StepDefinition, TrainState], dict[str, float]] | None:
-        if data is None:
-            return None
-        size, strategy = options.validation_batch_size or batch_size, self.strategy
-        try:
-            dataset = make_validation_dataset(data, size)
-            feed = Feed(dataset, replicas=strategy.num_replicas_in_sync, weighted=True)
-            self._check.check(self.defined(), self._loss_needed(), feed.first)
-            self._leave_whole(feed, self.defined())
-        except (ArgumentError, ArgumentTypeError) as error:
-            raise type(error)(f"validation_data: {error}") from error
-        _check_end(feed, options.validation_steps, "validation_steps")
-
-        def validate(definition: StepDefinition, state: TrainState) -> dict[str, float]:
-            model = (state.parameters, state.model_state)
-            steps = options.validation_steps
-            logs = self._evaluate(definition, model, feed, steps, Progress())
-            return {f"val_{name}": value for name, value in logs.items()}
-
-        return validate
-
-    def _evaluate(
-        self,
-        definition: StepDefinition,
-        model: Any,
-        feed: Feed,
-        steps: int | None,
-        progress: Progress,
-    ) -> dict[str, float]:
-        compiled, start = self._compiled_evaluation(definition), self.epoch_start(definition)
-        sums = (start["totals"], start["metrics"])
-        over = Pass(definition, compiled, model, feed, self.strategy, steps, progress)
-        return over.logs(sums, definition.log_names, self.check_labels)
-
-
-@jax.jit
-def _copied(tree: Any) -> Any:
-    """Copy every array in one compiled call; one by one, each shape is compiled by itself."""
-    return jax.tree.map(jnp.copy, tree)
-
-
-def _check_end(feed: Feed, steps: int | None, name: str) -> None:
-    if steps is None and feed.endless:
-        raise ArgumentError(f"The data never ends (it is repeated): say how many, with {name}.")
+        placement = strategy.placement(model.weights(), self.model_rules())
+        return Session(prepared, self._kept.standing, strategy, placement)
 
 
 def _evaluation_counts(steps: int | None, batch_size: int | None) -> tuple[int | None, int | None]:

@@ -1,0 +1,81 @@
+"""What a trainer keeps from one call to the next.
+
+Owns where training stands, and when what was made for a module must be made anew. It does not own
+what a single call works with (``session.py``), nor how it is written to a file (``resume.py``).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from neurenix._nnx import nnx
+from neurenix.train.batch_check import BatchCheck
+from neurenix.train.compiled import Compiled
+from neurenix.train.recipe import Recipe
+from neurenix.train.split import ModuleSplit
+from neurenix.train.step import StepDefinition
+
+
+@dataclass
+class Standing:
+    """Where training stands: what it goes on from, beside the arrays of the module.
+
+    Attributes:
+        optimizer_state: the optimizer's state; None before the first step.
+        steps_made: optimizer steps made.
+        passes: passes over the data made, which decide the order of shuffled data.
+        learning_rate_scale: factor on the optimizer's own learning rate.
+    """
+
+    optimizer_state: Any = None
+    steps_made: int = 0
+    passes: int = 0
+    learning_rate_scale: float = 1.0
+
+
+class Prepared:
+    """What was made for a module of one structure.
+
+    Attributes:
+        definition: the step.
+        check: the checks of its batches.
+        compiled: its functions, compiled when they are first called.
+    """
+
+    def __init__(self, definition: StepDefinition, recipe: Recipe) -> None:
+        self.definition = definition
+        self.check = BatchCheck(definition, recipe)
+        self.compiled = Compiled(definition)
+
+
+class Kept:
+    """What a trainer keeps between calls.
+
+    Attributes:
+        module: the module.
+        recipe: what it is trained with.
+        standing: where training stands. It is changed in place.
+    """
+
+    def __init__(self, module: nnx.Module, recipe: Recipe) -> None:
+        self.module, self.recipe, self.standing = module, recipe, Standing()
+        self._prepared: Prepared | None = None
+
+    def prepared(self) -> Prepared:
+        """Return what is made for the module, anew when the module's structure has changed.
+
+        The optimizer's state and the count of steps are kept while the parameters have the paths,
+        shapes and dtypes that they had; otherwise both begin anew.
+        """
+        known = self._prepared
+        if known is not None and known.definition.model.is_current():
+            return known
+        split = ModuleSplit(self.module)
+        if known is not None and split.same_structure(known.definition.model):
+            known.definition.model.renew(split)
+            return known
+        self._prepared = Prepared(self.recipe.definition(split), self.recipe)
+        if known is not None and not split.same_parameters(known.definition.model):
+            self.standing.optimizer_state, self.standing.steps_made = None, 0
+        return self._prepared

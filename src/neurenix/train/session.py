@@ -1,0 +1,114 @@
+"""What one call of ``fit``, ``evaluate`` or ``predict`` works with, on the devices of a strategy.
+
+Owns the state that training begins with, where its arrays are put, and that the module holds them
+afterwards. It does not own the order of things in a call (``run.py``, ``evaluation.py``).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from neurenix._functions.binding import apart
+from neurenix.distribute import Strategy
+from neurenix.distribute.placement import Placement
+from neurenix.train.batch_check import BatchCheck
+from neurenix.train.compiled import CompiledEvaluation, CompiledStep
+from neurenix.train.kept import Prepared, Standing
+from neurenix.train.state import TrainState, counters
+from neurenix.train.step import StepDefinition
+
+
+@dataclass(frozen=True, eq=False)
+class Session:
+    """What was made for the module, where training stands, and the devices.
+
+    Attributes:
+        prepared: what was made for the module.
+        standing: where the trainer's training stands.
+        strategy: the devices.
+        placement: how they divide the state; None when all of it is whole everywhere.
+    """
+
+    prepared: Prepared
+    standing: Standing
+    strategy: Strategy
+    placement: Placement | None
+
+    @property
+    def definition(self) -> StepDefinition:
+        """The step."""
+        return self.prepared.definition
+
+    @property
+    def check(self) -> BatchCheck:
+        """The checks of batches."""
+        return self.prepared.check
+
+    def step(self, per_call: int, steps: int | None) -> CompiledStep:
+        """Return the compiled step.
+
+        Args:
+            per_call: optimizer steps in one call.
+            steps: optimizer steps of an epoch, where that is certain.
+        """
+        exact = steps is not None and steps % per_call == 0
+        return self.prepared.compiled.step(per_call, exact, self.strategy.state_sharding)
+
+    def evaluation(self) -> CompiledEvaluation:
+        """Return the compiled functions of ``evaluate`` and ``predict``."""
+        return self.prepared.compiled.evaluation(self.strategy.state_sharding)
+
+    def put(self, tree: Any) -> Any:
+        """Put a tree of arrays where the strategy keeps state."""
+        if self.placement is not None:
+            return jax.device_put(tree, self.placement.shardings(tree))
+        return jax.device_put(tree, self.strategy.state_sharding)
+
+    def model(self) -> Any:
+        """Return the module's parameters and other state, on the devices."""
+        return self.put(self.definition.model.read())
+
+    def initial_state(self) -> TrainState:
+        """Return the state to train on, in buffers that nobody else holds."""
+        model, optimizer = self.definition.model, self.standing.optimizer_state
+        own = self.put(_copied(model.read()))
+        model.write(*own)  # the old arrays can go before the optimizer's are made
+        if optimizer is None:
+            optimizer = jax.jit(self.definition.optimizer.init)(own[0])
+        # An optimizer may keep the parameters themselves, which then would be given away twice.
+        leaves, treedef = jax.tree.flatten((own, self.put(optimizer)))
+        (parameters, model_state), optimizer = jax.tree.unflatten(treedef, apart(leaves))
+        return TrainState(
+            parameters=parameters,
+            model_state=model_state,
+            optimizer=optimizer,
+            **self.epoch_start(),
+            step=self.put(np.int32(self.standing.steps_made)),
+            diverged_at=self.put(counters()["diverged_at"]),
+        )
+
+    def epoch_start(self) -> dict[str, Any]:
+        """Return the fields of the state that begin anew with every epoch."""
+        return self.put(
+            {
+                "metrics": _copied(self.definition.first_metrics),
+                "totals": counters()["totals"],
+                "learning_rate_scale": np.float32(self.standing.learning_rate_scale),
+            }
+        )
+
+    def keep(self, state: TrainState) -> None:
+        """Make the module and the trainer hold the state's arrays."""
+        self.definition.model.write(state.parameters, state.model_state)
+        self.standing.optimizer_state = state.optimizer
+
+
+@jax.jit
+def _copied(tree: Any) -> Any:
+    """Copy every array in one compiled call; one by one, each shape is compiled by itself."""
+    return jax.tree.map(jnp.copy, tree)
