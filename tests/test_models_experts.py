@@ -118,6 +118,32 @@ def test_only_the_bias_of_the_choice_balances_experts_by_sigmoid() -> None:
     np.testing.assert_array_equal(with_it.router.kernel[...], without.router.kernel[...])
 
 
+@pytest.mark.parametrize("router", ["softmax", "sigmoid"])
+def test_replicas_balance_experts_as_one_device_does(router: str) -> None:
+    config = models.get("mixtral-8x7b").replace(
+        embed_dim=8, num_heads=2, num_kv_heads=2, mlp_dim=8, num_layers=1, num_experts=4,
+        router=router, balance=1.0,
+    )  # fmt: skip
+    x = RNG.normal(size=(16, 6, 8)).astype(np.float32)
+
+    def step(layer: Experts, optimizer: nx.Optimizer, x: jax.Array) -> None:
+        def no_loss(layer: Experts) -> jax.Array:
+            return nx.distribute.compute_average_loss(0.0 * jnp.sum(layer(x), axis=(1, 2)))
+
+        optimizer.update(layer, nx.grad(no_loss)(layer))
+
+    strategy, after = nx.distribute.TPUStrategy(), []
+    for run in (nx.jit(step), lambda *args: strategy.run(step, args=args)):
+        layer = Experts(config, 8, lead=(), rngs=nnx.Rngs(1))
+        before = jax.tree.map(np.array, nnx.to_pure_dict(nnx.state(layer, nnx.Param)))
+        batch = x if not after else next(iter(strategy.distribute([x])))
+        run(layer, nx.Optimizer(layer, nx.optim.SGD(1.0)), batch)
+        now = nnx.to_pure_dict(nnx.state(layer, nnx.Param))
+        after.append(jax.tree.map(lambda a, b: np.asarray(a) - b, now, before))
+    assert max(np.abs(leaf).max() for leaf in jax.tree.leaves(after[0])) > 1e-3
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6), *after)
+
+
 def test_sizes_that_cannot_be_are_refused() -> None:
     deepseek = models.get("deepseek3-671b")
     with pytest.raises(ArgumentError, match="expert_groups=7 must divide"):

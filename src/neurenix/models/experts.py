@@ -17,6 +17,7 @@ from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import PartitionSpec
 
 from neurenix._nnx import nnx
+from neurenix.distribute import get_replica_context
 from neurenix.models.layers import (
     BATCH,
     MLP,
@@ -67,6 +68,8 @@ class Experts(nnx.Module):
     The gradient is that of the loss plus ``config.balance`` times ``imbalance``, in any training
     loop; the loss itself is shown without it. It takes the gradient to be that of the loss as it
     is: a loss that is multiplied before it is differentiated leaves the second part as it was.
+    Inside ``strategy.run`` the positions of all replicas are balanced together, and each replica
+    adds its part of the gradient, as with ``compute_average_loss``.
     With ``"sigmoid"`` the bias alone is moved to balance: its gradient is ``config.balance`` times
     what fell on an expert beyond its share, so that the optimizer lowers it for busy ones, where
     DeepSeek subtracts a constant.
@@ -153,24 +156,28 @@ def imbalance(share: jax.Array, chosen: jax.Array) -> jax.Array:
 
 
 def fell_on(chosen: jax.Array, count: int) -> jax.Array:
-    """Return the part of the choices (N, T, k) that fell on each of ``count`` experts."""
-    return jnp.mean(jax.nn.one_hot(chosen, count), axis=(0, 1, 2))
+    """Return the part of the choices (N, T, k), of all replicas, that fell on each expert."""
+    own = jnp.mean(jax.nn.one_hot(chosen, count), axis=(0, 1, 2))
+    return get_replica_context().all_reduce("mean", own)
 
 
 @jax.custom_vjp
 def _also_minimised(x: jax.Array, penalty: jax.Array) -> jax.Array:
-    """Return ``x``; the gradient is as if ``penalty``, a scalar, were added to the loss."""
+    """Return ``x``; the gradient is as if ``penalty``, a scalar, were added to the loss.
+
+    Of several replicas, whose gradients will be summed, each adds its part.
+    """
     del penalty
     return x
 
 
-def _also_minimised_forward(x: jax.Array, penalty: jax.Array) -> tuple[jax.Array, None]:
+def _also_minimised_forward(x: jax.Array, penalty: jax.Array) -> tuple[jax.Array, float]:
     del penalty
-    return x, None
+    return x, 1 / get_replica_context().num_replicas_in_sync
 
 
-def _also_minimised_backward(_: None, gradient: jax.Array) -> tuple[jax.Array, jax.Array]:
-    return gradient, jnp.ones((), jnp.float32)
+def _also_minimised_backward(part: float, gradient: jax.Array) -> tuple[jax.Array, jax.Array]:
+    return gradient, jnp.float32(part)
 
 
 _also_minimised.defvjp(_also_minimised_forward, _also_minimised_backward)
