@@ -33,7 +33,7 @@ from neurenix._core.errors import (
 )
 from neurenix.compiler import host, plain_tree
 from neurenix.compiler.artefact import Artefact, check_versions, read
-from neurenix.compiler.loaded import arrange, check_slice
+from neurenix.compiler.loaded import _checked, arrange, check_slice
 from neurenix.hardware.tpu_topology import topology_of_devices
 from neurenix.preflight import CompileOptions, PreflightOptions, recompile
 
@@ -272,7 +272,12 @@ WRONG_CALLS = [
     (lambda u, s, x: (u, {**s, "ww": x}, x), ArgumentTypeError, "'1.ww' is not known. Did you"),
     (lambda u, s, x: (u, s, x[:8]), ShapeError, r"shape \(8, 4\); the program .* \(16, 4\)"),
     (lambda u, s, x: (u, s, x.astype("float16")), ArgumentTypeError, "astype.'float32'"),
-    (lambda u, s, x: (u, {**s, "n": 7.5}, x), ArgumentTypeError, "1.n is of float32"),
+    (
+        lambda u, s, x: (u, {**s, "n": 7.5}, x),
+        ArgumentTypeError,
+        "1.n is 7.5; .* int32, which",
+    ),
+    (lambda u, s, x: (u, {**s, "n": 2**40}, x), ArgumentTypeError, "1.n is 1099511627776; .*int32"),
     (lambda u, s, x: (u, {**s, "n": "seven"}, x), ArgumentTypeError, "1.n is a str"),
 ]
 
@@ -283,6 +288,72 @@ def test_a_wrong_call_is_named_before_anything_runs(for_cpu, change, kind, messa
     with pytest.raises(kind, match=message):
         program(*change(*values()))
     program(*values())
+
+
+def scale(n, x, power):
+    return x * n if n > 2 else x**power
+
+
+def test_static_arguments_are_given_as_they_were_or_left_out(tmp_path: Path) -> None:
+    function = jax.jit(scale, static_argnums=(0, 2))
+    source = tmp_path / "source.nxc"
+    made = nx.compile_for(function, 4, nx.spec((3,)), 2, on="cpu", path=source)
+    assert made.manifest["call"] == {"arguments": 3, "fixed": {"0": "4", "2": "2"}}
+    recompile(source, tmp_path / "again.nxc")
+    x = np.arange(3, dtype=np.float32)
+    for name in ("source.nxc", "again.nxc"):
+        program = nx.load_compiled(tmp_path / name)
+        for arguments in ((4, x, 2), (x,), (np.int64(4), x, 2)):
+            np.testing.assert_array_equal(program(*arguments), 4 * x)
+        with pytest.raises(ArgumentError, match="Argument 0 of scale is 5, .* compiled for 4"):
+            program(5, x, 2)
+        with pytest.raises(ArgumentTypeError, match="'1' is not known"):
+            program(4, x)
+    path = repacked(made, tmp_path / "x.nxc", call={"arguments": 1, "fixed": {"2": "2"}})
+    with pytest.raises(ArtefactError, match="not a valid one: see call"):
+        nx.load_compiled(path)
+
+
+def test_a_donated_array_is_given_once(tmp_path: Path) -> None:
+    x = nx.spec((8,))
+    options = PreflightOptions(donate_argnums=1)
+    path = tmp_path / "x.nxc"
+    nx.compile_for(
+        lambda a, b, c: (a.sum(), b + 1, c.sum()), x, x, x, on="cpu", path=path, options=options
+    )
+    program, z = nx.load_compiled(path), jax.device_put(jnp.zeros(8), jax.devices("cpu")[0])
+    of_the_same_memory = jax.device_put(z, z.sharding)
+    for arguments, says in (
+        ((z, z, jnp.ones(8)), "0 and 1 of .* are one array, and 1 is donated"),
+        ((jnp.ones(8), z, of_the_same_memory), "1 and 2 of .* are one array, and 1 is donated"),
+    ):
+        with pytest.raises(ArgumentTypeError, match=f"Arguments {says}.*jnp.copy"):
+            program(*arguments)
+        assert not z.is_deleted()
+    host = np.zeros(8, np.float32)
+    program(host, host, host)
+    program(z, jnp.ones(8), z)  # what is not donated may stand anywhere
+
+
+@pytest.mark.parametrize(
+    ("value", "dtype", "holds"),
+    [
+        (3, "float32", True), (True, "float32", True), (0.1, "bfloat16", True),
+        (np.float64(2.5), "float32", True), (7.0, "int32", True),
+        (1, "bool", True), (2, "complex64", True), (float("nan"), "float16", True),
+        (2**24 + 1, "float32", False), (1e39, "float32", False), (7.5, "int32", False),
+        (-1, "uint32", False), (2, "bool", False), (1j, "float32", False), (300, "int8", False),
+        (float("inf"), "int32", False),
+    ],
+)  # fmt: skip
+def test_python_numbers_are_of_the_dtype_that_holds_them(value, dtype: str, holds: bool) -> None:
+    entry = {"path": "0", "shape": [], "dtype": dtype}
+    if holds:
+        number = _checked(value, entry)
+        assert number.dtype == dtype and np.isclose(complex(number), value, 1e-2, equal_nan=True)
+        return
+    with pytest.raises(ArgumentTypeError, match=f"Argument 0 is .*{dtype}, which cannot hold it"):
+        _checked(value, entry)
 
 
 # The file.

@@ -22,12 +22,15 @@ import hashlib
 import io
 import json
 import os
+import re
 import sys
 import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from neurenix._core.errors import ArgumentError, ArtefactError
 from neurenix._core.files import write_whole
@@ -76,7 +79,9 @@ class Artefact:
         manifest: what the file says of the program, as JSON data. ``target`` is the slice,
             ``versions`` are those of jax, jaxlib, libtpu and neurenix that made it, ``arguments``
             and ``outputs`` have a path, shape, dtype and partition each, ``fingerprint`` is that
-            of the program before it was compiled.
+            of the program before it was compiled. ``call`` is there where it has static arguments:
+            how many ``arguments`` there are with them, and ``fixed``, the text of each by its
+            position.
         sha256: of the whole file, in hexadecimal digits.
         executable: PJRT's bytes.
         program: ``jax.export``'s bytes.
@@ -129,8 +134,29 @@ class Artefact:
         )
 
 
+def fixed_text(value: Any) -> str:
+    """Return the text by which a static argument is told from others; it is the same everywhere.
+
+    Example:
+        >>> fixed_text(4), fixed_text(("relu", True)), fixed_text(len)
+        ('4', "('relu', True)", '<built-in function len>')
+    """
+    if isinstance(value, np.generic):
+        value = value.item()
+    return re.sub(r" at 0x[0-9a-fA-F]+", "", repr(value))
+
+
+def call_of(arguments: int, fixed: Mapping[int, Any]) -> dict[str, Any]:
+    """Return how a program is called, as data: how many arguments, and the static ones of them."""
+    return {"arguments": arguments, "fixed": {str(n): fixed_text(v) for n, v in fixed.items()}}
+
+
 def write(
-    path: str | os.PathLike[str], program: Program, answer: Compiled, options: CompileOptions
+    path: str | os.PathLike[str],
+    program: Program,
+    answer: Compiled,
+    options: CompileOptions,
+    call: Mapping[str, Any] | None = None,
 ) -> Artefact:
     """Write a compiled program to a file, whole or not at all.
 
@@ -139,6 +165,7 @@ def write(
         program: before it was compiled.
         answer: of ``compile_all(…, executables=True)``.
         options: that it was compiled with.
+        call: of ``call_of``, where it has static arguments.
 
     Raises:
         ArgumentError: the program cannot be run from a file, or the file cannot be written.
@@ -146,7 +173,7 @@ def write(
     if problem := _problem(program, answer):
         raise ArgumentError(f"{program.name} cannot be kept in a file: {problem}.")
     members = {"executable.bin": answer.executable, "program.bin": program.serialized}
-    manifest = _manifest(program, answer, options)
+    manifest = _manifest(program, answer, options) | ({} if call is None else {"call": dict(call)})
     manifest["members"] = {
         name: {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
         for name, content in members.items()
@@ -341,8 +368,17 @@ def _checked_manifest(where: Path, described: bytes) -> dict[str, Any]:
             leaves, names = -1, set()
         if leaves != len(manifest["outputs"]) or names:
             wrong = ["output_tree" if leaves != len(manifest["outputs"]) else "arguments"]
+        if not _is_call(manifest.get("call", {"arguments": 0, "fixed": {}})):
+            wrong = ["call"]
         if set(manifest["members"]) != set(_MEMBERS[1:]):
             wrong = ["members"]
     if wrong:
         raise ArtefactError(f"The manifest of {where} is not a valid one: see {', '.join(wrong)}.")
     return manifest
+
+
+def _is_call(call: Any) -> bool:
+    if not isinstance(call, dict) or not isinstance(call.get("fixed"), dict):
+        return False
+    count = call.get("arguments")
+    return isinstance(count, int) and all(n.isdecimal() and int(n) < count for n in call["fixed"])

@@ -21,6 +21,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from neurenix import chips
 from neurenix._core.errors import (
+    ArgumentError,
     ArgumentTypeError,
     ArtefactError,
     DeviceNotFoundError,
@@ -40,8 +41,10 @@ class LoadedProgram:
     """A compiled program on this machine's devices; calling it compiles nothing.
 
     Call it with the arguments of the function that was compiled: the same positions and names, with
-    arrays of the same global shapes and dtypes. Arrays that are not on the devices yet are put
-    there, divided as ``shardings`` says. Donated arguments are deleted by the call.
+    arrays of the same global shapes and dtypes; a Python number is one of them where their dtype
+    holds it. Static arguments, which are part of the program, are given again as they were, or all
+    left out. Arrays that are not on the devices yet are put there, divided as ``shardings`` says.
+    Donated arguments are deleted by the call.
 
     Dictionaries, lists and tuples of the result are as the function returned them; a dataclass or
     another registered node comes back as a dictionary of its fields, and is taken back as such.
@@ -76,20 +79,55 @@ class LoadedProgram:
         """Run the program once.
 
         Raises:
-            ArgumentTypeError: an argument is missing, is not known, or has another dtype.
+            ArgumentTypeError: an argument is missing, is not known, or has another dtype; or a
+                donated array is given twice.
+            ArgumentError: a static argument is another than the program was compiled for.
             ShapeError: an argument has another shape.
         """
-        given = self._matched(args)
+        given = self._matched(self._traced(args))
         arrays = [
             jax.device_put(leaf, sharding)
             for leaf, sharding in zip(given, self._placed, strict=True)
         ]
+        self._check_apart(given, arrays)
         shards = self._executable.execute_sharded(arrays).disassemble_into_single_device_arrays()
         results = [
             jax.make_array_from_single_device_arrays(shape, sharding, list(parts))
             for (shape, sharding), parts in zip(self._results, shards, strict=True)
         ]
         return plain_tree.build(self.artefact.manifest["output_tree"], iter(results))
+
+    def _traced(self, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        """Return the arguments without the static ones, where they are all there."""
+        call = self.artefact.manifest.get("call")
+        if call is None or len(args) != call["arguments"]:
+            return args
+        fixed = {int(position): text for position, text in call["fixed"].items()}
+        for position, text in fixed.items():
+            if (given := artefact_module.fixed_text(args[position])) != text:
+                raise ArgumentError(
+                    f"Argument {position} of {self.artefact.manifest['name']} is {given}, and the "
+                    f"program was compiled for {text}, which is a part of it. Give {text}, or "
+                    f"compile it for {given}."
+                )
+        return tuple(arg for position, arg in enumerate(args) if position not in fixed)
+
+    def _check_apart(self, given: Sequence[Any], arrays: Sequence[jax.Array]) -> None:
+        """Refuse an array that is given twice, once or twice of them to be donated."""
+        donated = {path for path, entry in self._arguments.items() if entry["donated"]}
+        if not donated:
+            return
+        first: dict[int, str] = {}
+        for path, leaf, array in zip(self._arguments, given, arrays, strict=True):
+            if not isinstance(leaf, jax.Array):  # of a NumPy array each argument is a copy
+                continue
+            other = first.setdefault(array.addressable_data(0).unsafe_buffer_pointer(), path)
+            if other != path and donated & {other, path}:
+                raise ArgumentTypeError(
+                    f"Arguments {other} and {path} of {self.artefact.manifest['name']} are one "
+                    f"array, and {other if other in donated else path} is donated: its memory is "
+                    "given to the results. Give a copy for one of them: jnp.copy(…)."
+                )
 
     def _matched(self, args: tuple[Any, ...]) -> list[Any]:
         flat, _ = jax.tree_util.tree_flatten_with_path(args)
@@ -104,7 +142,7 @@ class LoadedProgram:
             raise ArgumentTypeError(
                 f"{self.artefact.manifest['name']} takes {len(self._arguments)} arrays, and these "
                 f"are others: {'; '.join(said)} (The first number of a path is the argument's "
-                "position.)"
+                "position, static ones not counted.)"
             )
         return [_checked(given[path], entry) for path, entry in self._arguments.items()]
 
@@ -247,7 +285,7 @@ def _deserialize(artefact: Artefact, devices: Sequence[Any]) -> Any:
 def _checked(leaf: Any, entry: dict[str, Any]) -> Any:
     path, shape, dtype = entry["path"], tuple(entry["shape"]), jax.numpy.dtype(entry["dtype"])
     if isinstance(leaf, (bool, int, float, complex)):
-        leaf = jax.numpy.result_type(leaf).type(leaf)
+        leaf = _number(leaf, path, dtype)
     if not hasattr(leaf, "shape") or not hasattr(leaf, "dtype"):
         raise ArgumentTypeError(f"Argument {path} is a {type(leaf).__name__}, and not an array.")
     if tuple(leaf.shape) != shape:
@@ -260,3 +298,28 @@ def _checked(leaf: Any, entry: dict[str, Any]) -> Any:
             f"with .astype({str(dtype)!r})."
         )
     return leaf
+
+
+def _number(value: complex, path: str, dtype: np.dtype) -> Any:
+    """Return a Python number as one of ``dtype``; of a float only digits are lost.
+
+    Raises:
+        ArgumentTypeError: it is another number then.
+    """
+    kind = np.complexfloating if isinstance(value, complex) else np.inexact
+    rounds = isinstance(value, (float, complex)) and jax.numpy.issubdtype(dtype, kind)
+    exact = int if jax.numpy.issubdtype(dtype, np.integer) else complex
+    try:
+        with np.errstate(all="ignore"):
+            number = dtype.type(value)
+        same = bool(np.isfinite(number)) or not np.isfinite(value) if rounds else None
+        if same is None:
+            same = exact(number) == value
+    except (OverflowError, TypeError, ValueError):
+        number, same = None, False
+    if not same:
+        raise ArgumentTypeError(
+            f"Argument {path} is {value!r}; the program was compiled for {dtype}, which cannot "
+            "hold it."
+        )
+    return number

@@ -54,6 +54,21 @@ class Call:
         names = (parameter(self.function, key) for key in kept)
         return tuple(name for name in names if name.isidentifier())
 
+    @property
+    def static(self) -> dict[int, Any]:
+        """What the caller gave and is fixed, by its position among that and ``arrays``.
+
+        Example:
+            >>> total = jax.jit(jax.numpy.sum, static_argnums=1)
+            >>> call_of(total, [jax.numpy.ones((2, 3)), 0]).static
+            {1: 0}
+        """
+        kept = [key for key in range(len(self.arrays) + len(self.fixed)) if self._is_given(key)]
+        return {place: self.fixed[key] for place, key in enumerate(kept) if key in self.fixed}
+
+    def _is_given(self, key: int) -> bool:
+        return key in self.arrays or (key in self.fixed and key >= self.bound)
+
     def donated(self, argnums: int | Sequence[int]) -> tuple[int, ...]:
         """Return the places among ``arrays`` of positions that the caller of ``call_of`` counts.
 

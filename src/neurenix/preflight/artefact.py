@@ -12,13 +12,14 @@ from typing import Any
 
 from neurenix import chips
 from neurenix._core.errors import CompilationError, OutOfMemoryError
+from neurenix._functions.binding import is_module
 from neurenix.compiler import artefact as artefact_module
 from neurenix.compiler.artefact import Artefact
 from neurenix.compiler.compile import CompileOptions, Refusal, compile_all
-from neurenix.compiler.program import Program
+from neurenix.compiler.program import Program, spec
 from neurenix.compiler.target import CpuHost, Target, cpu_host
-from neurenix.preflight.arguments import given, refuse_keywords
-from neurenix.preflight.description import PreflightOptions, describe
+from neurenix.preflight.arguments import Call, call_of, given, refuse_keywords
+from neurenix.preflight.description import PreflightOptions, describe, trainer_of
 from neurenix.preflight.entry import check_input_shape
 
 
@@ -79,7 +80,19 @@ def compile_for(
     program = describe(
         target, args, where, input_shape=input_shape, dtype=dtype, mesh=mesh, options=options
     )
-    return _compile(program, where, path, options.compiler)
+    called = None
+    if trainer_of(target) is None:
+        shape = () if input_shape is None else (spec(input_shape, dtype),)
+        called = _static_call(call_of(target, (*shape, *args)))
+    return _compile(program, where, path, options.compiler, called)
+
+
+def _static_call(call: Call) -> dict[str, Any] | None:
+    """Return how a function with static arguments is called; modules become one argument."""
+    static = call.static
+    if not static or any(map(is_module, call.arrays.values())):
+        return None
+    return artefact_module.call_of(len(call.arrays) + len(static), static)
 
 
 def recompile(
@@ -112,7 +125,9 @@ def recompile(
             f"device(s), and {where.name} has {target.num_devices} of {target.platform}. Compile "
             "the function or the script it comes from."
         )
-    return _compile(program, where, path, options or CompileOptions())
+    return _compile(
+        program, where, path, options or CompileOptions(), artefact.manifest.get("call")
+    )
 
 
 def _where(on: str | chips.Slice) -> chips.Slice | CpuHost:
@@ -124,6 +139,7 @@ def _compile(
     where: chips.Slice | CpuHost,
     path: str | os.PathLike[str],
     options: CompileOptions,
+    call: Mapping[str, Any] | None,
 ) -> Artefact:
     (answer,) = compile_all([(program, Target.of(where))], options, executables=True)
     if isinstance(answer, Refusal):
@@ -132,4 +148,4 @@ def _compile(
             f"{program.name} could not be compiled for {where.name}; nothing was written. "
             f"The compiler said: {answer.message.strip()}"
         )
-    return artefact_module.write(path, program, answer, options)
+    return artefact_module.write(path, program, answer, options, call)
