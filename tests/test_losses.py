@@ -332,6 +332,20 @@ def test_wrong_shapes_are_told_while_tracing():
         losses.MeanSquaredError()(jnp.zeros(3), jnp.zeros(3), jnp.zeros(4))
 
 
+@pytest.mark.parametrize("name", ["cosine_similarity", "kl_divergence", "categorical_hinge"])
+def test_a_loss_of_rows_does_not_reduce_a_last_axis_of_size_1(name):
+    rows, loss = np.array([[0.2, 0.8], [0.5, 0.5]], np.float32), losses.get(name)
+    for y_true, y_pred in (
+        (rows, rows[..., None]),
+        (rows[..., None], rows),
+        (rows[0], rows[:, :1]),
+    ):
+        with pytest.raises(ShapeError, match=f"{name} compares rows"):
+            loss(y_true, y_pred)
+        with pytest.raises(ShapeError, match="compares rows"):
+            loss.validate(y_true, y_pred.shape)
+
+
 def test_arguments_in_pytorchs_order_are_told():
     labels, logits = jnp.zeros((2, 1), jnp.int32), jnp.zeros((2,), jnp.float32)
     with pytest.raises(DataError, match="targets first"):

@@ -171,6 +171,27 @@ def paired(name: str, y_true: jax.Array, y_pred: jax.Array) -> tuple[jax.Array, 
     return y_true.reshape(y_pred.shape), y_pred
 
 
+def paired_rows(name: str, y_true: jax.Array, y_pred: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Return both as floats, for a loss that reduces their last axis.
+
+    Raises:
+        ShapeError: the shapes differ. A last axis of size 1 would be reduced in place of the rows.
+    """
+    y_true, y_pred = at_least_float32(y_true), at_least_float32(y_pred)
+    same_rows(name, y_true.shape, y_pred.shape)
+    return y_true, y_pred
+
+
+def same_rows(name: str, y_true: tuple[int, ...], y_pred: tuple[int, ...]) -> None:
+    """Raise ShapeError unless the shapes are equal and have an axis."""
+    if y_pred and y_true == y_pred:
+        return
+    raise ShapeError(
+        f"The loss {name} compares rows, along the last axis, and `y_true` has shape {y_true} "
+        f"where `y_pred` has shape {y_pred}. Give both the same shape, (N, …, C)."
+    )
+
+
 def same_shape(name: str, y_true: tuple[int, ...], y_pred: tuple[int, ...]) -> None:
     """Raise ShapeError unless the shapes are equal, up to one last axis of size 1."""
     if y_true == y_pred or y_true + (1,) == y_pred or y_true == y_pred + (1,):

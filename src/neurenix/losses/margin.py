@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from neurenix.losses.base import Loss, check_range, paired
+from neurenix.losses.base import Loss, check_range, paired, paired_rows, same_rows
 
 
 @dataclass(frozen=True)
@@ -53,10 +53,13 @@ class CategoricalHinge(Loss):
 
     def elementwise(self, y_true: jax.Array, y_pred: jax.Array) -> jax.Array:
         """Return the hinge loss of every row, shape (N, ...)."""
-        y_true, y_pred = paired(self.name, y_true, y_pred)
+        y_true, y_pred = paired_rows(self.name, y_true, y_pred)
         right = jnp.sum(y_true * y_pred, axis=-1)
         wrong = jnp.max((1 - y_true) * y_pred, axis=-1)
         return jnp.maximum(wrong - right + 1, 0)
+
+    def _validate_shape(self, y_true: tuple[int, ...], y_pred: tuple[int, ...]) -> None:
+        same_rows(self.name, y_true, y_pred)
 
     def _validate_values(self, y_true: np.ndarray, y_pred_shape: tuple[int, ...]) -> None:
         check_range(y_true, 0, 1, "because rows are one-hot")

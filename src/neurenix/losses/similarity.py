@@ -11,7 +11,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from neurenix.losses.base import EPSILON, Loss, check_probabilities, check_range, paired
+from neurenix.losses.base import (
+    EPSILON,
+    Loss,
+    check_probabilities,
+    check_range,
+    paired_rows,
+    same_rows,
+)
 
 
 @dataclass(frozen=True)
@@ -27,8 +34,11 @@ class CosineSimilarity(Loss):
 
     def elementwise(self, y_true: jax.Array, y_pred: jax.Array) -> jax.Array:
         """Return minus the cosine of every row, shape (N, ...)."""
-        y_true, y_pred = paired(self.name, y_true, y_pred)
+        y_true, y_pred = paired_rows(self.name, y_true, y_pred)
         return -jnp.sum(_unit(y_true) * _unit(y_pred), axis=-1)
+
+    def _validate_shape(self, y_true: tuple[int, ...], y_pred: tuple[int, ...]) -> None:
+        same_rows(self.name, y_true, y_pred)
 
 
 @dataclass(frozen=True)
@@ -40,9 +50,12 @@ class KLDivergence(Loss):
 
     def elementwise(self, y_true: jax.Array, y_pred: jax.Array) -> jax.Array:
         """Return the divergence of every row, shape (N, ...)."""
-        y_true, y_pred = paired(self.name, y_true, y_pred)
+        y_true, y_pred = paired_rows(self.name, y_true, y_pred)
         y_true, y_pred = jnp.clip(y_true, EPSILON, 1), jnp.clip(y_pred, EPSILON, 1)
         return jnp.sum(y_true * jnp.log(y_true / y_pred), axis=-1)
+
+    def _validate_shape(self, y_true: tuple[int, ...], y_pred: tuple[int, ...]) -> None:
+        same_rows(self.name, y_true, y_pred)
 
     def _validate_values(self, y_true: np.ndarray, y_pred_shape: tuple[int, ...]) -> None:
         check_range(y_true, 0, 1, "because they are probabilities")
