@@ -56,7 +56,7 @@ class FunctionLoss(Loss):
     Where a model returns a dict or a tuple of arrays, that is ``y_pred``. Targets (N,) of
     predictions (N, 1) come as (N, 1), and the other way round, so that ``y_true - y_pred`` pairs
     each target with its own prediction; a function that handles such shapes itself gets them as
-    they are (``_alignment.aligned``).
+    they are (``_foreign.alignment.aligned``).
 
     Args:
         function: the function; traced, so it must be built of JAX operations.
