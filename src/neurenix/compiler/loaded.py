@@ -89,8 +89,13 @@ class LoadedProgram:
             jax.device_put(leaf, sharding)
             for leaf, sharding in zip(given, self._placed, strict=True)
         ]
-        self._check_apart(given, arrays)
-        shards = self._executable.execute_sharded(arrays).disassemble_into_single_device_arrays()
+        try:
+            outcome = self._executable.execute_sharded(arrays)
+        except jax.errors.JaxRuntimeError as error:
+            if "donate" in str(error):
+                self._explain_donation(given, arrays, error)
+            raise
+        shards = outcome.disassemble_into_single_device_arrays()
         results = [
             jax.make_array_from_single_device_arrays(shape, sharding, list(parts))
             for (shape, sharding), parts in zip(self._results, shards, strict=True)
@@ -112,11 +117,14 @@ class LoadedProgram:
                 )
         return tuple(arg for position, arg in enumerate(args) if position not in fixed)
 
-    def _check_apart(self, given: Sequence[Any], arrays: Sequence[jax.Array]) -> None:
-        """Refuse an array that is given twice, once or twice of them to be donated."""
+    def _explain_donation(
+        self, given: Sequence[Any], arrays: Sequence[jax.Array], error: Exception
+    ) -> None:
+        """Raise for an array that was given twice, once or twice of them to be donated.
+
+        Told by the memory, which may be asked for now only: asking waits for what computes it.
+        """
         donated = {path for path, entry in self._arguments.items() if entry["donated"]}
-        if not donated:
-            return
         first: dict[int, str] = {}
         for path, leaf, array in zip(self._arguments, given, arrays, strict=True):
             if not isinstance(leaf, jax.Array):  # of a NumPy array each argument is a copy
@@ -127,7 +135,7 @@ class LoadedProgram:
                     f"Arguments {other} and {path} of {self.artefact.manifest['name']} are one "
                     f"array, and {other if other in donated else path} is donated: its memory is "
                     "given to the results. Give a copy for one of them: jnp.copy(…)."
-                )
+                ) from error
 
     def _matched(self, args: tuple[Any, ...]) -> list[Any]:
         flat, _ = jax.tree_util.tree_flatten_with_path(args)
