@@ -194,11 +194,14 @@ print("child:", child.exitcode)
 """
 
 
-def test_run_is_as_python_runs_it(tmp_path: Path) -> None:
+@pytest.mark.parametrize("program", [("as_python.py",), ("-m", "as_python"), ("folder",)])
+def test_run_is_as_python_runs_it(tmp_path: Path, program: tuple[str, ...]) -> None:
     write(tmp_path, "as_python.py", AS_PYTHON_DOES)
+    (tmp_path / "folder").mkdir()
+    write(tmp_path / "folder", "__main__.py", AS_PYTHON_DOES)
     said = [
         subprocess.run(
-            [sys.executable, *command, "as_python.py"],
+            [sys.executable, *command, *program],
             cwd=tmp_path,
             capture_output=True,
             text=True,

@@ -7,7 +7,6 @@ knows only JAX sees the slice too.
 from __future__ import annotations
 
 import importlib.util
-import runpy
 import signal
 import sys
 import traceback
@@ -17,7 +16,7 @@ from typing import Annotated
 
 import typer
 
-from neurenix._core.main_module import FILES, run_script
+from neurenix._core.main_module import FILES, run_module, run_script
 
 _OURS = (__file__, *FILES)
 
@@ -60,7 +59,7 @@ def run(
     signal.signal(signal.SIGTERM, signal.SIG_DFL)  # what the program begins is its own to clean up
     try:
         if module:
-            runpy.run_module(program, run_name="__main__", alter_sys=True)
+            run_module(program)
         else:
             sys.path.insert(0, str(Path(program).resolve().parent))
             run_script(program)
@@ -89,7 +88,7 @@ def _check(program: str, module: bool) -> None:
 
 
 def _of_program(frames: TracebackType | None) -> TracebackType | None:
-    """Drop the frames of this module and of runpy from the top of a traceback."""
+    """Drop the frames of this module and of what runs the program from the top of a traceback."""
     while frames is not None and frames.tb_frame.f_code.co_filename in _OURS:
         frames = frames.tb_next
     return frames
