@@ -32,7 +32,7 @@ from neurenix._core.errors import (
     UnknownNameError,
 )
 from neurenix.compiler import host, plain_tree
-from neurenix.compiler.artefact import Artefact, check_versions, read
+from neurenix.compiler.artefact import Artefact, check_versions, fixed_text, read
 from neurenix.compiler.loaded import _checked, arrange, check_slice
 from neurenix.hardware.tpu_topology import topology_of_devices
 from neurenix.preflight import CompileOptions, PreflightOptions, recompile
@@ -292,6 +292,16 @@ def test_a_wrong_call_is_named_before_anything_runs(for_cpu, change, kind, messa
 
 def scale(n, x, power):
     return x * n if n > 2 else x**power
+
+
+class Settings:
+    pass
+
+
+def test_a_static_argument_has_one_text_in_every_process() -> None:
+    text = fixed_text((4, frozenset("yxz"), Settings()))
+    assert text == "(4, frozenset({'x', 'y', 'z'}), <Settings object>)"
+    assert fixed_text((np.int64(4),)) == fixed_text((4,)) == "(4,)"
 
 
 def test_static_arguments_are_given_as_they_were_or_left_out(tmp_path: Path) -> None:

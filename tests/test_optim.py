@@ -397,6 +397,11 @@ def test_a_compiled_root_ends_at_its_end() -> None:
     np.testing.assert_allclose(ends, 0.1, rtol=1e-6)
 
 
+@pytest.mark.parametrize("step", [120, np.uint8(120), np.uint32(120), np.float32(120)])
+def test_past_its_end_a_decay_stays_there(step) -> None:
+    assert float(schedules.PolynomialDecay(1.0, 100, 0.25)(step)) == 0.25
+
+
 # --- nx.Optimizer -------------------------------------------------------------------------------
 
 

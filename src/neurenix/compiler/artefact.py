@@ -45,6 +45,8 @@ SCHEMA = 1
 _COMMENT = b"neurenix-artefact manifest-sha256="
 _MEMBERS = ("manifest.json", "executable.bin", "program.bin")
 _WHEN = (1980, 1, 1, 0, 0, 0)  # the earliest that ZIP knows: equal content, equal bytes
+_ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
+_OF_A_MODULE = re.compile(r"<(?:\w+\.)+(\w+ object)")  # __main__ where it is a script
 _KEYS = {
     "schema": int,
     "name": str,
@@ -143,7 +145,11 @@ def fixed_text(value: Any) -> str:
     """
     if isinstance(value, np.generic):
         value = value.item()
-    return re.sub(r" at 0x[0-9a-fA-F]+", "", repr(value))
+    if type(value) is tuple:
+        return f"({', '.join(map(fixed_text, value))}{',' if len(value) == 1 else ''})"
+    if isinstance(value, frozenset):  # in another order in each process
+        return f"frozenset({{{', '.join(sorted(map(fixed_text, value)))}}})"
+    return _ADDRESS.sub("", _OF_A_MODULE.sub(r"<\1", repr(value)))
 
 
 def call_of(arguments: int, fixed: Mapping[int, Any]) -> dict[str, Any]:

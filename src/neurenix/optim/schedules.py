@@ -164,7 +164,8 @@ class PolynomialDecay:
     def __call__(self, step: Step) -> jax.Array:
         """Return the rate at a step."""
         # Not 1 - a quotient: compiled, that is below 0 at the end, and has no square root.
-        left = jnp.maximum(self.decay_steps - jnp.asarray(step), 0) / self.decay_steps
+        # The lesser one first: a step may be unsigned.
+        left = (self.decay_steps - jnp.minimum(step, self.decay_steps)) / self.decay_steps
         return self.end + (self.initial - self.end) * jnp.power(left, self.power)
 
 
