@@ -12,7 +12,7 @@ import pytest
 from flax import nnx
 
 import neurenix as nx
-from neurenix import nn
+from neurenix import models, nn
 from train_helpers import prepared
 
 pytestmark = pytest.mark.cpu8
@@ -111,6 +111,15 @@ def test_a_variant_is_the_same_trainer_with_one_thing_changed() -> None:
         if leaf.ndim
     }
     assert dtypes == {jnp.dtype(jnp.bfloat16)}
+
+
+def test_a_policy_of_the_model_stands_in_for_the_trainers() -> None:
+    model = models.Decoder.abstract(models.get("tiny"))
+    options = nx.train.TrainOptions(remat="dots")
+    trainer = nx.Trainer(model, loss="sparse_categorical_crossentropy", options=options)
+    for policy in ("none", "full"):
+        variant = trainer.variant(remat=policy)
+        assert (variant.options.remat, variant.module.config.remat) == ("none", policy)
 
 
 def test_compile_takes_a_policy() -> None:

@@ -91,8 +91,8 @@ class Workload:
         """The policy as it is."""
         if self.trainer is None:
             return "as written"
-        own = getattr(self.trainer.module, "remat", None)
-        return str(own if own is not None else self.trainer.options.remat)
+        own = getattr(self.trainer.module, "remat", "none")
+        return str(self.trainer.options.remat if own == "none" else own)
 
     def meshes(self, where: chips.Slice) -> list[dict[str, int]]:
         """Return the meshes worth trying on a slice: data, FSDP, and tensor where rules know it."""

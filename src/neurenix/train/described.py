@@ -57,7 +57,7 @@ class Described:
             optimizer = optim.held_in(moment_dtype, optimizer)
         module: Any = self.module
         if "remat" in options and hasattr(module, "with_remat"):  # it has policies of its own
-            module = module.with_remat(options.pop("remat"))
+            module, options["remat"] = module.with_remat(options["remat"]), "none"
         same_kind: Any = type(self)
         return same_kind(
             module,
