@@ -22,9 +22,10 @@ from neurenix.data.iterator import stack
 class StreamDataset:
     """Any iterable of batches, with the reading interface of ``Dataset``.
 
-    A batch is an array, a dict, or a pair ``(x, y)`` or triple ``(x, y, w)``, whose last entries
-    may be None; lists of arrays, as loaders yield them, count as tuples. 64-bit numbers become
-    32-bit, but for those of a ``jax.Array``. A source that knows its ``len`` has a cardinality.
+    A batch is an array, a dict, or a pair ``(x, y)`` or triple ``(x, y, sample_weight)``, whose
+    last entries may be None; lists of arrays, as loaders yield them, count as tuples. Numbers of 64
+    bits become those of 32, but for a ``jax.Array``. A source that knows its ``len`` has a
+    cardinality.
     A batch is as it was when the source yielded it: NumPy arrays are copied, for a generator may
     fill the same ones again; those of a list and of the loaders of PyTorch and grain need no copy.
 
@@ -272,7 +273,7 @@ def _without_last_nones(parts: tuple[Any, ...] | list[Any]) -> tuple[Any, ...]:
 
 
 def _are_parts(parts: tuple[Any, ...]) -> bool:
-    """Tell (x, y) and (x, y, w), of which some may be lists, from the rows of one array."""
+    """Tell the parts of a batch, of which some may be lists, from the rows of one array."""
     known = [_is_array_like(part) for part in parts]
     if not known or all(known):
         return bool(known)
