@@ -405,7 +405,7 @@ def test_ctrl_c_at_any_moment_loses_no_weights(kind: str) -> None:
         for attempt in range(12):
             # Again and again: Python drops an exception that is raised in a weak reference's
             # callback, and NumPy reports one inside a dtype's conversion as a SystemError.
-            signal.setitimer(signal.ITIMER_REAL, 0.02 + 0.003 * attempt, 0.1)
+            signal.setitimer(signal.ITIMER_REAL, 0.02 + 0.003 * attempt, 0.5)
             with pytest.raises((KeyboardInterrupt, SystemError)) as caught:
                 for _ in range(1000):
                     loops[kind]()
