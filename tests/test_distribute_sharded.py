@@ -208,6 +208,9 @@ def test_mistakes_with_meshes_and_rules() -> None:
         nx.distribute.TPUStrategy(mesh={"fsdp": 4})
     with pytest.raises(nx.NeurenixError, match="'fspd'.*fsdp"):
         nx.distribute.TPUStrategy(mesh={"fspd": 8})
+    for wrong in (3, {"bias$": (None,)}):
+        with pytest.raises(nx.ArgumentTypeError, match=f"a list of them.*{type(wrong).__name__}"):
+            nx.distribute.auto(rules=wrong)
     with pytest.raises(nx.ArgumentError, match="run is for data parallelism"):
         nx.distribute.TPUStrategy(mesh={"fsdp": 8}).run(lambda x: x, args=(1.0,))
     with pytest.raises(nx.ArgumentError, match="3 axes.*bias"):

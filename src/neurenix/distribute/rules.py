@@ -95,12 +95,19 @@ def _check(rule: Any) -> None:
 def as_rules(rules: ShardingRules | Sequence[Rule] | None) -> ShardingRules | None:
     """Return rules however they were given.
 
+    Raises:
+        ArgumentTypeError: they are no list of rules.
+
     Example:
         >>> as_rules([("bias$", (None,))])
         ShardingRules(rules=(('bias$', (None,)),))
     """
     if rules is None or isinstance(rules, ShardingRules):
         return rules
+    if not isinstance(rules, Sequence):
+        raise ArgumentTypeError(
+            f"Sharding rules are a list of them, or ShardingRules; got {type(rules).__name__}."
+        )
     return ShardingRules(tuple(rules))
 
 
