@@ -16,10 +16,10 @@ from neurenix.compiler.compile import Refusal
 from neurenix.compiler.findings import REFUSALS, Evidence, find, of_refusal
 from neurenix.compiler.hlo import Instruction, SourceLine, parse
 from neurenix.compiler.memory import Buffer, Memory
-from neurenix.compiler.operations import MatrixProduct, top_level_products
+from neurenix.compiler.operations import MatrixProduct, Operation, top_level_products
 from neurenix.compiler.program import Leaf, Program
 from neurenix.compiler.target import Target
-from neurenix.compiler.time import Operation, StepTime
+from neurenix.compiler.time import StepTime
 from neurenix.compiler.training import TRAINERS_STEP
 from neurenix.compiler.traits import Kernel, Recompile, Traits, WrittenProduct
 

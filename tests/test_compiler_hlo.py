@@ -10,8 +10,8 @@ from neurenix import chips
 from neurenix._core.errors import CompilationError
 from neurenix.compiler.hlo import Instruction, Module, parse
 from neurenix.compiler.operations import matrix_products
+from neurenix.compiler.schedule import Schedule
 from neurenix.compiler.shapes import parse_shapes
-from neurenix.compiler.time import Schedule
 
 pytestmark = pytest.mark.pure
 

@@ -11,8 +11,9 @@ from neurenix.compiler.calibration import calibration
 from neurenix.compiler.collectives import dcn_seconds, group_size, ici_seconds
 from neurenix.compiler.hlo import Instruction, parse
 from neurenix.compiler.operations import Operation
+from neurenix.compiler.schedule import Schedule
 from neurenix.compiler.shapes import parse_shapes
-from neurenix.compiler.time import Schedule, step_time
+from neurenix.compiler.time import step_time
 from neurenix.compiler.traffic import moved_bytes
 from neurenix.compiler.utilization import utilization
 

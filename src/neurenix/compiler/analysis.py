@@ -15,8 +15,10 @@ from neurenix.compiler.compile import Compiled, Refusal
 from neurenix.compiler.findings import Evidence, Finding, find, of_refusal
 from neurenix.compiler.hlo import parse
 from neurenix.compiler.memory import Buffer, Memory
+from neurenix.compiler.operations import Operation
 from neurenix.compiler.program import Program
-from neurenix.compiler.time import Operation, Schedule, StepTime, step_time
+from neurenix.compiler.schedule import Schedule
+from neurenix.compiler.time import StepTime, step_time
 from neurenix.compiler.training import sent_bytes
 from neurenix.compiler.utilization import utilization
 

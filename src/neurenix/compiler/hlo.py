@@ -2,7 +2,7 @@
 
 Owns the grammar: logical lines (an attribute may span several), shapes with tiles and memory
 spaces, operands, called computations, source positions, and the trip counts of loops. It does not
-own what an instruction costs (``neurenix.compiler.time``).
+own what an instruction costs (``neurenix.compiler.schedule``).
 
 The text is read rather than the protocol buffer because no reader of it exists without TensorFlow.
 """

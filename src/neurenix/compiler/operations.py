@@ -1,8 +1,8 @@
 """What one instruction of the optimised program is: matrix products, collectives, kernels, copies.
 
 Owns reading these from the instruction and the computations that it calls, and the record of what
-one adds to a step. It does not own how many bytes it moves (``traffic``), how long it takes
-(``time``) or what should be said of it (``findings``).
+one adds to a step. It does not own how many bytes it moves (``traffic``), what it takes at least
+(``work``) and in the schedule (``schedule``), or what should be said of it (``findings``).
 """
 
 from __future__ import annotations

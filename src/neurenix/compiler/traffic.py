@@ -2,7 +2,7 @@
 
 Owns what of an operand is read: all of it, or a slice that the instruction takes; and what of a
 result is written: all, or the part that an update replaces. It does not own how long that takes
-(``time``).
+(``work``).
 
 A scatter, like the update of a slice, is in place: where its operand is needed afterwards, the
 compiler has written a copy of it before. The rows that it changes are read, changed and written.

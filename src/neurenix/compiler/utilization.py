@@ -6,7 +6,7 @@ Owns MFU and the peak that it is measured against; the seconds are ``time``'s.
 from __future__ import annotations
 
 from neurenix.compiler.operations import peak_of
-from neurenix.compiler.time import Schedule
+from neurenix.compiler.schedule import Schedule
 
 
 def peak_flops_per_second(schedule: Schedule) -> float:

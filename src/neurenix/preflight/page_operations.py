@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from neurenix.preflight.text import KIND_NAMES, bytes_text, seconds_text, source_text
 
 if TYPE_CHECKING:
-    from neurenix.compiler.time import Operation
+    from neurenix.compiler.operations import Operation
     from neurenix.preflight.report import Report
 
 _SHOWN = 400

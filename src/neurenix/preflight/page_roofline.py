@@ -14,7 +14,8 @@ from neurenix.preflight.charts import Axis, Box, line, mark, scaled, shortened, 
 from neurenix.preflight.text import KIND_NAMES, seconds_text, source_text
 
 if TYPE_CHECKING:
-    from neurenix.compiler.time import Operation, StepTime
+    from neurenix.compiler.operations import Operation
+    from neurenix.compiler.time import StepTime
     from neurenix.preflight.report import Report
 
 _WIDTH, _HEIGHT = 900.0, 420.0

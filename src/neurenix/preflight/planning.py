@@ -21,9 +21,9 @@ from typing import Any
 from neurenix._core.errors import ArgumentError, ArgumentTypeError, ShapeError, unknown_name
 from neurenix.compiler.analysis import Analysis, analyse
 from neurenix.compiler.compile import compile_all, compiler_ready
+from neurenix.compiler.operations import peak_of
 from neurenix.compiler.program import Program
 from neurenix.compiler.target import Target
-from neurenix.compiler.time import peak_of
 from neurenix.preflight.arguments import given, refuse_keywords
 from neurenix.preflight.batch import batch_of
 from neurenix.preflight.choice import Choice, Workload

@@ -19,7 +19,8 @@ from neurenix._core.files import write_whole
 from neurenix.compiler.analysis import Analysis
 from neurenix.compiler.findings import Finding
 from neurenix.compiler.memory import Memory
-from neurenix.compiler.time import Operation, StepTime
+from neurenix.compiler.operations import Operation
+from neurenix.compiler.time import StepTime
 from neurenix.preflight import html, terminal
 from neurenix.preflight.batch import batch_of
 from neurenix.preflight.compare import Comparison, compare, matching

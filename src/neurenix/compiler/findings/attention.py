@@ -21,8 +21,7 @@ from neurenix.compiler.findings.evidence import (
     fill,
     many,
 )
-from neurenix.compiler.operations import MatrixProduct
-from neurenix.compiler.time import Operation
+from neurenix.compiler.operations import MatrixProduct, Operation
 from neurenix.compiler.traits import WrittenProduct
 
 

@@ -18,7 +18,7 @@ from neurenix.compiler.findings.evidence import (
 )
 from neurenix.compiler.findings.flow import count
 from neurenix.compiler.hlo import Instruction
-from neurenix.compiler.time import Operation
+from neurenix.compiler.operations import Operation
 from neurenix.compiler.training import is_trainers_step, is_training_step
 
 _LINKS = {"ici": "the slice's own links", "dcn": "the network between slices"}

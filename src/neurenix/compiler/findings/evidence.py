@@ -14,10 +14,10 @@ from neurenix.chips import Slice
 from neurenix.compiler.findings.flow import Flow
 from neurenix.compiler.hlo import Computation, Instruction, Module, SourceLine, called_as
 from neurenix.compiler.memory import Memory
-from neurenix.compiler.operations import MatrixProduct
+from neurenix.compiler.operations import MatrixProduct, Operation
 from neurenix.compiler.program import Program
 from neurenix.compiler.shapes import Shape
-from neurenix.compiler.time import Operation, StepTime
+from neurenix.compiler.time import StepTime
 
 NOTABLE_SHARE = 0.02
 """Of the device's time, below which nothing is said: the estimate itself is less exact."""

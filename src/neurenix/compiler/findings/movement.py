@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from neurenix._core.units import bytes_text
 from neurenix.compiler.findings.evidence import NOTABLE_SHARE, Evidence, Finding, Nearest
-from neurenix.compiler.time import Operation
+from neurenix.compiler.operations import Operation
 
 _UNDONATED_SHARE = 0.05
 """Of a device's HBM that a missing donation must cost, a judgement: less seldom decides whether a

@@ -1,0 +1,382 @@
+"""The walk over a program's schedule: what waits for what, and how long each part takes.
+
+Owns the walk: cycles of compute, transfers and collectives that run beside it and are waited for
+where the program waits, loops times their trip counts, of branches the dearest. What remains
+visible of a transfer is *exposed*. It does not own what an instruction has to do at least
+(``work``), what a collective costs (``collectives``) or how the sum becomes seconds of hardware
+(``time``).
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+
+from neurenix.chips import Slice
+from neurenix.compiler.calibration import MULTI_SLICE, WEIGHTS, calibration, product_seconds
+from neurenix.compiler.collectives import (
+    DIRECTIONS,
+    dcn_seconds,
+    directions,
+    ici_seconds,
+    links_of,
+)
+from neurenix.compiler.hlo import Computation, Instruction, Module, called_as
+from neurenix.compiler.operations import (
+    COLLECTIVES,
+    FREE,
+    Operation,
+    base_opcode,
+    collective_inside,
+    host_bytes,
+    leaves_device,
+    reduces_and_scatters,
+    scatters,
+    touches_host,
+)
+from neurenix.compiler.work import Work, work_of
+
+_OVERHEAD_SECONDS = 5e-6
+"""Below, an operation well above its floor is overhead: a judgement. What takes longer is worth a
+look of its own, at what it computes or moves."""
+_OVERHEAD_OVER_FLOOR = 3
+"""Times its floor that an operation of mere overhead takes: a judgement. At twice its floor half of
+the time is work, and it is called by what that is."""
+_VECTOR_OVER_TRANSFER = 2
+"""Times its bytes' time that element-wise work takes: a judgement. The rate of memory is the
+published one, which no program reaches, so that less is memory still."""
+_UNMODELLED_SECONDS = 1e-6
+"""Above, an operation that the compiler gives no cycles is named to the user: a judgement. Many are
+shorter (a reshape, a counter), and would fill the list without changing the step."""
+HOST_LANES = ("from host", "to host")  # PCIe carries both ways at once
+_CHANNEL = re.compile(r"channel_id=(\d+)")
+
+
+@dataclass
+class _Pending:
+    finish: float
+    duration: float
+    kind: str
+    instruction: Instruction
+
+
+@dataclass
+class Schedule:
+    """The walk over one program for one slice; ``operations`` is filled by ``run``.
+
+    ``calibrated`` is whether operations are weighed as published runs have it (``calibration``), or
+    left as the compiler's cycles and the model of transfers have them. Filled by ``run`` are also
+    ``unknown_loops``, which were counted once, ``unmodelled``, by name what the compiler gives no
+    cycles, ``branches``, by name the conditionals and how many seconds a step takes less if it
+    always takes the cheapest branch, and ``links``, by the links that carry them seconds of the
+    bytes of each instruction.
+    """
+
+    module: Module
+    where: Slice
+    calibrated: bool = True
+    operations: dict[str, Operation] = field(default_factory=dict)
+    unknown_loops: list[Instruction] = field(default_factory=list)
+    unmodelled: dict[str, int] = field(default_factory=dict)
+    branches: dict[str, tuple[Instruction, float]] = field(default_factory=dict)
+    links: dict[tuple[str, str], dict[str, float]] = field(default_factory=dict)
+
+    def run(self) -> float:
+        """Return the seconds of one step by the compiler's cycles, and fill ``operations``."""
+        seconds = self._computation(self.module.entry, 1)
+        return seconds + self._queue(seconds) if self.calibrated else seconds
+
+    @property
+    def factor(self) -> float:
+        """Estimated seconds for a second of the schedule, by the published runs."""
+        several = MULTI_SLICE if self.where.num_slices > 1 else 1.0
+        return calibration(self.where.generation.name).factor * several
+
+    def _queue(self, seconds: float) -> float:
+        """Return the seconds by which the busiest links take longer than the whole schedule.
+
+        They belong to the collectives, alone or in a fusion, whose bytes these links carry one
+        after the other.
+        """
+        busiest = max(self.links.values(), key=lambda carried: sum(carried.values()), default={})
+        missing = sum(busiest.values()) / self.factor - seconds
+        known = [(self.operations[n], part) for n, part in busiest.items() if n in self.operations]
+        if missing <= 0 or not known:
+            return 0.0
+        for operation, part in known:
+            more = missing * part / sum(part for _, part in known)
+            if more > operation.seconds:
+                operation.kind = "ici"
+            operation.seconds += more
+            operation.floor_seconds += more
+        return missing
+
+    def _computation(self, computation: Computation, count: int) -> float:
+        now = 0.0
+        free: dict[str, float] = {lane: 0.0 for lane in (*HOST_LANES, "hbm", "dcn", *DIRECTIONS)}
+        pending: dict[str, _Pending] = {}
+        for instruction in computation.instructions:
+            now = self._step(computation, instruction, count, now, free, pending)
+        return now
+
+    def _step(
+        self,
+        computation: Computation,
+        instruction: Instruction,
+        count: int,
+        now: float,
+        free: dict[str, float],
+        pending: dict[str, _Pending],
+    ) -> float:
+        opcode = instruction.opcode
+        if opcode in FREE:
+            return now
+        if opcode == "while":
+            return now + self._loop(computation, instruction, count)
+        if opcode == "conditional":
+            return now + self._dearest(instruction, count)
+        if opcode == "call":
+            return now + sum(self._computation(c, count) for c in self._called(instruction))
+        half = self._half(instruction)
+        if half == "start":
+            kind, duration = self._transfer(instruction)
+            if kind == "ici":
+                self._occupy(instruction, count)
+            if kind != "hbm":  # whose rate is that of the memory itself
+                duration *= self._weight(kind)
+            lanes = self._lanes(instruction, kind)
+            finish = max([now, *(free[lane] for lane in lanes)]) + duration
+            free.update((lane, finish) for lane in lanes)
+            key = self._channel(instruction) or instruction.name
+            pending[key] = _Pending(finish, duration, kind, instruction)
+            return now
+        if half == "done":
+            return self._wait(instruction, count, now, pending)
+        if instruction.estimated_cycles is None:
+            self._occupy(instruction, count)
+        seconds, operation = self._compute(computation, instruction)
+        rate = self.where.generation.hbm_bandwidth_bytes_per_second_per_device
+        free["hbm"] = max(free["hbm"], now) + operation.bytes / rate
+        self._record(instruction, operation, seconds, count)
+        return now + seconds
+
+    def _half(self, instruction: Instruction) -> str:
+        if instruction.opcode.endswith("-start") or instruction.opcode in ("send", "recv"):
+            return "start"
+        if instruction.opcode.endswith("-done"):
+            return "done"
+        if instruction.opcode == "fusion" and instruction.estimated_cycles is None:
+            for half in ("start", "done"):
+                if instruction.name.startswith(f"async-collective-{half}"):
+                    return half
+        return ""
+
+    def _loop(self, computation: Computation, loop: Instruction, count: int) -> float:
+        trips = self.module.trip_count(computation, loop)
+        if trips is None:
+            self.unknown_loops.append(loop)
+            trips = 1
+        body = self.module.computations[called_as(loop, "body")]
+        return trips * self._computation(body, count * trips)
+
+    def _dearest(self, conditional: Instruction, count: int) -> float:
+        """Walk over all branches, and keep what the one that takes longest does."""
+        tried: list[tuple[float, Schedule]] = []
+        for computation in self._called(conditional):
+            alone = Schedule(self.module, self.where, self.calibrated)
+            tried.append((alone._computation(computation, count), alone))
+        if not tried:
+            return 0.0
+        seconds, kept = max(tried, key=lambda branch: branch[0])
+        for name, operation in kept.operations.items():
+            if name in self.operations:
+                self.operations[name].add(operation)
+            else:
+                self.operations[name] = operation
+        self.unknown_loops += kept.unknown_loops
+        for name, number in kept.unmodelled.items():
+            self.unmodelled[name] = self.unmodelled.get(name, 0) + number
+        for links, carried in kept.links.items():
+            for name, busy in carried.items():
+                self._carry(links, name, busy)
+        self.branches |= kept.branches
+        least = min(branch[0] for branch in tried)
+        self.branches[conditional.name] = conditional, (seconds - least) * count
+        return seconds
+
+    def _occupy(self, instruction: Instruction, count: int) -> None:
+        """Count the bytes of a collective, alone or in a fusion, for the links that it needs."""
+        collective = collective_inside(self.module, instruction)
+        if collective is None:
+            return
+        seconds = ici_seconds(collective, self.where, hops=False) * count
+        if reduces_and_scatters(self.module, instruction):
+            seconds /= 2
+        for direction in directions(collective):
+            self._carry((links_of(collective), direction), instruction.name, seconds)
+
+    def _carry(self, links: tuple[str, str], name: str, seconds: float) -> None:
+        carried = self.links.setdefault(links, {})
+        carried[name] = carried.get(name, 0.0) + seconds
+
+    def _called(self, instruction: Instruction) -> list[Computation]:
+        return [
+            self.module.computations[name]
+            for name in instruction.called
+            if name in self.module.computations
+        ]
+
+    def _channel(self, instruction: Instruction) -> str:
+        if instruction.opcode != "fusion":
+            return ""
+        inner = collective_inside(self.module, instruction)
+        found = _CHANNEL.search(inner.attributes) if inner else None
+        return f"channel {found[1]}" if found else ""
+
+    def _transfer(self, instruction: Instruction) -> tuple[str, float]:
+        if instruction.opcode == "recv":  # arrives while its send is under way
+            return "dcn", 0.0
+        if instruction.opcode == "send":
+            moved = instruction.shapes[0].padded_bytes
+            return "dcn", dcn_seconds(moved, self.where)
+        inner = collective_inside(self.module, instruction)
+        if inner is not None:
+            return "ici", ici_seconds(inner, self.where)
+        generation = self.where.generation
+        if touches_host(instruction):
+            pcie = generation.pcie_bytes_per_second_per_chip / self.where.devices_per_chip
+            return "host", host_bytes(instruction) / pcie
+        moved = max((s.padded_bytes for s in instruction.shapes if not s.in_hbm), default=0)
+        moved = moved or max(s.padded_bytes for s in instruction.shapes)
+        return "hbm", moved / generation.hbm_bandwidth_bytes_per_second_per_device
+
+    def _lanes(self, instruction: Instruction, kind: str) -> tuple[str, ...]:
+        """Return what transfers queue for."""
+        if kind == "ici":
+            return directions(instruction)
+        if kind == "host":
+            return (HOST_LANES[leaves_device(instruction)],)
+        return (kind,)
+
+    def _wait(
+        self, instruction: Instruction, count: int, now: float, pending: dict[str, _Pending]
+    ) -> float:
+        key = self._channel(instruction) or next(iter(instruction.operands), "")
+        waited = pending.pop(key, None)
+        if waited is None:
+            return now
+        exposed = max(0.0, waited.finish - now)
+        operation = self._describe(waited.instruction, waited.kind)
+        operation.busy_seconds = waited.duration
+        operation.floor_seconds = exposed
+        self._record(waited.instruction, operation, exposed, count)
+        return now + exposed
+
+    def _compute(
+        self, computation: Computation, instruction: Instruction
+    ) -> tuple[float, Operation]:
+        if instruction.estimated_cycles is None and base_opcode(instruction) in COLLECTIVES:
+            return self._collective(instruction)
+        generation = self.where.generation
+        cycles = instruction.estimated_cycles
+        work = work_of(self.module, computation, instruction, generation)
+        compute, uncounted = work.compute_seconds, False
+        if cycles is not None:
+            seconds = max(cycles / generation.clock_hertz, compute if work.products else 0.0)
+        elif work.kernel:
+            compute *= self._weight("kernel")
+            seconds = max(compute, work.transfer_seconds)
+            if not work.stated and seconds > _UNMODELLED_SECONDS:
+                self._miss(
+                    f"what the Pallas kernel {_kernel_name(instruction)} does beside products"
+                )
+                uncounted = not work.flops
+        else:
+            seconds = self._without_cycles(instruction, work.transfer_seconds)
+            uncounted = self._uncounted(instruction) and seconds > _UNMODELLED_SECONDS
+        floor = min(seconds, work.floor_seconds)
+        kind = _bound(work, compute, floor, seconds)
+        operation = self._describe(instruction, kind)
+        operation.uncounted = uncounted
+        operation.unstated = work.kernel and not work.stated
+        if cycles is not None:
+            operation.cycles_seconds = seconds
+        if work.products and self.calibrated:
+            seconds = product_seconds(seconds, floor, calibration(generation.name).least)
+        elif not work.products and cycles is not None:
+            seconds = max(seconds * self._weight(kind), floor)
+        operation.floor_seconds = min(floor, seconds)
+        operation.busy_seconds = seconds
+        operation.flops, operation.bytes = work.flops, work.bytes
+        operation.products = work.products
+        return seconds, operation
+
+    def _collective(self, instruction: Instruction) -> tuple[float, Operation]:
+        seconds = ici_seconds(instruction, self.where) * self._weight("ici")
+        operation = self._describe(instruction, "ici")
+        operation.floor_seconds = operation.busy_seconds = seconds
+        return seconds, operation
+
+    def _miss(self, name: str) -> None:
+        self.unmodelled[name] = self.unmodelled.get(name, 0) + 1
+
+    def _weight(self, kind: str) -> float:
+        return WEIGHTS.get(kind, 1.0) if self.calibrated else 1.0
+
+    def _without_cycles(self, instruction: Instruction, transfer: float) -> float:
+        """Return the time of an instruction that the compiler gives no cycles."""
+        if instruction.opcode == "custom-call":
+            target = instruction.attribute("custom_call_target") or ""
+            if target in ("AllocateBuffer", "ConcatBitcast") or target.startswith("Assume"):
+                return 0.0
+        if self._uncounted(instruction) and transfer > _UNMODELLED_SECONDS:
+            name = instruction.attribute("custom_call_target") or instruction.opcode
+            name = "scatter" if scatters(self.module, instruction) else name
+            self._miss(name)
+        return transfer
+
+    def _uncounted(self, instruction: Instruction) -> bool:
+        if instruction.cycles_overflow or scatters(self.module, instruction):
+            return True
+        return instruction.opcode not in ("fusion", "copy", "convert", "broadcast")
+
+    def _describe(self, instruction: Instruction, kind: str) -> Operation:
+        return Operation(
+            name=instruction.name,
+            opcode=instruction.opcode,
+            kind=kind,
+            seconds=0.0,
+            floor_seconds=0.0,
+            busy_seconds=0.0,
+            count=0,
+            flops=0.0,
+            bytes=0,
+            shape=", ".join(map(str, instruction.shapes[:3])),
+            op_name=instruction.op_name,
+            source=self.module.source(instruction),
+        )
+
+    def _record(
+        self, instruction: Instruction, operation: Operation, seconds: float, count: int
+    ) -> None:
+        kept = self.operations.setdefault(
+            instruction.name, self._describe(instruction, operation.kind)
+        )
+        operation.seconds, operation.count = seconds, 1
+        kept.add(operation, count)
+
+
+def _bound(work: Work, compute: float, floor: float, seconds: float) -> str:
+    """Return the kind of an operation by what most of its time goes to."""
+    if floor < seconds / _OVERHEAD_OVER_FLOOR and seconds < _OVERHEAD_SECONDS:
+        return "overhead"
+    if compute > work.transfer_seconds:
+        return "compute"
+    element_wise = not work.products and not work.kernel
+    if element_wise and work.transfer_seconds < seconds / _VECTOR_OVER_TRANSFER:
+        return "vector"
+    return "hbm"
+
+
+def _kernel_name(instruction: Instruction) -> str:
+    return instruction.name.rstrip("0123456789").rstrip(".")
