@@ -1,19 +1,18 @@
 """A user's script, run unchanged up to its first training step, and that step compiled elsewhere.
 
-Owns running the script and stopping it. The step is handed over by ``compiler.intercept``, which
-``fit`` and ``nx.jit`` call.
+Owns running the script and what is said where it reaches no step. The step is handed over by
+``compiler.intercept``, which ``fit`` and ``nx.jit`` call. It does not own the means of stopping a
+script (``stopping``).
 """
 
 from __future__ import annotations
 
-import concurrent.futures.thread
 import os
 import re
-import signal
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NoReturn
@@ -27,15 +26,20 @@ from neurenix.compiler.compile import compiler_ready
 from neurenix.preflight.description import PreflightOptions
 from neurenix.preflight.entry import On, preflight
 from neurenix.preflight.report import Report
+from neurenix.preflight.stopping import (
+    LONGEST_SECONDS,
+    TimeLimit,
+    Waker,
+    end_process,
+    raise_in_handlers,
+    wait_for_threads,
+    ways_out_watched,
+)
 
 _SHOWN_FRAMES = 4
-_TOLD_AT_MOST = 3
-_AGAIN_SECONDS = 2.0
-_LONGEST = 1e8  # seconds that a timer takes
 _GRACE_SECONDS = 10.0
 """For what a script does on its way out once it has reached a step."""
 
-_exit = os._exit  # as it is while a script runs with another in its place
 _JITS = re.compile(
     r"^[^#\n]*?(?:\b(?P<name>(?:jax\.(?:jit|pmap)|nnx\.(?:jit|pmap)|(?:eqx|equinox)\.filter_jit))\b"
     r"|\bfrom jax import [^#\n]*\bjit\b)",
@@ -48,10 +52,6 @@ class _Reached(intercept.StopScript):
     def __init__(self, target: Any, args: tuple[Any, ...]) -> None:
         super().__init__("the first step was reached")
         self.target, self.args_of_step = target, args
-
-
-class _OutOfTime(intercept.StopScript):
-    """The script did not reach a step in time."""
 
 
 class _Left(intercept.StopScript):
@@ -108,110 +108,140 @@ def first_step(
     if not script.is_file():
         raise ArgumentError(f"There is no script {str(path)!r}.")
     check_seconds("timeout_seconds", timeout_seconds)
-    found = _run(script, arguments, min(timeout_seconds, _LONGEST))
+    found = _ScriptRun(script, min(timeout_seconds, LONGEST_SECONDS)).until_step(arguments)
     return found.target, found.args_of_step
 
 
-def _run(script: Path, arguments: Sequence[str], timeout_seconds: float) -> _Reached:
-    """Run the script until it reaches a step, and return that step.
+class _ScriptRun:
+    """One run of a script, which ends at its first step.
 
     A script whose bare ``except:`` catches what is to stop it has reached its step all the same. It
     is stopped again at every further step, which none of them takes, and ten seconds later wherever
     it is.
     """
-    reached: list[_Reached] = []
-    ways_out: list[str] = []
-    waker = _Waker()
-    verdict_is_of = os.getpid()
 
-    def stop(target: Any, args: tuple[Any, ...]) -> None:
-        if os.getpid() != verdict_is_of:
+    def __init__(self, script: Path, timeout_seconds: float) -> None:
+        self._script, self._timeout_seconds = script, timeout_seconds
+        self._process = os.getpid()
+        self._reached: list[_Reached] = []
+        self._ways_out: list[str] = []
+        self._waker = Waker()
+        self._limit = TimeLimit(self._why_without_end)
+
+    def until_step(self, arguments: Sequence[str]) -> _Reached:
+        """Run the script with its command line and return the step that it reached.
+
+        Raises:
+            ArgumentError: it failed, or ended without a step.
+            CompilationError: it reached none in time.
+        """
+        failure: BaseException | None = None
+        try:
+            self._run(arguments)
+        except (Exception, SystemExit, intercept.StopScript) as error:
+            failure = error
+        if self._reached:
+            return self._reached[0]
+        if isinstance(failure, NeurenixError):
+            place = f"It came from {self._script}, before any training step:\n{_frames(failure)}"
+            failure.add_note(place)
+            raise failure
+        raise self._without_step(failure) from (
+            failure.__cause__ if isinstance(failure, intercept.StopScript) else failure
+        )
+
+    def _run(self, arguments: Sequence[str]) -> None:
+        before, tracing = threading.enumerate(), sys.gettrace()
+        with (
+            intercept.listening(self._at_fit, self._at_step),
+            _as_main(self._script, arguments),
+            self._limit.of(self._timeout_seconds),
+            ways_out_watched(self._at_way_out),
+        ):
+            try:
+                _run_as_main(self._script)
+                wait_for_threads(before)
+            finally:
+                self._waker.close()
+                sys.settrace(tracing)
+
+    def _at_fit(self, trainer: Any, x: Any, y: Any) -> None:
+        self._at_step(trainer, (x,) if y is None else (x, y))
+
+    def _at_step(self, target: Any, args: tuple[Any, ...]) -> NoReturn:
+        if os.getpid() != self._process:
             _end_child(
                 "a process that the script forked reached a training step, and is stopped there; "
                 "only a step of the script's own process is looked at"
             )
-        reached.append(_Reached(target, args))
-        if threading.current_thread() is threading.main_thread():
-            if len(reached) == 1:
-                limit.shorten(_GRACE_SECONDS)
-            else:
-                _raise_in_handlers(reached[0])
-            raise reached[0]
-        waker.wake()
+        self._reached.append(_Reached(target, args))
+        if threading.current_thread() is not threading.main_thread():
+            self._stop_from_thread()
+        if len(self._reached) == 1:
+            self._limit.shorten(_GRACE_SECONDS)
+        else:
+            raise_in_handlers(self._reached[0])
+        raise self._reached[0]
+
+    def _at_way_out(self, call: str) -> NoReturn:
+        self._ways_out.append(call)
+        if threading.current_thread() is not threading.main_thread():
+            self._stop_from_thread()
+        self._limit.shorten(_GRACE_SECONDS)
+        raise self._reached[0] if self._reached else _Left(call)
+
+    def _stop_from_thread(self) -> NoReturn:
+        self._waker.wake()
         raise SystemExit  # which ends a thread, and nothing is printed
 
-    def leave(way_out: str) -> None:
-        ways_out.append(way_out)
-        if threading.current_thread() is threading.main_thread():
-            limit.shorten(_GRACE_SECONDS)
-            raise reached[0] if reached else _Left(way_out)
-        waker.wake()
-        raise SystemExit
+    def _without_step(self, failure: BaseException | None) -> NeurenixError:
+        """Return the error of a run that ended, by ``failure`` if by one, before any step."""
+        if isinstance(failure, intercept.StopScript):
+            if self._ways_out:
+                return ArgumentError(self._left_by_way_out())
+            return CompilationError(self._late())
+        ended = f"{self._script} ended"
+        if isinstance(failure, SystemExit):
+            ended += f" (exit code {failure.code or 0}) before any step"
+        elif failure is None:
+            ended += " without a step"
+        else:
+            error = ArgumentError(
+                f"{self._script} failed before any training step: "
+                f"{type(failure).__name__}: {failure}"
+            )
+            error.add_note(_frames(failure))
+            return error
+        return ArgumentError(f"{ended}: {self._called_nothing()}")
 
-    def at_fit(trainer: Any, x: Any, y: Any) -> None:
-        stop(trainer, (x,) if y is None else (x, y))
+    def _why_without_end(self) -> str:
+        """Return what is said where the process has to be ended, since the script does not."""
+        if self._reached:
+            return (
+                f"{self._script} reached a training step, and nothing ends it: it catches what "
+                "should, in a loop around the step. Write except Exception: where it says except: "
+                "or except BaseException:."
+            )
+        if self._ways_out:
+            return self._left_by_way_out()
+        return f"{self._late()} It catches what should stop it."
 
-    late = (
-        f"{script} reached no training step within {timeout_seconds:g} s. Allow more with "
-        "--timeout, or let the script begin with less data."
-    )
-    caught = (
-        f"{script} reached a training step, and nothing ends it: it catches what should, in a loop "
-        "around the step. Write except Exception: where it says except: or except BaseException:."
-    )
-
-    def left_by() -> str:
+    def _late(self) -> str:
         return (
-            f"{script} called {ways_out[0]} before any step: it called neither fit nor a function "
-            f"compiled by nx.jit. {_instead(script)}"
+            f"{self._script} reached no training step within {self._timeout_seconds:g} s. Allow "
+            "more with --timeout, or let the script begin with less data."
         )
 
-    def without_end() -> str:
-        if reached:
-            return caught
-        return left_by() if ways_out else f"{late} It catches what should stop it."
+    def _left_by_way_out(self) -> str:
+        return (
+            f"{self._script} called {self._ways_out[0]} before any step: {self._called_nothing()}"
+        )
 
-    limit = _TimeLimit(without_end)
-    left: SystemExit | None = None
-    before, tracing = threading.enumerate(), sys.gettrace()
-    try:
-        with intercept.listening(at_fit, stop), _as_main(script, arguments):
-            with limit.of(timeout_seconds), _ways_out(leave):
-                try:
-                    _run_as_main(script)
-                    _wait_for_threads(before)
-                finally:
-                    waker.close()
-                    sys.settrace(tracing)
-    except (_Reached, _OutOfTime, _Left) as stopped:
-        if not reached and ways_out:
-            raise ArgumentError(left_by()) from stopped.__cause__
-        if not reached:
-            raise CompilationError(late) from stopped.__cause__
-    except SystemExit as error:
-        left = error
-    except NeurenixError as error:
-        if not reached:
-            error.add_note(f"It came from {script}, before any training step:\n{_frames(error)}")
-            raise
-    except Exception as error:
-        if not reached:
-            failure = ArgumentError(
-                f"{script} failed before any training step: {type(error).__name__}: {error}"
-            )
-            failure.add_note(_frames(error))
-            raise failure from error
-    if reached:
-        return reached[0]
-    if left is not None:
-        raise ArgumentError(
-            f"{script} ended (exit code {left.code or 0}) before any step: it called neither fit "
-            f"nor a function compiled by nx.jit. {_instead(script)}"
-        ) from left
-    raise ArgumentError(
-        f"{script} ended without a step: it called neither fit nor a function compiled by nx.jit. "
-        f"{_instead(script)}"
-    )
+    def _called_nothing(self) -> str:
+        return (
+            "it called neither fit nor a function compiled by nx.jit. "
+            f"{_instead_of_jax(self._script)}"
+        )
 
 
 def _run_as_main(script: Path) -> None:
@@ -237,36 +267,10 @@ def _end_child(message: str, status: Any = 2) -> NoReturn:
         print(message, file=sys.stderr)
     sys.stdout.flush()
     sys.stderr.flush()
-    _exit(status if isinstance(status, int) else 1)
+    end_process(status if isinstance(status, int) else 1)
 
 
-@contextmanager
-def _ways_out(leave: Callable[[str], None]) -> Iterator[None]:
-    """Call ``leave`` where this process is about to end without a word or to become another.
-
-    Processes that it forks end as they wish.
-    """
-    owner = os.getpid()
-
-    def watched(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
-        def call(*args: Any, **named: Any) -> Any:
-            if os.getpid() == owner:
-                leave(f"os.{name}({args[0] if name == '_exit' and args else '…'})")
-            return original(*args, **named)
-
-        return call
-
-    originals = {name: getattr(os, name) for name in ("_exit", "execv", "execve")}
-    try:
-        for name, original in originals.items():
-            setattr(os, name, watched(name, original))
-        yield
-    finally:
-        for name, original in originals.items():
-            setattr(os, name, original)
-
-
-def _instead(script: Path) -> str:
+def _instead_of_jax(script: Path) -> str:
     """Say what to do where a script without a step has one in plain JAX, as far as it reads so."""
     call = "nx.preflight(function, nx.spec(…), on=…)"
     found = _JITS.search(script.read_text(encoding="utf-8", errors="replace"))
@@ -278,41 +282,6 @@ def _instead(script: Path) -> str:
         f"nx.jit in place of {name}, or call {call} in the script, with the function that {name} "
         "returned."
     )
-
-
-class _Waker:
-    """Stops the script, which the main thread runs, from a thread that it started.
-
-    Where the system has no timer signal nothing does, and the script runs on to its end.
-    """
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._open = hasattr(signal, "setitimer")
-
-    def wake(self) -> None:
-        """Let ``_TimeLimit`` end the script now."""
-        with self._lock:
-            main = threading.main_thread().ident
-            if self._open and main is not None:
-                self._open = False
-                signal.pthread_kill(main, signal.SIGALRM)
-
-    def close(self) -> None:
-        """Wake nobody any more: the script has ended."""
-        with self._lock:
-            self._open = False
-
-
-def _wait_for_threads(before: Sequence[threading.Thread]) -> None:
-    """Wait for the threads that the script started, as Python does before it ends.
-
-    Not for those of a pool, which wait for more to do until they are told that there is no more.
-    """
-    pools = getattr(concurrent.futures.thread, "_threads_queues", ())
-    for thread in threading.enumerate():
-        if not (thread.daemon or thread in before or thread in pools):
-            thread.join()
 
 
 def _frames(error: BaseException) -> str:
@@ -333,63 +302,3 @@ def _as_main(script: Path, arguments: Sequence[str]) -> Iterator[None]:
         yield
     finally:
         sys.argv, sys.path[:], sys.modules["__main__"] = argv, path, main
-
-
-class _TimeLimit:
-    """Raises ``_OutOfTime`` in the main thread after a time, where the system has a timer signal.
-
-    A script that catches even that is told again, and at last the process ends with ``message()``
-    and status 2: nothing else can end it.
-    """
-
-    def __init__(self, message: Callable[[], str]) -> None:
-        self._message = message
-        self._told = 0
-        self._here = hasattr(signal, "setitimer")
-
-    @contextmanager
-    def of(self, seconds: float) -> Iterator[None]:
-        """Allow so much time for what is done inside."""
-        if not self._here:
-            yield
-            return
-        before = signal.signal(signal.SIGALRM, self._expired)
-        self.shorten(seconds)
-        try:
-            yield
-        finally:
-            signal.setitimer(signal.ITIMER_REAL, 0)
-            signal.signal(signal.SIGALRM, before)
-
-    def shorten(self, seconds: float) -> None:
-        """Allow so much time from now on."""
-        if self._here:
-            signal.setitimer(signal.ITIMER_REAL, seconds, _AGAIN_SECONDS)
-
-    def _expired(self, number: int, frame: Any) -> None:
-        del number, frame
-        self._told += 1
-        if self._told > _TOLD_AT_MOST:
-            os.write(2, f"neurenix: {self._message()}\n".encode())
-            _exit(2)
-        raise _OutOfTime("out of time")
-
-
-def _raise_in_handlers(error: BaseException) -> None:
-    """Let the first line of the script that catches an exception from now on raise ``error``.
-
-    Raised in an ``except:``, it is out of the reach of that ``except:`` and so of a loop around it.
-    Python forgets the tracing as soon as it raises.
-    """
-
-    def tracer(frame: Any, event: str, argument: Any) -> Any:
-        del frame, argument
-        if event == "line":
-            raise error
-        return tracer
-
-    frame = sys._getframe()
-    while frame := frame.f_back:
-        if not is_library(frame.f_code.co_filename):
-            frame.f_trace = tracer
-    sys.settrace(lambda *call: None)  # functions called from now on are left alone
