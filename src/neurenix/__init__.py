@@ -59,8 +59,8 @@ if TYPE_CHECKING:  # what editors and type checkers see; a test holds it and _EX
     from neurenix.device import devices as devices
     from neurenix.device import to as to
     from neurenix.preflight import compile_for as compile_for
-    from neurenix.preflight import preflight as preflight
     from neurenix.preflight import spec as spec
+    from neurenix.preflight.namespace import preflight as preflight
     from neurenix.random import FrozenDrawWarning as FrozenDrawWarning
     from neurenix.random import seed as seed
     from neurenix.simulation import SimulatedSlice as SimulatedSlice

@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from types import MethodType
-from typing import Any
+from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar, cast, overload
 
 import jax
 from jax.core import Tracer
@@ -40,6 +40,30 @@ from neurenix.distribute.mesh import known_mesh, replicated
 grad = nnx.grad
 value_and_grad = nnx.value_and_grad
 NOTHING_STATIC = Static()
+
+P = ParamSpec("P")
+Rest = ParamSpec("Rest")
+R = TypeVar("R")
+Result = TypeVar("Result", covariant=True)
+
+
+class JitFunction(Protocol[P, Result]):
+    """What ``jit`` returns: the function that it was given, with its arguments and its result."""
+
+    @property
+    def compilations(self) -> int:
+        """Programs that the function has been compiled to."""
+        ...
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Result:
+        """Call the function; modules among the arguments are updated in place."""
+        ...
+
+    def __get__(
+        self: JitFunction[Concatenate[Any, Rest], R], owner: Any, kind: type[Any] | None = None
+    ) -> JitFunction[Rest, R]:
+        """Bind to ``owner``, as a function in a class is bound."""
+        ...
 
 
 class CompiledFunction:
@@ -272,6 +296,22 @@ class BoundFunction(functools.partial):
         return self.func.compilations
 
 
+@overload
+def jit(
+    function: Callable[P, R],
+    *,
+    donate: bool = True,
+    static_argnames: str | Iterable[str] | None = None,
+    static_argnums: int | Sequence[int] | None = None,
+) -> JitFunction[P, R]: ...
+@overload
+def jit(
+    function: None = None,
+    *,
+    donate: bool = True,
+    static_argnames: str | Iterable[str] | None = None,
+    static_argnums: int | Sequence[int] | None = None,
+) -> Callable[[Callable[P, R]], JitFunction[P, R]]: ...
 def jit(
     function: Callable[..., Any] | None = None,
     *,
@@ -323,7 +363,7 @@ def jit(
     return BoundFunction(compiled, *modules) if modules else compiled
 
 
-def multi_step(step: Callable[..., Any], *, steps: int) -> Any:
+def multi_step(step: Callable[..., Any], *, steps: int) -> JitFunction[..., Any]:
     """Return a function that makes ``steps`` steps in one compiled call, a ``lax.scan``.
 
     Its last argument is an iterator of batches in place of ``step``'s batch; ``steps`` batches are
@@ -348,7 +388,7 @@ def multi_step(step: Callable[..., Any], *, steps: int) -> Any:
         )
     else:
         many = CompiledFunction(plain, donate=True, steps=steps)
-    return BoundFunction(many, *modules) if modules else many
+    return cast(JitFunction[..., Any], BoundFunction(many, *modules) if modules else many)
 
 
 class _Value:
