@@ -21,7 +21,7 @@ from neurenix.preflight.cost import Pricing
 from neurenix.preflight.plan import Deadline
 from neurenix.preflight.record import problems
 
-compiling = [pytest.mark.tpu_compile, pytest.mark.xdist_group("libtpu")]
+compiling = pytest.mark.tpu_compile
 
 
 @pytest.fixture

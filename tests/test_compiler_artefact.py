@@ -37,7 +37,7 @@ from neurenix.compiler.loaded import _checked, arrange, check_slice
 from neurenix.hardware.tpu_topology import topology_of_devices
 from neurenix.preflight import CompileOptions, PreflightOptions, recompile
 
-pytestmark = [pytest.mark.tpu_compile, pytest.mark.xdist_group("libtpu")]
+pytestmark = pytest.mark.tpu_compile
 
 
 class Logs(NamedTuple):

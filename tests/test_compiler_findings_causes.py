@@ -17,7 +17,7 @@ from neurenix import chips, nn
 from neurenix.compiler.findings import Finding
 from neurenix.preflight import CompileOptions, PreflightOptions, Report
 
-pytestmark = [pytest.mark.tpu_compile, pytest.mark.xdist_group("libtpu")]
+pytestmark = pytest.mark.tpu_compile
 
 SQUARE = nx.spec((1024, 1024), "bfloat16")
 

@@ -27,7 +27,7 @@ from neurenix.compiler.findings import REFUSALS, RULES, Finding
 from neurenix.compiler.program import TraceOptions, abstract_mesh, spec, trace
 from neurenix.compiler.target import Target
 
-pytestmark = [pytest.mark.tpu_compile, pytest.mark.xdist_group("libtpu")]
+pytestmark = pytest.mark.tpu_compile
 
 HERE = Path(__file__)
 BATCH = ("data",)

@@ -13,7 +13,7 @@ from flax import nnx
 import neurenix as nx
 from neurenix.preflight import CompileOptions, PreflightOptions, Report
 
-pytestmark = [pytest.mark.tpu_compile, pytest.mark.xdist_group("libtpu")]
+pytestmark = pytest.mark.tpu_compile
 
 ATTENTION = {"materialised-attention", "head-dimension"}
 

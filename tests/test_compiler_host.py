@@ -93,7 +93,6 @@ class TestTraced:
 
 
 @pytest.mark.tpu_compile
-@pytest.mark.xdist_group("libtpu")
 class TestCompiled:
     @staticmethod
     def ask(cache: Path, *programs: Program) -> list[Analysis]:

@@ -23,7 +23,7 @@ from neurenix.compiler.target import Target
 from neurenix.preflight import Report
 from neurenix.preflight.record import memory_parts
 
-compiled = [pytest.mark.tpu_compile, pytest.mark.xdist_group("libtpu")]
+compiled = pytest.mark.tpu_compile
 
 KIB4 = "f32[1024]{0:T(1024)}"
 IN_PLACE = 'backend_config={"aliasing_operands":{"lists":[{"indices":["0","1"]}]}}'

@@ -15,7 +15,7 @@ from neurenix.compiler.flops import model_flops
 from neurenix.nn import splash
 from neurenix.preflight import CompileOptions, PreflightOptions, Report
 
-pytestmark = [pytest.mark.tpu_compile, pytest.mark.xdist_group("libtpu")]
+pytestmark = pytest.mark.tpu_compile
 
 LOSS = nx.losses.SparseCategoricalCrossentropy(from_logits=True)
 BATCH = (8, 256)

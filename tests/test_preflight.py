@@ -23,7 +23,7 @@ from neurenix._core.errors import (
 from neurenix._nnx import nnx
 from neurenix.preflight import CompileOptions, PreflightOptions, Report
 
-pytestmark = [pytest.mark.tpu_compile, pytest.mark.xdist_group("libtpu")]
+pytestmark = pytest.mark.tpu_compile
 
 BATCH = 200
 

@@ -17,7 +17,7 @@ import pytest
 
 from cli_helpers import SCRIPT
 
-pytestmark = [pytest.mark.tpu_compile, pytest.mark.xdist_group("libtpu")]
+pytestmark = pytest.mark.tpu_compile
 
 
 @pytest.fixture

@@ -190,7 +190,6 @@ class TestExcerpt:
 
 
 @pytest.mark.tpu_compile
-@pytest.mark.xdist_group("libtpu")
 class TestWords:
     def test_the_verdict_says_that_it_is_an_estimate(self, reports: list[Report]) -> None:
         page = html.page(reports[0])
@@ -312,7 +311,6 @@ class TestWords:
 
 @needs_browser
 @pytest.mark.tpu_compile
-@pytest.mark.xdist_group("libtpu")
 class TestInTheBrowser:
     def test_it_is_drawn_without_a_word_of_the_console(
         self, reports: list[Report], tmp_path: Path

@@ -20,7 +20,7 @@ from neurenix.preflight.condition import parse
 from neurenix.preflight.cost import Pricing
 from neurenix.preflight.record import Record, load_report, load_reports, problems, schema
 
-pytestmark = [pytest.mark.tpu_compile, pytest.mark.xdist_group("libtpu")]
+pytestmark = pytest.mark.tpu_compile
 
 EXAMPLES, SEQUENCE, VOCABULARY, WIDTH = 16, 128, 512, 128
 
