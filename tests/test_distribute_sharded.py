@@ -235,6 +235,12 @@ def test_rules_of_another_kind_are_refused(rules: Any) -> None:
         nx.distribute.TPUStrategy(mesh={"fsdp": 8}, rules=rules)
 
 
+@pytest.mark.parametrize("axes", [("fsdpp", None), (("data", "fsdpp"),), (8, None)])
+def test_a_rule_of_an_axis_that_no_mesh_has_is_refused(axes: Any) -> None:
+    with pytest.raises(nx.UnknownNameError, match="no mesh axis named.*Known: data, fsdp, tensor"):
+        nx.distribute.TPUStrategy(mesh={"fsdp": 8}, rules=[("kernel$", axes)])
+
+
 def test_the_first_rule_that_matches_decides_and_what_does_not_divide_stays_whole() -> None:
     rules = nx.distribute.ShardingRules(
         (("attention.*kernel", (None, "tensor")), ("kernel", (("fsdp", "tensor"), None)))

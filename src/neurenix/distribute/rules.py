@@ -16,7 +16,8 @@ from typing import Any
 import jax
 from jax.sharding import PartitionSpec
 
-from neurenix._core.errors import ArgumentError, ArgumentTypeError
+from neurenix._core.errors import ArgumentError, ArgumentTypeError, unknown_name
+from neurenix.distribute.mesh import MESH_AXES
 
 Axes = str | tuple[str, ...] | None
 Rule = tuple[str, Sequence[Axes]]
@@ -31,6 +32,10 @@ class ShardingRules:
             (``"layers.attention.query.kernel"``) and, for each axis of the array, the mesh axis or
             axes that divide it, or None. A pattern may decide for arrays of several ranks: its
             axes are those of the array's *last* ones.
+
+    Raises:
+        ArgumentTypeError: a rule is no such pair.
+        UnknownNameError: it names an axis that no mesh has.
 
     Example:
         >>> rules = ShardingRules((("kernel$", ("fsdp", "tensor")),))
@@ -84,6 +89,10 @@ def _check(rule: Any) -> None:
             "A sharding rule is a pattern and the mesh axes of an array's axes, such as "
             f'("kernel$", ("fsdp", None)); got {rule!r}.'
         )
+    for entry in axes:
+        for name in entry if isinstance(entry, tuple | list) else (entry,):
+            if name is not None and name not in MESH_AXES:
+                raise unknown_name("mesh axis", str(name), MESH_AXES)
     try:
         re.compile(pattern)
     except re.error as error:

@@ -27,10 +27,10 @@ STACK_RULES: tuple[tuple[str, tuple[str | tuple[str, ...] | None, ...]], ...] = 
     (r"(out|down)\.kernel$", (None, "tensor", "fsdp")),
     (r"(query|key|value|up|gate)\.bias$", (None, "tensor")),
     (r"router\.kernel$", (None, "fsdp", None)),
-    (r"experts\.(up|gate)$", (None, "expert", "fsdp", "tensor")),
-    (r"experts\.down$", (None, "expert", "tensor", "fsdp")),
-    (r"experts\.(up|gate)_bias$", (None, "expert", ("fsdp", "tensor"))),
-    (r"experts\.down_bias$", (None, "expert", "fsdp")),
+    (r"experts\.(up|gate)$", (None, None, "fsdp", "tensor")),
+    (r"experts\.down$", (None, None, "tensor", "fsdp")),
+    (r"experts\.(up|gate)_bias$", (None, None, ("fsdp", "tensor"))),
+    (r"experts\.down_bias$", (None, None, "fsdp")),
 )
 
 
