@@ -594,3 +594,11 @@ def test_files_that_cannot_be_written(tmp_path: Path) -> None:
 def test_a_name_of_checkpoints_that_is_malformed(path: str) -> None:
     with pytest.raises(nx.ArgumentError, match="ModelCheckpoint"):
         nx.callbacks.ModelCheckpoint(path)
+
+
+def test_a_trainer_keeps_its_module_and_options() -> None:
+    trainer = nx.Trainer(nn.Linear(4, 1), loss="mse")
+    with pytest.raises(AttributeError, match="module"):
+        trainer.module = nn.Linear(2, 1)  # pyright: ignore
+    with pytest.raises(AttributeError, match="options"):
+        trainer.options = None  # pyright: ignore

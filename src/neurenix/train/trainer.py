@@ -93,10 +93,19 @@ class Trainer(Described, Resumable):
             raise ArgumentTypeError(
                 f"Trainer: module is {type(module).__name__}, expected a module (nnx.Module)."
             )
-        self.module = module
-        self.options = options
+        self._options = options
         self.stop_training = False
         self._kept = Kept(module, Recipe.of(optimizer, loss, loss_weights, metrics, options))
+
+    @property
+    def module(self) -> nnx.Module:
+        """The module that it trains, and no other: another one takes another trainer."""
+        return self._kept.module
+
+    @property
+    def options(self) -> TrainOptions:
+        """How a step is built."""
+        return self._options
 
     @property
     def learning_rate(self) -> float:
