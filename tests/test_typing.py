@@ -38,6 +38,13 @@ def kept(layer: nn.Linear) -> int:
     return 1
 
 
+def double(x: nx.Tensor) -> nx.Tensor:
+    return x * 2
+
+
+report = nx.preflight(model, x, y, on="v5e-8")
+
+
 class Loop:
     @nx.jit
     def step(self, count: int) -> str:
@@ -58,13 +65,23 @@ TYPES = {
     "nx.preflight.search(model, x, y, on=['v5e-8'])": "Plan",
     "nx.preflight.largest_batch(model, x, y, on='v5e-8')": "LargestBatch",
     "nx.preflight.CompileOptions(timeout_seconds=60.0)": "CompileOptions",
-    "nx.zeros((2, 3))": "Array",
+    "model.trainer": "Trainer | Any",
+    "report.step_time": "StepTime | Any",
+    "report.step_time.seconds": "float | Any",
+    "double(nx.zeros((2, 3)))": "Array",
+    "double(nx.Tensor([1, 2], dtype='int8'))": "Array",
     "nx.matmul(x, x)": "Array",
     "nx.devices()": "list[Device]",
     "nx.simulate('v5e-8')": "SimulatedSlice",
     "nx.data.Dataset.from_arrays(x, y).batch(2)": "Dataset",
 }
-MISTAKES = ("step(3)", "Loop().step('x')", "nx.preflight(model)", "nx.preflight.serach")
+MISTAKES = (
+    "step(3)",
+    "Loop().step('x')",
+    "nx.preflight(model)",
+    "nx.preflight.serach",
+    "nx.zeroes((2, 3))",
+)
 
 
 def checked(tmp_path: Path, lines: list[str]) -> list[tuple[str, str]]:

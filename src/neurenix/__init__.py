@@ -102,7 +102,7 @@ _EXPORTS = {
 _OWNER_OF = {name: module for module, names in _EXPORTS.items() for name in names.split()}
 
 
-def __getattr__(name: str) -> Any:
+def _loaded(name: str) -> Any:
     if name in _MODULES:
         return importlib.import_module(f"neurenix.{name}")
     if name == "__all__":
@@ -114,14 +114,18 @@ def __getattr__(name: str) -> Any:
     elif name in _tensor_names():
         value = getattr(importlib.import_module("neurenix.tensor"), name)
     else:
-        near = did_you_mean(name, __getattr__("__all__"))
+        near = did_you_mean(name, _loaded("__all__"))
         raise AttributeError(f"module 'neurenix' has no attribute {name!r}.{near}")
     globals()[name] = value
     return value
 
 
+if not TYPE_CHECKING:  # to a checker a name that is not listed above is an error
+    __getattr__ = _loaded
+
+
 def __dir__() -> list[str]:
-    return sorted(__getattr__("__all__"))
+    return sorted(_loaded("__all__"))
 
 
 def _tensor_names() -> list[str]:

@@ -400,8 +400,11 @@ class Module(_Slots, nnx.Module):
         return self
 
     @property
-    def trainer(self) -> Trainer | None:
-        """The trainer that ``compile`` made, or None."""
+    def trainer(self) -> Trainer | Any:
+        """The trainer that ``compile`` made, or None before that.
+
+        (Declared so that ``model.trainer.save(…)`` is no error to a type checker.)
+        """
         return getattr(self, "_trainer", None)
 
     def _compiled(self, asked: str) -> Trainer:

@@ -78,8 +78,12 @@ class Report:
         return next((r.removeprefix("refused-") for r in rules if r.startswith("refused-")), None)
 
     @property
-    def step_time(self) -> StepTime | None:
-        """Estimated seconds of one step with an interval; ``None`` if it does not fit."""
+    def step_time(self) -> StepTime | Any:
+        """Estimated seconds of one step with an interval; ``None`` if it does not fit.
+
+        (Declared so that ``report.step_time.seconds`` is no error to a type checker, as the
+        standard library's ``re.Match.group`` is.)
+        """
         return self._analysis.time
 
     @property

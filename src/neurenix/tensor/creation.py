@@ -11,7 +11,7 @@ import math
 import operator
 import warnings
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -51,12 +51,9 @@ _NARROW = {
 }
 
 if TYPE_CHECKING:
-
-    class Tensor(jax.Array):
-        """What editors see: a ``jax.Array`` that can be built from data."""
-
-        def __init__(self, data: Any, *, dtype: Any = None, device: DeviceLike = None) -> None: ...
-
+    # For checkers it is jax.Array itself, whose stub takes any argument: a class of its own would
+    # be another type than what every function and operator returns.
+    Tensor: TypeAlias = jax.Array
 else:
 
     class _TensorType(type):
