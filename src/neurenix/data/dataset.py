@@ -20,6 +20,7 @@ from neurenix.data.columns import Columns, as_columns
 from neurenix.data.elsewhere import no_attribute, of_element
 from neurenix.data.iterator import DatasetIterator, Plan
 from neurenix.data.order import (
+    MOST_PLACES,
     Batching,
     Order,
     Repeated,
@@ -153,7 +154,7 @@ class Dataset:
             count: 1 or more; ``None`` for ever.
 
         Raises:
-            DataError: ``count`` is below 1.
+            DataError: ``count`` is below 1, or an epoch would have more than 2**48 rows.
 
         Example:
             >>> len(Dataset.from_arrays(np.zeros(10)).repeat(3))
@@ -163,6 +164,8 @@ class Dataset:
             _at_least(1, "count", count)
         if self._plan.outer.infinite:
             return self
+        if count is not None and count * self._plan.outer.size > MOST_PLACES:
+            raise DataError(f"count={count} is more than an epoch holds: repeat() is for ever.")
         return self._reordered(lambda order: Repeated(order, count))
 
     def take(self, count: int) -> Dataset:

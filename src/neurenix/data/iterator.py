@@ -15,10 +15,7 @@ import numpy as np
 
 from neurenix._core.errors import DataError
 from neurenix.data.columns import Columns
-from neurenix.data.order import Batching, Order, Positions
-
-_EPOCHS_OF_AN_ENDLESS_ORDER = 2**14
-"""More would leave the 64 bits of a position; the order of epoch 0 then comes again."""
+from neurenix.data.order import EPOCHS, Batching, Numbers, Order
 
 
 @dataclass(frozen=True)
@@ -46,34 +43,34 @@ class Plan:
         """The order of what the iterator yields: batches, or rows when they are not batched."""
         return self.batch_order or self.order
 
-    def item(self, position: int) -> Any:
-        """Return the batch (or row) at a position that counts on over the epochs."""
+    def item(self, epoch: int, place: int) -> Any:
+        """Return the batch (or row) at a place of an epoch."""
+        epochs, places = self.outer.locate(np.array([epoch % EPOCHS]), np.array([place]))
         if self.batching is None:
-            return self._read(self.order.rows(np.array([position]))[0])
-        if self.batch_order is not self.batching:
-            position = int(self.outer.rows(np.array([position]))[0])
-        return self._mapped(self._read(self.batching.members(position)))
+            return self._read(places[0])
+        return self._mapped(self._read(self.batching.members(int(epochs[0]), int(places[0]))))
 
-    def stacked(self, positions: Positions) -> Any:
-        """Return several items stacked along a new first axis, ``(k, batch_size, …)``.
+    def stacked(self, epoch: int, places: Numbers) -> Any:
+        """Return several items of an epoch stacked along a new first axis, ``(k, batch_size, …)``.
 
         Fewer than asked are returned when a partial batch stands in the way.
         """
+        epochs, numbers = self.outer.locate(np.full_like(places, epoch % EPOCHS), places)
         if self.batching is None:
-            return self._read(self.order.rows(positions))
-        numbers = self.outer.rows(positions)
-        partial = np.flatnonzero([self.batching.is_partial(int(number)) for number in numbers])
+            return self._read(numbers)
+        partial = np.flatnonzero(self.batching.is_partial(numbers))
         if partial.size and partial[0] == 0:
-            read = self._mapped(self._read(self.batching.members(int(numbers[0]))))
+            members = self.batching.members(int(epochs[0]), int(numbers[0]))
+            read = self._mapped(self._read(members))
             return jax.tree.map(lambda leaf: np.asarray(leaf)[None], read)
-        whole = numbers[: partial[0]] if partial.size else numbers
-        read = self._read(self.batching.members_of_whole(whole))
+        whole = slice(partial[0] if partial.size else None)
+        read = self._read(self.batching.members_of_whole(epochs[whole], numbers[whole]))
         if not self.batch_maps:
             return read
-        batches = [self._mapped(_part(read, place)) for place in range(len(whole))]
+        batches = [self._mapped(_part(read, place)) for place in range(len(numbers[whole]))]
         return stack(batches, "batches")
 
-    def _read(self, rows: Positions) -> Any:
+    def _read(self, rows: Numbers) -> Any:
         if not self.element_maps:
             return self.columns.gather(rows)
         elements = []
@@ -115,15 +112,8 @@ class DatasetIterator(Iterator[Any]):
     def __init__(self, plan: Plan, *, epoch: int = 0) -> None:
         self._plan = plan
         self._size = plan.outer.size
-        self._infinite = plan.outer.infinite
-        self._epoch = 0
+        self._epoch = int(epoch)
         self._position = 0
-        self._move_to(epoch, 0)
-
-    def _move_to(self, epoch: int, position: int) -> None:
-        self._epoch = epoch % _EPOCHS_OF_AN_ENDLESS_ORDER if self._infinite else epoch
-        self._position = position
-        self._start = self._epoch * self._size
 
     @property
     def position(self) -> int:
@@ -135,7 +125,7 @@ class DatasetIterator(Iterator[Any]):
         position = self._position
         if position >= self._size:
             raise StopIteration
-        item = self._plan.item(self._start + position)
+        item = self._plan.item(self._epoch, position)
         self._position = position + 1
         return item
 
@@ -172,8 +162,8 @@ class DatasetIterator(Iterator[Any]):
         count = min(count, self._size - self._position)
         if count <= 0:
             raise StopIteration
-        start = self._start + self._position
-        stacked = self._plan.stacked(np.arange(start, start + count))
+        places = np.arange(self._position, self._position + count)
+        stacked = self._plan.stacked(self._epoch, places)
         self._position += len(jax.tree.leaves(stacked)[0])
         return stacked
 
@@ -202,7 +192,7 @@ class DatasetIterator(Iterator[Any]):
                 "The state belongs to a dataset that is read in another order.\n"
                 f"  state:   {state['order']}\n  dataset: {self._plan.fingerprint()}"
             )
-        self._move_to(int(state["epoch"]), int(state["position"]))
+        self._epoch, self._position = int(state["epoch"]), int(state["position"])
 
 
 def _part(tree: Any, place: int) -> Any:

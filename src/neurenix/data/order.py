@@ -1,12 +1,11 @@
 """Which row comes when: shuffling, repeating, taking and sharding as arithmetic on positions.
 
 Owns the order of a dataset, and nothing of its contents. No order holds a list of what it yields:
-each maps positions to positions of the order below it, thousands at a time.
+each maps places to places of the order below it, thousands at a time.
 
-A position counts on over the epochs: row ``p`` of epoch ``e`` of an order of ``size`` rows is at
-``e * size + p``. So a repeated order is the order itself, a shuffled one can tell the epoch from
-the position, and an iterator's whole state is one number. An infinite order is one of about 2**48
-positions, which nobody reaches the end of.
+Where a row is, is said by two numbers: its epoch, and its place in that epoch. So a repeated order
+gives each repetition an epoch of the order below, a shuffled one knows the epoch, and an iterator's
+whole state is these two. An infinite order is one of 2**48 places, which nobody reaches the end of.
 """
 
 from __future__ import annotations
@@ -18,10 +17,20 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-Positions = npt.NDArray[np.int64]
+Numbers = npt.NDArray[np.int64]
 
-INFINITE_POSITIONS = 2**48
-"""About as many positions as an endless order has: 200 a millisecond for 44 years."""
+MOST_PLACES = 2**48
+"""The places of an endless order: 200 a millisecond for 44 years. No epoch has more."""
+
+EPOCHS = 2**62
+"""Epochs are counted modulo this, so that the arithmetic on them stays within 64 bits."""
+
+EPOCH_STRIDE = 0x1E3779B97F4A7C15
+"""How many epochs of the order below lie between the beginnings of two endless epochs.
+
+An odd number near the golden section of ``EPOCHS``: wherever a few endless orders are nested, each
+epoch begins far from the others (Knuth, The Art of Computer Programming 3, 6.4).
+"""
 
 
 class Order(Protocol):
@@ -29,7 +38,7 @@ class Order(Protocol):
 
     @property
     def size(self) -> int:
-        """Rows of one epoch; about ``INFINITE_POSITIONS`` when endless."""
+        """Rows of one epoch; at most ``MOST_PLACES``, and about that when endless."""
         ...
 
     @property
@@ -37,9 +46,24 @@ class Order(Protocol):
         """Whether an epoch never ends."""
         ...
 
-    def rows(self, positions: Positions) -> Positions:
-        """Return the source's row at each position, in the shape of ``positions``."""
+    def locate(self, epochs: Numbers, places: Numbers) -> tuple[Numbers, Numbers]:
+        """Return the source's epoch and row for each place, in the arrays' common shape.
+
+        Args:
+            epochs: from 0 to ``EPOCHS - 1``.
+            places: within their epochs, from 0 to ``size - 1``.
+        """
         ...
+
+
+def rows_of(order: Order, epoch: int, places: Numbers) -> Numbers:
+    """Return the source's rows at places of one epoch, in the shape of ``places``.
+
+    Example:
+        >>> rows_of(Taken(Sequential(10), 3), 0, np.arange(3))
+        array([0, 1, 2])
+    """
+    return order.locate(np.full_like(places, epoch % EPOCHS), places)[1]
 
 
 @dataclass(frozen=True)
@@ -47,16 +71,16 @@ class Sequential:
     """The rows ``0 … size - 1`` as they stand.
 
     Example:
-        >>> Sequential(3).rows(np.arange(5))
-        array([0, 1, 2, 0, 1])
+        >>> rows_of(Sequential(3), 0, np.arange(3))
+        array([0, 1, 2])
     """
 
     size: int
     infinite: bool = False
 
-    def rows(self, positions: Positions) -> Positions:
-        """Return each position within its epoch."""
-        return positions % self.size
+    def locate(self, epochs: Numbers, places: Numbers) -> tuple[Numbers, Numbers]:
+        """Return the places: the rows are in order."""
+        return epochs, places
 
 
 class _Permutations:
@@ -81,7 +105,7 @@ class Shuffled:
 
     Example:
         >>> order = Shuffled(Sequential(4), seed=0)
-        >>> first, second = order.rows(np.arange(8)).reshape(2, 4)
+        >>> first, second = (rows_of(order, epoch, np.arange(4)) for epoch in range(2))
         >>> sorted(first.tolist()) == sorted(second.tolist()) == [0, 1, 2, 3]
         True
     """
@@ -98,24 +122,20 @@ class Shuffled:
         """As many rows as without shuffling."""
         return self.inner.size
 
-    def rows(self, positions: Positions) -> Positions:
-        """Return the rows at shuffled positions of the same epoch."""
+    def locate(self, epochs: Numbers, places: Numbers) -> tuple[Numbers, Numbers]:
+        """Return the rows at shuffled places of the same epochs."""
         size, permutation_of = self.inner.size, self._permutations.of
-        first, last = int(positions.min()) // size, int(positions.max()) // size
-        if first == last:
-            start = first * size
-            return self.inner.rows(
-                permutation_of(self.seed, first, size)[positions - start] + start
-            )
-        epochs, places = np.divmod(positions, size)
-        shuffled = np.empty_like(positions)
-        for epoch in range(first, last + 1):
+        first = int(epochs.flat[0])
+        if (epochs == first).all():
+            return self.inner.locate(epochs, permutation_of(self.seed, first, size)[places])
+        shuffled = np.empty_like(places)
+        for epoch in np.unique(epochs):
             chosen = epochs == epoch
-            shuffled[chosen] = permutation_of(self.seed, epoch, size)[places[chosen]] + epoch * size
-        return self.inner.rows(shuffled)
+            shuffled[chosen] = permutation_of(self.seed, int(epoch), size)[places[chosen]]
+        return self.inner.locate(epochs, shuffled)
 
 
-def _permutation(seed: int, epoch: int, size: int) -> Positions:
+def _permutation(seed: int, epoch: int, size: int) -> Numbers:
     permutation = np.random.default_rng((seed, epoch)).permutation(size)
     permutation.flags.writeable = False
     return permutation
@@ -136,17 +156,19 @@ class Repeated:
     @property
     def size(self) -> int:
         """Rows of all repetitions."""
-        inner = self.inner.size
-        return inner * (self.count if self.count is not None else INFINITE_POSITIONS // inner)
+        return MOST_PLACES if self.count is None else self.inner.size * self.count
 
     @property
     def infinite(self) -> bool:
         """Whether it repeats for ever."""
         return self.count is None
 
-    def rows(self, positions: Positions) -> Positions:
+    def locate(self, epochs: Numbers, places: Numbers) -> tuple[Numbers, Numbers]:
         """Return the inner order's rows: a repetition is one more of its epochs."""
-        return self.inner.rows(positions)
+        passes, places = np.divmod(places, self.inner.size)
+        stride = EPOCH_STRIDE if self.count is None else self.count
+        # Products may leave the 64 bits: what is left of them is the product modulo 2**64.
+        return self.inner.locate((epochs * stride + passes) % EPOCHS, places)
 
 
 @dataclass(frozen=True)
@@ -154,8 +176,8 @@ class Taken:
     """The first ``count`` rows of each epoch of another order.
 
     Example:
-        >>> Taken(Sequential(10), 3).rows(np.arange(4))
-        array([0, 1, 2, 0])
+        >>> rows_of(Taken(Sequential(10), 3), 1, np.arange(3))
+        array([0, 1, 2])
     """
 
     inner: Order
@@ -167,10 +189,9 @@ class Taken:
         """The rows taken."""
         return self.count
 
-    def rows(self, positions: Positions) -> Positions:
-        """Return the inner order's rows, what was not taken skipped."""
-        epochs, places = np.divmod(positions, self.count)
-        return self.inner.rows(epochs * self.inner.size + places)
+    def locate(self, epochs: Numbers, places: Numbers) -> tuple[Numbers, Numbers]:
+        """Return the inner order's rows at the same places."""
+        return self.inner.locate(epochs, places)
 
 
 @dataclass(frozen=True)
@@ -178,8 +199,8 @@ class Skipped:
     """Each epoch of another order without its first ``count`` rows.
 
     Example:
-        >>> Skipped(Sequential(3), 1).rows(np.arange(4))
-        array([1, 2, 1, 2])
+        >>> rows_of(Skipped(Sequential(3), 1), 0, np.arange(2))
+        array([1, 2])
     """
 
     inner: Order
@@ -195,10 +216,9 @@ class Skipped:
         """Whether the inner order never ends."""
         return self.inner.infinite
 
-    def rows(self, positions: Positions) -> Positions:
+    def locate(self, epochs: Numbers, places: Numbers) -> tuple[Numbers, Numbers]:
         """Return the inner order's rows, from the first that is left in each epoch."""
-        epochs, places = np.divmod(positions, self.size)
-        return self.inner.rows(epochs * self.inner.size + self.count + places)
+        return self.inner.locate(epochs, places + self.count)
 
 
 @dataclass(frozen=True)
@@ -206,7 +226,7 @@ class Sharded:
     """Rows ``index``, ``index + count``, ``index + 2 * count`` … of another order.
 
     Example:
-        >>> Sharded(Sequential(7), 1, 3).rows(np.arange(2))
+        >>> rows_of(Sharded(Sequential(7), 1, 3), 0, np.arange(2))
         array([1, 4])
     """
 
@@ -224,10 +244,9 @@ class Sharded:
         """Whether the inner order never ends."""
         return self.inner.infinite
 
-    def rows(self, positions: Positions) -> Positions:
+    def locate(self, epochs: Numbers, places: Numbers) -> tuple[Numbers, Numbers]:
         """Return every ``count``-th row of the inner order."""
-        epochs, places = np.divmod(positions, self.size)
-        return self.inner.rows(epochs * self.inner.size + places * self.count + self.index)
+        return self.inner.locate(epochs, places * self.count + self.index)
 
 
 @dataclass(frozen=True)
@@ -238,7 +257,7 @@ class Batching:
 
     Example:
         >>> batching = Batching(Sequential(5), 2, drop_remainder=False)
-        >>> batching.size, batching.members(2)
+        >>> batching.size, batching.members(0, 2)
         (3, array([4]))
     """
 
@@ -262,25 +281,21 @@ class Batching:
         """Whether every batch has ``batch_size`` rows."""
         return self.drop_remainder or self.infinite or self.inner.size % self.batch_size == 0
 
-    def rows(self, positions: Positions) -> Positions:
-        """Return the positions themselves: ``members`` tells the rows of a batch."""
-        return positions
+    def locate(self, epochs: Numbers, places: Numbers) -> tuple[Numbers, Numbers]:
+        """Return the places themselves: ``members`` tells the rows of a batch."""
+        return epochs, places
 
-    def is_partial(self, batch: int) -> bool:
-        """Return whether the batch at a position has fewer than ``batch_size`` rows."""
-        place = batch % self.size
-        return (place + 1) * self.batch_size > self.inner.size
+    def is_partial(self, places: Numbers) -> npt.NDArray[np.bool_]:
+        """Return which batches of an epoch have fewer than ``batch_size`` rows."""
+        return (places + 1) * self.batch_size > self.inner.size
 
-    def members(self, batch: int) -> Positions:
+    def members(self, epoch: int, place: int) -> Numbers:
         """Return the source's rows of one batch, shape ``(batch_size,)`` or fewer for the last."""
-        epoch, place = divmod(batch, self.size)
         start = place * self.batch_size
         stop = min(start + self.batch_size, self.inner.size)
-        offset = epoch * self.inner.size
-        return self.inner.rows(np.arange(offset + start, offset + stop))
+        return rows_of(self.inner, epoch, np.arange(start, stop))
 
-    def members_of_whole(self, batches: Positions) -> Positions:
+    def members_of_whole(self, epochs: Numbers, places: Numbers) -> Numbers:
         """Return the source's rows of ``k`` whole batches, shape ``(k, batch_size)``."""
-        epochs, places = np.divmod(batches, self.size)
-        starts = epochs * self.inner.size + places * self.batch_size
-        return self.inner.rows(starts[:, None] + np.arange(self.batch_size))
+        rows = places[:, None] * self.batch_size + np.arange(self.batch_size)
+        return self.inner.locate(np.broadcast_to(epochs[:, None], rows.shape), rows)[1]
