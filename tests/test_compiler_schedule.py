@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import pytest
 
@@ -412,6 +413,37 @@ def test_a_transfer_between_slices_is_dcn() -> None:
     walked, total = schedule(*body, where=where)
     assert {o.kind for o in walked.operations.values()} == {"dcn"}
     assert total == pytest.approx(dcn_seconds(2**20, where)) == pytest.approx(2**20 * 8 / 25e9)
+
+
+@pytest.mark.parametrize("slices", [2, 3, 4, 8])
+@pytest.mark.parametrize(
+    ("kind", "received", "expected"),
+    [
+        # In MiB, of the one that a device sends.
+        ("ALL_GATHER", lambda k: k, lambda k: k - 1),
+        ("ALL_REDUCE", lambda k: 1, lambda k: 2 * (k - 1) / k),
+        ("REDUCE_SCATTER", lambda k: 1 / k, lambda k: 1),
+        ("ALL_TO_ALL", lambda k: 1, lambda k: 1),
+        ("ONE_TO_ONE", lambda k: 1, lambda k: 1),
+    ],
+)
+def test_what_arrives_from_more_slices_takes_longer(
+    slices: int, kind: str, received: Callable, expected: Callable
+) -> None:
+    where = chips.resolve(f"{slices}x v5e-8")
+    tag = f'frontend_attributes={{_xla_megascale_transfer_type="{kind}"}}'
+    arrives = f"f32[{int(received(slices) * 256)},1024]{{1,0:T(1,128)}}"
+    _, total = schedule(
+        f"%s = ({MIB}, u32[], token[]) send(%p), channel_id=2, is_host_transfer=true, {tag}",
+        f"%v = ({arrives}, u32[], token[]) recv(%p), channel_id=1, is_host_transfer=true, {tag}",
+        "%x = token[] send-done(%s)",
+        f"%y = ({arrives}, token[]) recv-done(%v)",
+        where=where,
+    )
+    one = dcn_seconds(2**20, where)
+    if slices == 2:
+        assert total == one  # to the bit: the calibration stands on it
+    assert total == pytest.approx(expected(slices) * one, rel=1e-6)
 
 
 @pytest.mark.parametrize(

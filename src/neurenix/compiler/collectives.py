@@ -12,6 +12,9 @@ link's rate is of one direction.
 An exchange of all with all is as slow as the middle of the longest axis, which half of everything
 crosses. A permutation takes each array the shortest way, one axis of the slice after another, and
 is as slow as the link with most arrays; devices are taken to be numbered along the last axis first.
+
+Between slices a host is as slow as the bytes that arrive at it, for all its devices. It is checked
+against a published run on two slices only, whose step is mostly something else.
 """
 
 from __future__ import annotations
@@ -30,6 +33,8 @@ _LIST = re.compile(r"replica_groups=\{\{([\d,]+)\}")
 _PAIR = re.compile(r"\{(\d+),(\d+)\}")
 _GROUPS = re.compile(r"replica_groups=\S+")
 _IOTA = re.compile(r"replica_groups=\[(\d+),(\d+)\]<=")
+_DCN_KIND = re.compile(r'_xla_megascale_transfer_type="(\w+)"')
+_NO_MORE_THAN_SENT = ("ONE_TO_ONE", "ALL_TO_ALL", "REDUCE_SCATTER")
 
 
 DIRECTIONS = ("ici forwards", "ici backwards")
@@ -132,7 +137,34 @@ def ici_seconds(instruction: Instruction, where: Slice, *, hops: bool = True) ->
     return payload * share / (rate * links) + latency
 
 
-def dcn_seconds(num_bytes: int, where: Slice) -> float:
+def dcn_bytes(instruction: Instruction, where: Slice) -> float:
+    """Return the bytes of a ``send`` or ``recv`` between slices that occupy the device's network.
+
+    A ``send`` counts with what it sends. With k slices more arrives than that: (k - 1) / k of what
+    a gather yields, of which each slice sent 1 / k, and 2 (k - 1) / k of what is summed over all.
+    The ``recv`` counts with what is left, (k - 2) / k of it in both cases: nothing on two slices.
+    A permutation, an exchange of all with all and a sum that is scattered bring no more than is
+    sent.
+
+    Example:
+        >>> from neurenix import chips
+        >>> from neurenix.compiler.shapes import parse_shapes
+        >>> shapes = parse_shapes("(f32[1024,1024]{1,0:T(8,128)}, u32[], token[])")
+        >>> gathered = Instruction("r", "recv", shapes, (), "", "", False)
+        >>> [dcn_bytes(gathered, chips.resolve(f"{k}x v5e-8")) / 2**20 for k in (2, 4, 8)]
+        [0.0, 2.0, 3.0]
+    """
+    moved = instruction.shapes[0].padded_bytes
+    if instruction.opcode == "send":
+        return moved
+    kind = _DCN_KIND.search(instruction.attributes)
+    if kind and kind[1] in _NO_MORE_THAN_SENT:
+        return 0.0
+    slices = max(2, where.num_slices)
+    return moved * (slices - 2) / slices
+
+
+def dcn_seconds(num_bytes: float, where: Slice) -> float:
     """Return how long one device's share of a transfer between slices takes."""
     devices_per_host = where.chips_per_host * where.devices_per_chip
     return num_bytes * devices_per_host / DCN_BYTES_PER_SECOND_PER_HOST

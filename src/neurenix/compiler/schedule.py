@@ -16,6 +16,7 @@ from neurenix.chips import Slice
 from neurenix.compiler.calibration import MULTI_SLICE, WEIGHTS, calibration, product_seconds
 from neurenix.compiler.collectives import (
     DIRECTIONS,
+    dcn_bytes,
     dcn_seconds,
     directions,
     ici_seconds,
@@ -234,11 +235,8 @@ class Schedule:
         return f"channel {found[1]}" if found else ""
 
     def _transfer(self, instruction: Instruction) -> tuple[str, float]:
-        if instruction.opcode == "recv":  # arrives while its send is under way
-            return "dcn", 0.0
-        if instruction.opcode == "send":
-            moved = instruction.shapes[0].padded_bytes
-            return "dcn", dcn_seconds(moved, self.where)
+        if instruction.opcode in ("send", "recv"):
+            return "dcn", dcn_seconds(dcn_bytes(instruction, self.where), self.where)
         inner = collective_inside(self.module, instruction)
         if inner is not None:
             return "ici", ici_seconds(inner, self.where)
