@@ -10,7 +10,13 @@ from jax.ad_checkpoint import print_saved_residuals
 
 import neurenix as nx
 from neurenix import models
-from neurenix._core.errors import ArgumentError, ArgumentTypeError, ShapeError, UnknownNameError
+from neurenix._core.errors import (
+    ArgumentError,
+    ArgumentTypeError,
+    DataError,
+    ShapeError,
+    UnknownNameError,
+)
 from neurenix._nnx import nnx
 from neurenix.distribute.rules import ShardingRules
 from neurenix.models import rope
@@ -406,3 +412,46 @@ def test_a_model_of_shapes_says_that_it_cannot_train() -> None:
         with pytest.raises(ArgumentError, match="The module is abstract"):
             call()
     assert "106,816 parameters, 427,264 bytes" in str(model.summary((2, 16), dtype="int32"))
+
+
+# --- tokens that no vocabulary has --------------------------------------------------------------
+
+
+@pytest.mark.parametrize("number", [256, -1, -100])
+def test_a_token_outside_of_the_vocabulary_is_told_by_every_call(number: int) -> None:
+    model = models.build("tiny").compile(optimizer="adam", loss=LOSS)
+    good = np.asarray(tokens(count=4))
+    wrong = good.copy()
+    wrong[2, 5] = number
+    told = rf"embedding of tiny has 256 rows, 0 … 255.* {number} at index \(2, 5\)"
+    for call in (
+        lambda: model(jnp.asarray(wrong)),
+        lambda: model.predict(wrong),
+        lambda: model.evaluate(wrong, good),
+        lambda: model.fit(wrong, good, verbose=0, shuffle=False),
+    ):
+        with pytest.raises(DataError, match=told):
+            call()
+    compiled = jax.jit(lambda x: model(x))
+    assert bool(jnp.isnan(compiled(wrong)[2, 5:]).all())
+    np.testing.assert_allclose(compiled(good), model(jnp.asarray(good)), rtol=1e-4, atol=1e-5)
+
+
+def test_an_encoder_tells_tokens_and_segments_that_are_none() -> None:
+    model = models.build("bert-base", **SMALL["bert-base"][0])
+    ids, kinds = jnp.zeros((2, 4), jnp.int32), jnp.ones((2, 4), jnp.int32)
+    name = model.config.name
+    with pytest.raises(DataError, match=f"embedding of {name} has 50 rows"):
+        model(ids + 50)
+    with pytest.raises(DataError, match=f"table of segments of {name} has 2 rows.* holds 2"):
+        model(ids, kinds + 1)
+    assert bool(jnp.isnan(jax.jit(lambda x: model(ids, x))(kinds + 1)).all())
+    with pytest.raises(ArgumentTypeError, match="segments as integers; got float32"):
+        model(ids, kinds.astype("float32"))
+    with pytest.raises(ArgumentTypeError, match="one array; got a list"):
+        model([[1, 2]])
+    with pytest.raises(ShapeError, match=r"segments \(N, T\); got the shape \(4,\)"):
+        model(ids, kinds[0])
+    with pytest.raises(ShapeError, match="one segment for each token"):
+        model(ids, kinds[:, :3])
+    assert not np.allclose(model(ids, kinds), model(ids))

@@ -20,7 +20,9 @@ from neurenix.models.layers import BATCH, SEQUENCE, Norm, Projection, normal
 from neurenix.models.rope import Scaling, angles
 from neurenix.models.stack import DTYPES, StackConfig, one_of, positive
 from neurenix.models.stacked import STACK_RULES, Stack
+from neurenix.nn._checks import expect_array
 from neurenix.nn._parameters import rngs_or_default
+from neurenix.nn.embedding import rows_of
 
 _EMBEDDING_DEVIATION = 0.02  # as GPT-2 and Llama start
 
@@ -82,7 +84,8 @@ class DecoderConfig(StackConfig):
 class Decoder(Model):
     """A causal language model: token ids (N, T) integers → logits (N, T, V).
 
-    Train it with ``SparseCategoricalCrossentropy(from_logits=True)`` and targets (N, T).
+    Train it with ``SparseCategoricalCrossentropy(from_logits=True)`` and targets (N, T). Ids that
+    the vocabulary lacks are told as ``nn.Embedding`` tells them.
 
     Args:
         config: the sizes.
@@ -90,6 +93,8 @@ class Decoder(Model):
 
     Raises:
         ArgumentTypeError: when called with numbers that are not integers.
+        DataError: when called, outside of a compiled function, with an id from ``vocab_size`` on,
+            or below 0; a compiled one gives NaN, which ``fit`` and ``predict`` trace to it.
         ShapeError: when called with another rank, or with more than ``max_length`` positions.
 
     Example:
@@ -136,7 +141,8 @@ class Decoder(Model):
         config = self.config
         check_tokens(tokens, config)
         length, dtype = tokens.shape[1], config.compute_dtype
-        x = self.embedding[...].astype(dtype)[tokens]
+        table = self.embedding[...].astype(dtype)
+        x = rows_of(table, tokens, name=f"The embedding of {config.name}")
         if config.scale_embeddings:
             x = x * jnp.asarray(math.sqrt(config.embed_dim), dtype)
         if self.positions is not None:
@@ -181,13 +187,14 @@ def _without_experts(config: DecoderConfig) -> DecoderConfig:
     )
 
 
-def check_tokens(tokens: Any, config: Any) -> None:
+def check_tokens(tokens: Any, config: Any, *, called: str = "token ids") -> None:
     """Raise unless ``tokens`` are integers (N, T) with T up to ``config.max_length``."""
+    expect_array(config.name, tokens)
     if tokens.ndim != 2:
-        raise ShapeError(f"{config.name} takes token ids (N, T); got the shape {tokens.shape}.")
+        raise ShapeError(f"{config.name} takes {called} (N, T); got the shape {tokens.shape}.")
     if not jnp.issubdtype(tokens.dtype, jnp.integer):
         raise ArgumentTypeError(
-            f"{config.name} takes token ids as integers; got {tokens.dtype}, shape {tokens.shape}."
+            f"{config.name} takes {called} as integers; got {tokens.dtype}, shape {tokens.shape}."
         )
     if tokens.shape[1] > config.max_length:
         raise ShapeError(

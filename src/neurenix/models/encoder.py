@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import jax
 import jax.numpy as jnp
 
+from neurenix._core.errors import ShapeError
 from neurenix._nnx import nnx
 from neurenix.distribute.rules import constrain
 from neurenix.models.base import Model, Rules
@@ -19,6 +20,7 @@ from neurenix.models.layers import BATCH, SEQUENCE, Norm, Projection, activate, 
 from neurenix.models.stack import DTYPES, StackConfig, one_of, positive
 from neurenix.models.stacked import STACK_RULES, Stack
 from neurenix.nn._parameters import rngs_or_default
+from neurenix.nn.embedding import rows_of
 
 _EMBEDDING_DEVIATION = 0.02  # BERT's initializer_range
 
@@ -49,7 +51,8 @@ class Encoder(Model):
     """A masked language model: token ids (N, T) integers → logits (N, T, V).
 
     Every position sees every other. The head is BERT's: a projection, the activation, a norm, and
-    the embedding table with a bias.
+    the embedding table with a bias. Ids that the vocabulary lacks, and segments, are told as
+    ``nn.Embedding`` tells them.
 
     Args:
         config: the sizes.
@@ -57,7 +60,11 @@ class Encoder(Model):
 
     Raises:
         ArgumentTypeError: when called with numbers that are not integers.
-        ShapeError: when called with another rank, or with more than ``max_length`` positions.
+        DataError: when called, outside of a compiled function, with an id from ``vocab_size`` on,
+            or a segment from ``num_segments`` on, or below 0; a compiled one gives NaN, which
+            ``fit`` and ``predict`` trace to it.
+        ShapeError: when called with another rank, with more than ``max_length`` positions, or
+            with segments of another shape than the tokens.
 
     Example:
         >>> from neurenix import models
@@ -85,14 +92,19 @@ class Encoder(Model):
 
         Args:
             tokens: (N, T) integers.
-            segments: (N, T) integers from 0; all 0 by default.
+            segments: (N, T) integers from 0 up to, without, ``num_segments``; all 0 by default.
         """
         config = self.config
         check_tokens(tokens, config)
         dtype = config.compute_dtype
         table, kinds = self.embedding[...].astype(dtype), self.segments[...].astype(dtype)
-        x = table[tokens] + self.positions[...][: tokens.shape[1]].astype(dtype)
-        x = x + (kinds[0] if segments is None else kinds[segments])
+        x = rows_of(table, tokens, name=f"The embedding of {config.name}")
+        x = x + self.positions[...][: tokens.shape[1]].astype(dtype)
+        if segments is None:
+            x = x + kinds[0]
+        else:
+            _check_segments(segments, tokens, config)
+            x = x + rows_of(kinds, segments, name=f"The table of segments of {config.name}")
         x = constrain(self.embedding_norm(x), BATCH, SEQUENCE, None)
         x = self.layers(x)
         x = self.transform_norm(activate(config.activation, self.transform(x)))
@@ -108,4 +120,13 @@ class Encoder(Model):
             (r"^(positions|segments)$", (None, "fsdp")),
             (r"^transform\.kernel$", (None, "fsdp")),
             (r"^unembedding_bias$", ("tensor",)),
+        )
+
+
+def _check_segments(segments: jax.Array, tokens: jax.Array, config: EncoderConfig) -> None:
+    check_tokens(segments, config, called="segments")
+    if segments.shape != tokens.shape:
+        raise ShapeError(
+            f"{config.name} takes one segment for each token; got segments {segments.shape} and "
+            f"tokens {tokens.shape}."
         )

@@ -1,6 +1,7 @@
 """A table of vectors looked up by number.
 
-Owns Embedding; positions are not added here.
+Owns Embedding, and the look-up that models with a table of their own share; positions are not added
+here.
 """
 
 from __future__ import annotations
@@ -69,21 +70,7 @@ class Embedding(Module, nnx.Embed):
             raise ArgumentTypeError(
                 f"Embedding looks up integers; its input is {x.dtype}, shape {x.shape}."
             )
-        self._check_range(x)
-        # Not jnp.take: a negative number would be a row from the end.
-        return self.embedding[...].at[x].get(mode="fill", wrap_negative_indices=False)
-
-    def _check_range(self, x: jax.Array) -> None:
-        if isinstance(x, Tracer) or not x.size or not getattr(x, "is_fully_addressable", True):
-            return
-        rows, numbers = self.num_embeddings, np.asarray(x)
-        outside = (numbers >= rows) | (numbers < 0)
-        if outside.any():
-            where = tuple(int(i) for i in np.argwhere(outside)[0])
-            raise DataError(
-                f"Embedding has {rows} rows, 0 … {rows - 1}; its input holds {numbers[where]} at "
-                f"index {where}."
-            )
+        return rows_of(self.embedding[...], x, name="Embedding")
 
     def attend(self, query: jax.Array) -> jax.Array:
         """Return the products of (..., embedding_dim) with every row: (..., num_embeddings).
@@ -91,3 +78,38 @@ class Embedding(Module, nnx.Embed):
         What a language model with tied weights ends with.
         """
         return query @ self.embedding[...].astype(query.dtype).T
+
+
+def rows_of(table: jax.Array, numbers: jax.Array, *, name: str) -> jax.Array:
+    """Return the rows of a table: (rows, ...) and integers (*shape) → (*shape, ...).
+
+    A number that has no row gives NaN in a compiled program, and never another row.
+
+    Args:
+        table: (rows, ...), of floats.
+        numbers: integers, any shape.
+        name: of the table, for the error.
+
+    Raises:
+        DataError: a number, where it is known, has no row.
+
+    Example:
+        >>> rows_of(jnp.array([[1.0], [2.0]]), jnp.array([1, 0]), name="The table").tolist()
+        [[2.0], [1.0]]
+    """
+    _check_range(table.shape[0], numbers, name)
+    # Not jnp.take: a negative number would be a row from the end.
+    return table.at[numbers].get(mode="fill", wrap_negative_indices=False)
+
+
+def _check_range(rows: int, x: jax.Array, name: str) -> None:
+    if isinstance(x, Tracer) or not x.size or not getattr(x, "is_fully_addressable", True):
+        return
+    numbers = np.asarray(x)
+    outside = (numbers >= rows) | (numbers < 0)
+    if outside.any():
+        where = tuple(int(i) for i in np.argwhere(outside)[0])
+        raise DataError(
+            f"{name} has {rows} rows, 0 … {rows - 1}; its input holds {numbers[where]} at index "
+            f"{where}."
+        )
