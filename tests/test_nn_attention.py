@@ -11,6 +11,7 @@ from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
 
 import nn_reference as ref
 from neurenix import nn
+from neurenix._core.errors import ArgumentTypeError
 from neurenix._nnx import nnx
 from neurenix.nn import splash
 from neurenix.nn.dot_product import dot_product_attention
@@ -86,6 +87,27 @@ def test_a_query_without_keys_is_a_number_in_training_too():
     np.testing.assert_allclose(layer(x, mask=mask), plain(x, mask=mask), rtol=1e-4, atol=1e-5)
     gradient = nnx.grad(lambda layer: layer(x, mask=mask).sum())(layer)
     assert all(bool(jnp.isfinite(leaf).all()) for leaf in jax.tree.leaves(gradient))
+
+
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize(("query", "other"), [("float32", "bfloat16"), ("bfloat16", "float32")])
+def test_keys_and_values_of_another_dtype_are_cast_to_that_of_the_queries(query, other, training):
+    layer = nn.MultiHeadAttention(8, 2, dropout=1e-7).train(training)
+    x, k, v = (jnp.asarray(RNG.normal(size=(2, n, 8)), query) for n in (5, 7, 7))
+    k, v = k.astype(other), v.astype(other)
+    found = layer(x, k, v)
+    assert found.dtype == query
+    np.testing.assert_array_equal(found, layer(x, k.astype(query), v.astype(query)))
+
+
+@pytest.mark.parametrize("sinks", [None, np.zeros(2, np.float32)])
+def test_attention_without_its_layer_takes_one_dtype(sinks):
+    q = jnp.ones((1, 3, 2, 4))
+    told = "query float32, key bfloat16, value float32"
+    with pytest.raises(ArgumentTypeError, match=told):
+        dot_product_attention(q, q.astype("bfloat16"), q, sinks=sinks)
+    found = dot_product_attention(np.ones((1, 3, 2, 4)), q, q, sinks=sinks)  # float64 of NumPy
+    assert found.shape == q.shape
 
 
 # --- the TPU kernel -----------------------------------------------------------------------------

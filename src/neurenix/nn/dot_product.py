@@ -36,7 +36,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.ad_checkpoint import checkpoint_name as named
 
-from neurenix._core.errors import ArgumentError, ShapeError
+from neurenix._core.errors import ArgumentError, ArgumentTypeError, ShapeError
 from neurenix.device import DeviceType, devices
 from neurenix.nn import splash
 from neurenix.nn._checks import expect_array
@@ -82,7 +82,8 @@ def dot_product_attention(
 
     Raises:
         ArgumentError: ``window`` is no whole number of at least 1.
-        ArgumentTypeError: queries, keys, values or sinks are no array.
+        ArgumentTypeError: queries, keys, values or sinks are no array, or the first three of
+            several dtypes.
         ShapeError: the shapes do not go together.
 
     Example:
@@ -210,6 +211,12 @@ def _check(query: jax.Array, key: jax.Array, value: jax.Array) -> None:
     for array in (query, key, value):
         expect_array("dot_product_attention", array)
     shapes = f"query {query.shape}, key {key.shape}, value {value.shape}"
+    kinds = [jax.dtypes.canonicalize_dtype(array.dtype) for array in (query, key, value)]
+    if len(set(kinds)) > 1:
+        raise ArgumentTypeError(
+            "Attention takes queries, keys and values of one dtype; got query {}, key {}, value "
+            "{}. Cast them: key.astype(query.dtype).".format(*kinds)
+        )
     if query.ndim != 4 or key.ndim != 4 or value.ndim != 4 or key.shape[:3] != value.shape[:3]:
         raise ShapeError(
             f"Attention takes (N, T, H, D), (N, S, K, D) and (N, S, K, C); got {shapes}."

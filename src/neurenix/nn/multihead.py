@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 from neurenix._core.errors import ArgumentError, ShapeError
 from neurenix._nnx import nnx
-from neurenix.nn._checks import expect_array, expect_features, positive
+from neurenix.nn._checks import as_inexact, expect_array, expect_features, positive
 from neurenix.nn._parameters import rngs_or_default
 from neurenix.nn.dot_product import as_mask, dot_product_attention, four_axes
 from neurenix.nn.dropout import Dropout
@@ -90,7 +90,7 @@ class MultiHeadAttention(Module):
         mask: jax.Array | None = None,
         key_padding_mask: jax.Array | None = None,
     ) -> jax.Array:
-        """Return (N, T, embed_dim).
+        """Return (N, T, embed_dim), computed in the dtype of the queries.
 
         Args:
             query: (N, T, embed_dim).
@@ -113,9 +113,10 @@ class MultiHeadAttention(Module):
                     f"MultiHeadAttention takes a {name} (N, T, {self.embed_dim}); got {x.shape}."
                 )
             expect_features("MultiHeadAttention", x, self.embed_dim, name=f"as {name}")
+        query = as_inexact(self, query)
         q = self._heads(self.query(query), self.num_heads)
-        k = self._heads(self.key(key), self.num_kv_heads)
-        v = self._heads(self.value(value), self.num_kv_heads)
+        k = self._heads(self.key(key.astype(query.dtype)), self.num_kv_heads)
+        v = self._heads(self.value(value.astype(query.dtype)), self.num_kv_heads)
         if key_padding_mask is not None:
             mask = _without_padding(key_padding_mask, mask, q, k)
         if self.dropout.rate and not self.dropout.deterministic:
