@@ -109,6 +109,30 @@ def as_array(data: Any, name: str) -> np.ndarray:
         neurenix._core.errors.DataError: x is ragged: row 0 has length 2 and row 1 has length 1. \
 Pad the rows to one length.
     """
+    array = as_numbers(data, name)
+    if np.ndim(array) == 0:
+        raise DataError(f"{name} is the single number {array}; its first axis must be the rows.")
+    return np.asarray(array)
+
+
+def as_numbers(data: Any, name: str, *, narrow: bool = True) -> Any:
+    """Bring one array-like or number to NumPy, of 32 bits; a ``jax.Array`` keeps its type.
+
+    Args:
+        data: what can be read as an array of any shape, ``()`` too.
+        name: of it, for messages.
+        narrow: False keeps numbers of 64 bits.
+
+    Returns:
+        An array; of shape ``()``, a NumPy scalar.
+
+    Raises:
+        DataError: as ``as_columns`` says of one array.
+
+    Example:
+        >>> as_numbers(3, "x"), as_numbers([0.5], "x").dtype
+        (np.int32(3), dtype('float32'))
+    """
     if data is None:
         raise DataError(f"{name} is None; an array is needed.")
     try:
@@ -132,9 +156,9 @@ Pad the rows to one length.
             f"{name} holds {what} (dtype {array.dtype}, shape {array.shape}), not numbers. "
             "Convert it first: encode text and categories as integers, make sparse data dense."
         )
-    if array.ndim == 0:
-        raise DataError(f"{name} is the single number {array}; its first axis must be the rows.")
-    return array if isinstance(data, jax.Array) else _narrowed(array, name)
+    keeps = isinstance(data, jax.Array) or not narrow
+    array = array if keeps else _narrowed(array, name)
+    return array if array.ndim else array[()]
 
 
 def _narrowed(array: np.ndarray, name: str) -> np.ndarray:

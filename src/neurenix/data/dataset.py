@@ -230,9 +230,12 @@ class Dataset:
         Args:
             function: takes and returns arrays in dicts or tuples, of one shape always. Of a pair
                 or triple it takes the whole, or each part as an argument: ``lambda x, y: …``.
+                Numbers of 64 bits that it returns become those of 32, as in ``from_arrays``.
 
         Raises:
             ArgumentTypeError: ``function`` is none, or, when rows are read, takes other arguments.
+            DataError: when rows are read, it returns None, what is no number, or an integer that
+                does not fit into 32 bits.
 
         Example:
             >>> data = Dataset.from_arrays({"x": np.ones((4, 2))}).batch(2)

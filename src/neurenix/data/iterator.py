@@ -14,7 +14,7 @@ import jax
 import numpy as np
 
 from neurenix._core.errors import DataError
-from neurenix.data.columns import Columns
+from neurenix.data.columns import WIDE, Columns, as_numbers
 from neurenix.data.order import EPOCHS, Batching, Numbers, Order
 
 
@@ -48,7 +48,8 @@ class Plan:
         epochs, places = self.outer.locate(np.array([epoch % EPOCHS]), np.array([place]))
         if self.batching is None:
             return self._read(places[0])
-        return self._mapped(self._read(self.batching.members(int(epochs[0]), int(places[0]))))
+        members = self.batching.members(int(epochs[0]), int(places[0]))
+        return self._mapped(self._read(members), int(places[0]))
 
     def stacked(self, epoch: int, places: Numbers) -> Any:
         """Return several items of an epoch stacked along a new first axis, ``(k, batch_size, …)``.
@@ -61,33 +62,50 @@ class Plan:
         partial = np.flatnonzero(self.batching.is_partial(numbers))
         if partial.size and partial[0] == 0:
             members = self.batching.members(int(epochs[0]), int(numbers[0]))
-            read = self._mapped(self._read(members))
+            read = self._mapped(self._read(members), int(numbers[0]))
             return jax.tree.map(lambda leaf: np.asarray(leaf)[None], read)
         whole = slice(partial[0] if partial.size else None)
         read = self._read(self.batching.members_of_whole(epochs[whole], numbers[whole]))
         if not self.batch_maps:
             return read
-        batches = [self._mapped(_part(read, place)) for place in range(len(numbers[whole]))]
+        batches = [
+            self._mapped(_part(read, place), int(number))
+            for place, number in enumerate(numbers[whole])
+        ]
         return stack(batches, "batches")
 
     def _read(self, rows: Numbers) -> Any:
         if not self.element_maps:
             return self.columns.gather(rows)
-        elements = []
-        for row in rows.reshape(-1):
-            element = self.columns.gather(row)
-            for function in self.element_maps:
-                element = function(element)
-            elements.append(element)
+        elements = [
+            self._applied(self.element_maps, self.columns.gather(row), f"row {row}")
+            for row in rows.reshape(-1)
+        ]
         if rows.ndim == 0:
             return elements[0]
         read = stack(elements, "rows")
         return jax.tree.map(lambda leaf: leaf.reshape(*rows.shape, *leaf.shape[1:]), read)
 
-    def _mapped(self, batch: Any) -> Any:
-        for function in self.batch_maps:
-            batch = function(batch)
-        return batch
+    def _mapped(self, batch: Any, place: int) -> Any:
+        if not self.batch_maps:
+            return batch
+        return self._applied(self.batch_maps, batch, f"batch {place}")
+
+    def _applied(self, functions: tuple[Callable[[Any], Any], ...], item: Any, which: str) -> Any:
+        """Return what the functions make of an item: numbers, as ``as_columns`` has them."""
+        for function in functions:
+            item = function(item)
+            if item is None:
+                raise DataError(f"map() returned None for {which}: is a return missing?")
+        name = f"The result of map() for {which}"
+        # Only arrays of JAX are wide here, whose type was chosen: so is that of what they become.
+        narrow = not any(leaf.dtype in WIDE for leaf in self.columns.leaves)
+        return jax.tree.map(
+            lambda leaf: (
+                leaf if isinstance(leaf, jax.Array) else as_numbers(leaf, name, narrow=narrow)
+            ),
+            item,
+        )
 
     def fingerprint(self) -> str:
         """Return a text that differs where the order of the items differs."""

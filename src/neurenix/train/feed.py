@@ -192,8 +192,8 @@ class Feed:
             if may_end:
                 return None
             self._start()
-        element = next(self._iterator, None)  # type: ignore[arg-type]  # _start set it
-        if element is not None:
+        element = next(self._iterator, _END)  # type: ignore[arg-type]  # _start set it
+        if element is not _END:
             return weighed(as_batch(element), self._class_weight)
         self._iterator = None
         if may_end:
@@ -213,8 +213,8 @@ class Feed:
 
     def _take_from_start(self) -> Batch:
         self._start()
-        element = next(self._iterator, None)  # type: ignore[arg-type]  # _start set it
-        if element is None:
+        element = next(self._iterator, _END)  # type: ignore[arg-type]  # _start set it
+        if element is _END:
             raise DataError(
                 f"The data is empty: iterating {self._dataset!r} yields no batch. A generator can "
                 "be read once; for several epochs give a dataset or a list."
@@ -246,6 +246,9 @@ class Feed:
         if not self.weighted:
             return batch
         return pad(batch, self.batch_size)
+
+
+_END = object()
 
 
 def _not_whole(met: str, what: str, coupling: Coupling) -> ArgumentError:
