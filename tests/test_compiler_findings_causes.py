@@ -124,6 +124,29 @@ def test_gradients_between_slices_are_named_as_what_they_are(ask) -> None:
         assert "token[]" not in finding.message
 
 
+@pytest.mark.parametrize(
+    ("on", "mesh"),
+    [("2x v5e-4", {"data": 2, "fsdp": 4}), ("2x v5e-1", {"data": 2})],
+)
+def test_exchanges_within_a_slice_and_between_slices_have_causes_of_their_own(
+    ask, on: str, mesh: dict[str, int]
+) -> None:
+    model = nn.Sequential(nn.Linear(1024, 1024), nn.ReLU(), nn.Linear(1024, 1024))
+    model.compile(optimizer="adam", loss="mse")
+    found = of(ask(model, on=on, mesh=mesh, input_shape=(64, 1024)), "exposed-collective")
+    between = [finding for finding in found if "network between slices" in finding.message]
+    within = [finding for finding in found if finding not in between]
+    assert len(between) == 1
+    assert bool(within) == ("fsdp" in mesh)
+    for finding in between:
+        assert "gradients are summed between slices" in finding.message
+    for finding in within:
+        assert "gradients are summed between slices" not in finding.message
+    for finding in found:  # a mesh that it has, or that divides nothing
+        assert "fsdp" not in finding.fix
+        assert "FSDP" not in finding.fix
+
+
 def test_results_that_do_not_fit_are_named_and_no_optimizer_is_spoken_of(ask) -> None:
     report = ask(lambda x: x + 1, nx.spec((8 * 2**30,)))
     assert report.hbm.outputs_bytes == 32 * 2**30

@@ -25,7 +25,8 @@ _LINKS = {"ici": "the slice's own links", "dcn": "the network between slices"}
 _VECTOR = re.compile(r"f32\[(\d+)\]|bf16\[(\d+)\]")
 _SHAPE = re.compile(r"\w+\[[\d,]*\]")
 _MARKS = ("u32[]", "token[]")
-_BETWEEN_SLICES = ("send", "recv", "all-reduce", "reduce-scatter", "all-gather")
+_AROUND_SENDS = ("all-reduce", "reduce-scatter", "all-gather")
+_FORMS = frozenset("bitcast copy copy-start convert reshape transpose slice".split())
 _STATISTICS = 4
 """All-reduces of channel statistics from which on a program is taken to normalise over the
 batch of all devices: a mean and a variance, forwards and backwards."""
@@ -70,15 +71,65 @@ def _sums_between_slices(evidence: Evidence, operation: Operation) -> bool:
 
     It adds within each slice, sends the sums from slice to slice, and gathers them: exchanges that
     no operation of the program has given its name. Nothing else goes between slices in a training
-    step whose parameters are whole in each of them.
+    step whose parameters are whole in each of them. Exchanges within a slice without a name are
+    others too, such as FSDP's: they are a part where their value is sent, or has been received.
     """
     program = evidence.program
     if evidence.where.num_slices < 2 or operation.op_name or not is_training_step(program):
         return False
-    across = next(iter(program.axes))
-    parameters = (leaf for leaf in program.leaves if leaf.role == "parameters")
-    divided = {name for leaf in parameters for entry in leaf.partition for name in _named(entry)}
-    return _opcode(operation) in _BETWEEN_SLICES and across not in divided
+    if _across(evidence) in _dividing_parameters(evidence):
+        return False
+    return _opcode(operation) in ("send", "recv") or _meets_network(evidence, operation)
+
+
+def _meets_network(evidence: Evidence, operation: Operation) -> bool:
+    """Whether a collective's value is what another slice is sent, or what it has sent."""
+    place, flow = evidence.place(operation), evidence.flow
+    if place is None or flow is None or _opcode(operation) not in _AROUND_SENDS:
+        return False
+
+    def is_form(instruction: Instruction) -> bool:
+        return instruction.opcode in _FORMS or instruction.opcode.endswith("-done")
+
+    computation, instruction = place
+    received = ((computation, i) for i in computation.instructions if i.opcode == "recv")
+    return any(reader.opcode == "send" for _, reader in flow.reached(place, is_form)) or any(
+        reader is instruction for start in received for _, reader in flow.reached(start, is_form)
+    )
+
+
+def _across(evidence: Evidence) -> str:
+    """Return the mesh axis that lies across slices: the compiler takes the first."""
+    return next(iter(evidence.program.axes))
+
+
+def _dividing_parameters(evidence: Evidence) -> set[str]:
+    """Return the mesh axes that divide parameters."""
+    parameters = (leaf for leaf in evidence.program.leaves if leaf.role == "parameters")
+    return {name for leaf in parameters for entry in leaf.partition for name in _named(entry)}
+
+
+def _sum_between_slices(evidence: Evidence) -> tuple[str, str]:
+    """Return cause and cure of what the sum of gradients over slices takes."""
+    where, axes = evidence.where, evidence.program.axes
+    inside = where.num_devices // where.num_slices
+    cause = "the gradients are summed between slices"
+    fix = (
+        "Exchange less often, with gradient accumulation or a larger batch per device; or less: "
+        "bfloat16 gradients"
+    )
+    if inside == 1:
+        return cause, f"{fix}."
+    if _dividing_parameters(evidence):
+        return f"{cause}, by each device those of its share of the parameters", f"{fix}."
+    cause += (
+        ", which the compiler does in parts: it adds them within each slice, sends the sums to the "
+        "other slices, and gathers the result"
+    )
+    if any(size > 1 for name, size in axes.items() if name != _across(evidence)):
+        return cause, f"{fix}."
+    mesh = f'{{"data": {where.num_slices}, "fsdp": {inside}}}'
+    return cause, f"{fix}, or parameters divided within a slice (FSDP: mesh={mesh})."
 
 
 def _named(entry: Any) -> tuple[str, ...]:
@@ -89,14 +140,7 @@ def _cause(evidence: Evidence, operation: Operation) -> tuple[str, str]:
     """Return why an exchange happens, by what it is and whether it belongs to the backward pass."""
     opcode = _opcode(operation)
     if _sums_between_slices(evidence, operation):
-        return (
-            "the gradients are summed between slices, which the compiler does in parts: it adds "
-            "them within each slice, sends the sums to the other slices, and gathers the result",
-            "Exchange less often, with gradient accumulation or a larger batch per device; or "
-            "less: bfloat16 gradients, or parameters divided within a slice (FSDP: mesh="
-            f'{{"data": {evidence.where.num_slices}, "fsdp": '
-            f"{evidence.where.num_devices // evidence.where.num_slices}}}).",
-        )
+        return _sum_between_slices(evidence)
     backward = "transpose(" in operation.op_name
     merged = len(_SHAPE.findall(operation.shape)) > 1
     if opcode in ("all-reduce", "reduce-scatter") and (backward or merged):
@@ -114,10 +158,11 @@ def _cause(evidence: Evidence, operation: Operation) -> tuple[str, str]:
             "or keep this reduction out of the step.",
         )
     if opcode == "all-gather":
+        narrower = "" if operation.shape.startswith("bf16") else "gather them in bfloat16, or "
         return (
             "an array that is divided is needed whole",
-            "Weights: gather them in bfloat16, or keep them whole if they fit. Activations: give "
-            "the result a partition with jax.lax.with_sharding_constraint.",
+            f"Weights: {narrower}keep them whole if they fit. Activations: give the result a "
+            "partition with jax.lax.with_sharding_constraint.",
         )
     if opcode in ("all-to-all", "ragged-all-to-all"):
         return (
