@@ -1,7 +1,7 @@
 """Run one function on every replica, compiled once.
 
-Owns the replica view: arguments split or repeated, modules bound and merged per replica, their
-state brought together again. It does not own the strategies that call it.
+Owns the replica view: arguments split or repeated, modules bound and merged per replica. It does
+not own how their state is brought together again (``together.py``), nor the strategies.
 """
 
 from __future__ import annotations
@@ -11,16 +11,18 @@ from functools import partial
 from typing import Any
 
 import jax
+from jax.extend.core import jaxpr_as_fun
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from neurenix._core.errors import RecompilationError, ShapeError
+from neurenix._core.errors import ArgumentTypeError, RecompilationError, ShapeError
 from neurenix._functions.arguments import explain, labels, refuse_hidden_modules
-from neurenix._functions.binding import Bindings, Structure, is_module
+from neurenix._functions.binding import Bindings, is_module
 from neurenix._functions.captured import lifted, name_of, refuse_captured_modules
 from neurenix._functions.recompilation import RecompilationWatch
 from neurenix._nnx import nnx
 from neurenix.distribute.mesh import DATA_AXIS, place, replicas_of, replicated
 from neurenix.distribute.replica import enter_replica
+from neurenix.distribute.together import States
 from neurenix.distribute.values import PerReplica
 
 SPLIT = PartitionSpec(DATA_AXIS)
@@ -34,10 +36,12 @@ class ReplicatedFunction:
     ``strategy.distribute``) arrive as this replica's share, everything else whole. Modules are
     whole on every replica; when the function ends, their variables are brought together: batch
     statistics are averaged, metrics summed, random streams stay apart while the function runs and
-    advance alike; everything else is expected to be equal on all replicas.
+    advance alike; everything else must be equal on all replicas. That is read from the program when
+    it is made, before it runs, and costs a call nothing.
 
     Raises:
-        ArgumentError: ``function`` uses a module that it is not given.
+        ArgumentError: ``function`` uses a module that it is not given, or leaves a variable that
+            may differ between the replicas.
     """
 
     def __init__(self, function: Callable[..., Any], mesh: Mesh) -> None:
@@ -142,6 +146,27 @@ class ReplicatedFunction:
     def _one_replica(
         self, static: Any, state: list[Any], constants: list[Any], leaves: list[Any]
     ) -> tuple[Any, list[Any]]:
+        seen: list[States] = []
+
+        def program(state: list[Any], constants: list[Any], leaves: list[Any]) -> Any:
+            out, after, states = self._called(static, state, constants, leaves)
+            seen.append(states)
+            return out, after
+
+        jaxpr, shapes = jax.make_jaxpr(program, return_shape=True)(state, constants, leaves)
+        results = jaxpr_as_fun(jaxpr)(*jax.tree.leaves((state, constants, leaves)))
+        out, after = jax.tree.unflatten(jax.tree.structure(shapes), results)
+        if replicas_of(self._mesh) == 1:
+            return out, after
+        shares = [leaf for leaf, kind in zip(leaves, static[-1], strict=True) if kind != "whole"]
+        split = {id(leaf) for leaf in jax.tree.leaves(shares)}
+        apart = [id(leaf) in split for leaf in jax.tree.leaves((constants, leaves))]
+        return out, seen[0].together(self._watch.name, jaxpr, apart, state, after)
+
+    def _called(
+        self, static: Any, state: list[Any], constants: list[Any], leaves: list[Any]
+    ) -> tuple[Any, list[Any], States]:
+        """Return what the function returns, the state it leaves, and what that state is."""
         structure, positions, num_args, names, treedef, kinds = static
         own = [
             jax.tree.map(lambda x: x[0], leaf) if kind == "entry" else leaf
@@ -158,8 +183,23 @@ class ReplicatedFunction:
             out = self._function(*everything[:num_args], **named)
         for variable, key in kept:
             variable.set_value(key)
-        out = jax.tree.map(lambda x: jax.numpy.asarray(x)[None], out)
-        return out, _together(structure, modules, state, self._watch.name)
+        after = structure.leaves_of(modules)
+        if after is None:
+            raise RecompilationError(
+                f"{self._watch.name} changes the structure of a module (it adds "
+                "or removes a layer, a variable or an attribute). Do that outside of strategy.run."
+            )
+        return jax.tree.map(self._entry, out), after, States(modules)
+
+    def _entry(self, value: Any) -> Any:
+        """Return one of the replica's results as its entry of a ``PerReplica``."""
+        try:
+            return jax.numpy.asarray(value)[None]
+        except TypeError as error:
+            raise ArgumentTypeError(
+                f"{self._watch.name} returns {value!r} ({type(value).__name__}), which is no "
+                "array. What strategy.run runs returns arrays, or trees of them."
+            ) from error
 
 
 def _is_per_replica(value: Any) -> bool:
@@ -176,21 +216,3 @@ def _own_random_streams(modules: Any) -> list[tuple[Any, Any]]:
             kept.append((variable, key))
             variable.set_value(jax.random.fold_in(key, replica))
     return kept
-
-
-def _together(structure: Structure, modules: Any, before: list[Any], name: str) -> list[Any]:
-    after = structure.leaves_of(modules)
-    if after is None:
-        raise RecompilationError(
-            f"{name} changes the structure of a module (it adds "
-            "or removes a layer, a variable or an attribute). Do that outside of strategy.run."
-        )
-    kinds = [leaf for _, leaf in nnx.graph.flatten(modules)[1] if isinstance(leaf, nnx.Variable)]
-    merged = []
-    for variable, old, new in zip(kinds, before, after, strict=True):
-        if isinstance(variable, nnx.BatchStat):
-            new = jax.lax.pmean(new, DATA_AXIS)
-        elif isinstance(variable, nnx.metrics.MetricState):
-            new = old + jax.lax.psum(new - old, DATA_AXIS)
-        merged.append(new)
-    return merged

@@ -183,6 +183,11 @@ class Strategy:
         replica, which then all compute the same. Modules and optimizers are updated in place; they
         are arguments of their own, not entries of a tuple or a dict.
 
+        Of the variables that replicas change, batch statistics are averaged, and the states of
+        metrics summed. All others must come out the same on every replica, as parameters do after
+        ``Optimizer.update``; whether they do is read from the program before its first call, and
+        costs the calls nothing. What only happens to be the same is refused as well.
+
         Args:
             function: a function, a module, its method, or a ``functools.partial``, made once:
                 another one is compiled anew. A partial fixes what is no array.
@@ -193,7 +198,8 @@ class Strategy:
             ``PerReplica`` for each array that the function returns.
 
         Raises:
-            ArgumentError: the function uses a module that it is not given.
+            ArgumentError: the function uses a module that it is not given, leaves a variable that
+                may differ between the replicas, or a metric whose states are no sums.
             ArgumentTypeError: a module is inside a tuple or a dict, an argument is no array, or
                 ``args`` is no tuple.
             ShapeError: a ``PerReplica`` has not one entry for each replica.
