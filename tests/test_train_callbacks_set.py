@@ -254,3 +254,25 @@ def test_numbers_that_callbacks_add_are_in_the_history(tmp_path: Path) -> None:
     assert "rate: 0.5000" in repr(history)
     with path.open(newline="") as file:
         assert [float(row["rate"]) for row in csv.DictReader(file)] == history["rate"]
+
+
+def test_a_layer_that_a_callback_freezes_is_told() -> None:
+    model = nx.nn.Sequential(nx.nn.Linear(4, 4), nx.nn.Linear(4, 1))
+    model.compile("sgd", "mse")
+    freeze = nx.callbacks.LambdaCallback(on_epoch_begin=lambda epoch: epoch and model[0].freeze())
+    x, y = np.ones((8, 4), "float32"), np.ones((8, 1), "float32")
+    with pytest.raises(nx.ArgumentError, match="frozen, unfrozen or replaced layers.*two calls"):
+        model.fit(x, y, epochs=3, callbacks=freeze)
+    kernel = np.asarray(model[0].kernel[...])
+    model.fit(x, y)
+    np.testing.assert_array_equal(model[0].kernel[...], kernel)
+
+
+def test_an_attribute_that_a_callback_sets_is_no_other_model() -> None:
+    model = nx.nn.Sequential(nx.nn.Linear(4, 1))
+    model.compile("sgd", "mse")
+    note = nx.callbacks.LambdaCallback(
+        on_epoch_end=lambda epoch, logs: setattr(model, "seen", epoch)
+    )
+    history = model.fit(np.ones((8, 4)), np.ones((8, 1)), epochs=3, callbacks=note)
+    assert model.seen == 2 and len(history["loss"]) == 3

@@ -362,3 +362,33 @@ def test_tools_see_a_function_of_everything(make: Any, args: Any, named: Any) ->
     function, everything = seen[0]
     assert everything[0] is model and everything[1].shape == X.shape
     assert function(*everything).shape == (64, 3)
+
+
+@pytest.mark.parametrize("compiled", [True, False])
+@pytest.mark.parametrize("layer", ["Dropout", "BatchNorm"])
+def test_a_gradient_that_changes_a_module_from_outside_says_what_to_do(
+    layer: str, compiled: bool
+) -> None:
+    changing = nx.nn.Dropout(0.5) if layer == "Dropout" else nx.nn.BatchNorm(8)
+    judge = nx.nn.Sequential(nx.nn.Linear(4, 8), changing, nx.nn.Linear(8, 1))
+    maker = nx.nn.Sequential(nx.nn.Linear(2, 4))
+    z = np.ones((8, 2), "float32")
+
+    def step(maker: Any, judge: Any, z: Any) -> Any:
+        def loss_fn(maker: Any) -> Any:
+            return (judge(maker(z)) ** 2).mean()
+
+        return nx.value_and_grad(loss_fn)(maker)[0]
+
+    with pytest.raises(nx.ArgumentError, match="loss_fn changes a module.*argument of loss_fn"):
+        (nx.jit(step) if compiled else step)(maker, judge, z)
+    judge.eval()
+    assert np.isfinite((nx.jit(step) if compiled else step)(maker, judge, z))
+
+
+def test_a_gradient_is_a_decorator_too() -> None:
+    @nx.grad(argnums=1)
+    def slope(x: Any, y: Any) -> Any:
+        return x * y
+
+    assert slope(2.0, 3.0) == 2.0

@@ -397,3 +397,22 @@ def test_the_metrics_of_a_trainer_have_the_names_of_the_logs() -> None:
     names = [metric.name for metric in trainer.metrics]
     assert names == ["accuracy", "accuracy_1"]
     assert list(trainer.evaluate(x, y)) == ["loss", *names]
+
+
+def test_a_frozen_layer_computes_in_the_precision_of_the_others_and_is_not_rounded() -> None:
+    seen = []
+
+    class Spy(nx.nn.Module):
+        def __call__(self, x: Any) -> Any:
+            seen.append(str(x.dtype))
+            return x
+
+    model = nx.nn.Sequential(nx.nn.Embedding(5, 4), Spy(), nx.nn.Linear(4, 1), Spy())
+    model[0].freeze()
+    before = np.asarray(model[0].embedding[...])
+    model.compile("sgd", "mse", precision="bfloat16")
+    model.fit(np.zeros((8, 3), "int32"), np.ones((8, 3, 1), "float32"))
+    model.predict(np.zeros((8, 3), "int32"))
+    assert set(seen) == {"bfloat16"}
+    assert model[0].embedding[...].dtype == "float32"
+    np.testing.assert_array_equal(model[0].embedding[...], before)

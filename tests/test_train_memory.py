@@ -127,3 +127,25 @@ def test_compile_takes_a_policy() -> None:
     assert model.trainer.options.remat == "dots"
     with pytest.raises(nx.UnknownNameError, match="remat policy named 'dot'. Did you mean 'dots'"):
         model.compile("sgd", "mse", remat="dot")
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
+def test_accumulated_gradients_of_narrow_parameters_are_those_of_the_whole_batch(
+    dtype: str,
+) -> None:
+    generator = np.random.default_rng(0)
+    x = (10 * generator.random((512, 6))).astype("float32")
+    y = np.full((512, 1), -30, "float32")
+
+    def changed(parts: int) -> np.ndarray:
+        nx.seed(0)
+        model = nn.Sequential(nn.Linear(6, 1).to("cpu", dtype=dtype))
+        before = np.asarray(model[0].kernel[...], "float32")
+        model.compile(nx.optim.SGD(1e-3), "mse", accumulate_steps=parts)
+        model.fit(x, y, batch_size=512, shuffle=False)
+        assert model[0].kernel[...].dtype == dtype
+        return before - np.asarray(model[0].kernel[...], "float32")
+
+    whole = changed(1)
+    for parts in (16, 512):
+        np.testing.assert_allclose(changed(parts), whole, rtol=0.02)

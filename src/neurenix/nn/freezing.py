@@ -1,7 +1,7 @@
 """Parameters that are not trained: what ``Module.freeze`` and ``unfreeze`` do.
 
-Owns the type of variable that a frozen parameter is, its change in place, and what training mode
-means to a frozen layer. It does not own training, which takes every ``nnx.Param`` and no more.
+Owns the change of a parameter in place, and what training mode means to a frozen layer. It does not
+own training, which takes every ``nnx.Param`` and no more, and knows ``Frozen`` ones by their type.
 """
 
 from __future__ import annotations
@@ -14,17 +14,10 @@ import jax
 
 from neurenix._nnx import nnx
 from neurenix.nn.summary import Summary
+from neurenix.train.split import Frozen
 
 _MARK = "_frozen"  # on every module that was frozen: a change that bound functions notice
 _KIND = "thawed_kind"  # metadata of a variable that was of a subclass of nnx.Param
-
-
-class Frozen(nnx.Variable):
-    """A parameter that is not trained.
-
-    It is no ``nnx.Param``, so ``fit``, ``nx.grad`` and optimizers leave it alone; it is saved,
-    loaded, moved and counted like one.
-    """
 
 
 @dataclass(frozen=True)

@@ -26,6 +26,7 @@ from neurenix.train.kept import Standing
 from neurenix.train.loop import Diverged, EpochRun
 from neurenix.train.progress import Progress, make_progress
 from neurenix.train.session import Session
+from neurenix.train.split import ModuleSplit
 from neurenix.train.state import TrainState
 
 if TYPE_CHECKING:
@@ -177,10 +178,13 @@ class Run:
 
         Raises:
             ShapeError: a weight was set to one of another shape.
-            ArgumentError: the optimizer's state was set to one of another structure.
+            ArgumentError: the optimizer's state was set to one of another structure, or other
+                parameters are to be trained than the compiled step trains.
         """
         model, state = self._definition.model, out.state
         self._out = None  # what cannot be taken over is put back by ``_settle``
+        if not model.is_current():
+            _check_same(model, ModuleSplit(self._trainer.module))
         held, changed = self._held_by_trainer(state), {}
         now, before = held.standing, out.standing
         if not all(map(is_, held.arrays, out.arrays)):
@@ -221,6 +225,20 @@ class Run:
             getattr(callback, moment)(*args)
         if self._out is not None:
             self._take_over(self._out)
+
+
+def _check_same(model: ModuleSplit, now: ModuleSplit) -> None:
+    """Raise unless a module, some attributes of which were set, still trains the same parameters.
+
+    What else was set is waiting for the next call of ``fit``.
+    """
+    if not now.same_parameters(model):
+        raise ArgumentError(
+            "The parameters that are trained became others while fit ran: a callback has frozen, "
+            "unfrozen or replaced layers. Do that between two calls of fit."
+        )
+    if now.same_structure(model):
+        model.renew(now)
 
 
 def _owned(new: Any, held: Any) -> Any:

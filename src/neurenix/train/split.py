@@ -6,6 +6,7 @@ Owns the order of a module's leaves for training. It does not own the training s
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -17,6 +18,14 @@ from neurenix._nnx import nnx
 Tree = Any
 # Every other variable holds numbers of the model, trained or not.
 _NO_WEIGHTS = (nnx.BatchStat, nnx.RngState)
+
+
+class Frozen(nnx.Variable):
+    """A parameter that is not trained.
+
+    It is no ``nnx.Param``, so ``fit``, ``nx.grad`` and optimizers leave it alone; it is saved,
+    loaded, moved, counted and computed with like one.
+    """
 
 
 class OtherState(NamedTuple):
@@ -60,6 +69,7 @@ class ModuleSplit:
         self._paths = [path[1:] for path in self._binding.paths]
         self._is_parameter = [isinstance(v, nnx.Param) for v in self._binding.variables]
         self._is_weight = [not isinstance(v, _NO_WEIGHTS) for v in self._binding.variables]
+        self._is_frozen = [isinstance(v, Frozen) for v in self._binding.variables]
 
     def check_trainable(self) -> None:
         """Raise ArgumentError when the module has no parameters, which is fine for inference."""
@@ -163,8 +173,27 @@ class ModuleSplit:
         structure = self._training if training else self._evaluation
         return structure.rebuild(leaves, constants)[0]
 
-    def other_of(self, module: Any, old: OtherState) -> OtherState:
+    def with_frozen(self, other: OtherState, change: Callable[[Any], Any]) -> OtherState:
+        """Return ``other`` with ``change`` made to its frozen parameters, and to nothing else.
+
+        A weight of another kind, such as a mean that moves, computes in the dtype that it has.
+        """
+        fixed: dict[Any, Any] = {}
+        for path, is_parameter, is_weight, is_frozen in zip(
+            self._paths, self._is_parameter, self._is_weight, self._is_frozen, strict=True
+        ):
+            if is_weight and not is_parameter:
+                leaf = _look_up(other.fixed, path)
+                _insert(fixed, path, change(leaf) if is_frozen else leaf)
+        return other._replace(fixed=fixed)
+
+    def other_of(self, module: Any, used: OtherState, old: OtherState) -> OtherState:
         """Return the other state of a module that ``build`` made, after it has computed.
+
+        Args:
+            module: the module.
+            used: the other state that it was built with.
+            old: the same as it is kept; what computing has not changed stays so.
 
         Raises:
             RecompilationError: computing changed the module's structure.
@@ -180,7 +209,7 @@ class ModuleSplit:
                 "all variables in __init__."
             )
         _, other = self.divide(leaves, self._plain(old))
-        return jax.tree.map(_cast, other, old)
+        return jax.tree.map(_kept, other, used, old)
 
     def _plain(self, other: OtherState) -> list[Any]:
         """Return the plain arrays among ``other``, which come last."""
@@ -210,5 +239,7 @@ def _look_up(tree: dict[Any, Any], path: tuple[Any, ...]) -> Any:
     return tree
 
 
-def _cast(new: Any, before: Any) -> Any:
-    return new if new.dtype == before.dtype else new.astype(before.dtype)
+def _kept(new: Any, used: Any, old: Any) -> Any:
+    if new is used:
+        return old
+    return new if new.dtype == old.dtype else new.astype(old.dtype)

@@ -158,7 +158,10 @@ class StepDefinition:
         return (totals, metrics), self._summary(False, totals, metrics)
 
     def predict(self, model: tuple[Any, OtherState], x: Any) -> Any:
-        """Return the module's output for ``x`` in evaluation mode, float32."""
+        """Return the module's output for ``x`` in evaluation mode.
+
+        It is float32 where there is a ``compute_dtype``, and else of the module's own dtype.
+        """
         return self._apply(*model, x, training=False)[0]
 
     def _gradients(self, state: TrainState, batch: Batch) -> tuple[Any, ...]:
@@ -192,17 +195,20 @@ class StepDefinition:
             (mean, aux), grads = self._value_and_grad(state.parameters, model_state, part)
             more, prediction, model_state = aux
             # Weighted here and not in the loss: a model may add to the gradients of a mean loss.
-            gradients = jax.tree.map(lambda g, a: g + a * more.astype(a.dtype), gradients, grads)
+            gradients = jax.tree.map(lambda g, a: g + a.astype(g.dtype) * more, gradients, grads)
             return (model_state, gradients, loss + mean * more, weight + more), prediction
 
         zero = jnp.zeros((), jnp.float32)
-        gradients = jax.tree.map(jnp.zeros_like, state.parameters)
+        # Not in a parameter's bfloat16, whose sum of many parts stops growing; float16 overflows.
+        gradients = jax.tree.map(_wide_zeros, state.parameters)
         carry, predictions = jax.lax.scan(
             one_part, (state.model_state, gradients, zero, zero), jax.tree.map(divide, batch)
         )
         model_state, gradients, loss, weight = carry
         scale = 1.0 / jnp.maximum(weight, _TINY)
-        gradients = jax.tree.map(lambda g: g * scale.astype(g.dtype), gradients)
+        gradients = jax.tree.map(
+            lambda g, p: (g * scale).astype(p.dtype), gradients, state.parameters
+        )
         size = jax.tree.leaves(batch.x)[0].shape[0] // parts
         prediction = jax.tree.map(functools.partial(_of_all_parts, size=size), predictions)
         return loss * scale, weight, prediction, model_state, gradients
@@ -228,11 +234,14 @@ class StepDefinition:
         self, parameters: Any, model_state: OtherState, x: Any, *, training: bool
     ) -> tuple[Any, OtherState]:
         def applied(parameters: Any, x: Any) -> tuple[Any, OtherState]:
+            used = self.model.with_frozen(
+                model_state, functools.partial(_cast, dtype=self.compute_dtype)
+            )
             module = self.model.build(
-                _cast(parameters, self.compute_dtype), model_state, training=training
+                _cast(parameters, self.compute_dtype), used, training=training
             )
             prediction = call(module, _cast(x, self.compute_dtype))
-            after = self.model.other_of(module, model_state) if training else model_state
+            after = self.model.other_of(module, used, model_state) if training else model_state
             return _cast(prediction, self.compute_dtype and jnp.float32), after
 
         if training and self.remat == "dots":
@@ -330,6 +339,10 @@ def _cast(tree: Any, dtype: Any) -> Any:
     return jax.tree.map(
         lambda leaf: leaf.astype(dtype) if jnp.issubdtype(leaf.dtype, jnp.floating) else leaf, tree
     )
+
+
+def _wide_zeros(leaf: jax.Array) -> jax.Array:
+    return jnp.zeros_like(leaf, dtype=jnp.promote_types(leaf.dtype, jnp.float32))
 
 
 def _all_finite(tree: Any) -> jax.Array:

@@ -13,6 +13,7 @@ from types import MethodType
 from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar, cast, overload
 
 import jax
+from flax.errors import TraceContextError
 from jax.core import Tracer
 from jax.sharding import NamedSharding
 
@@ -37,10 +38,9 @@ from neurenix.distribute import get_strategy
 from neurenix.distribute.input import stacked
 from neurenix.distribute.mesh import known_mesh, replicated
 
-grad = nnx.grad
-value_and_grad = nnx.value_and_grad
 NOTHING_STATIC = Static()
 
+F = TypeVar("F", bound=Callable[..., Any])
 P = ParamSpec("P")
 Rest = ParamSpec("Rest")
 R = TypeVar("R")
@@ -285,6 +285,37 @@ class CompiledFunction:
 
         after, out = jax.lax.scan(body, leaves, rest[last], length=self._steps)
         return out, after
+
+
+def _explained(transform: F) -> F:
+    """Return ``nnx.grad`` or its like, which says what to do about a module from outside."""
+
+    @functools.wraps(transform)
+    def made(*function: Any, **options: Any) -> Any:
+        if not function and "f" not in options:
+            return lambda function: made(function, **options)
+        gradient = transform(*function, **options)
+        name = name_of(function[0] if function else options["f"])
+
+        @functools.wraps(gradient)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            try:
+                return gradient(*args, **kwargs)
+            except TraceContextError as error:
+                raise ArgumentError(
+                    f"{name} changes a module that it was not given, which nx.{transform.__name__} "
+                    "cannot keep: the random numbers of Dropout, say, or the statistics of "
+                    f"BatchNorm. Make the module a further argument of {name}, after those that "
+                    "gradients are taken of, or call module.eval() before."
+                ) from error
+
+        return call
+
+    return cast(F, made)
+
+
+grad = _explained(nnx.grad)
+value_and_grad = _explained(nnx.value_and_grad)
 
 
 class BoundFunction(functools.partial):
