@@ -99,3 +99,66 @@ def test_text_that_a_map_returns_is_named(first: str) -> None:
         data = ROWS.batch(8).map(lambda x, y: (np.array(["a"] * len(x)), y))
     with pytest.raises(DataError, match=r"result of map\(\) for .* 0 holds text.*encode"):
         model().fit(data)
+
+
+def twice(x: Any, y: Any) -> Any:
+    return np.concatenate([x, -x]), np.concatenate([y, -y])
+
+
+def below(limit: float) -> Callable[..., Any]:
+    def function(x: Any, y: Any) -> Any:
+        kept = np.flatnonzero(x[:, 0] % 8 < limit + x[0, 0] // 8)  # one row more in each batch
+        return x[kept], y[kept]
+
+    return function
+
+
+RESIZED = {
+    "fewer": lambda x, y: (x[:5], y[:5]),
+    "another number each time": below(3),
+    "two views": twice,
+    "the same": lambda x, y: (x, y),
+}
+
+
+@pytest.mark.parametrize("replicas", [1, 8])
+@pytest.mark.parametrize("per_call", [1, 2])
+@pytest.mark.parametrize("name", RESIZED)
+def test_a_map_may_change_how_many_rows_a_batch_has(
+    name: str, per_call: int, replicas: int
+) -> None:
+    data = ROWS.take(28).batch(8).map(RESIZED[name])
+    found = {}
+    # A list of the same batches that begins with the largest: only the loss is compared.
+    for which, batches in (("mapped", data), ("list", list(data)[2::-1] + list(data)[3:])):
+        devices = nx.distribute.OneDeviceStrategy("tpu:0"), nx.distribute.TPUStrategy()
+        with devices[replicas == 8].scope():
+            nx.seed(0)
+            module = model(steps_per_execution=per_call)
+        found[which] = module.evaluate(batches, verbose=0)["loss"]
+        assert np.isfinite(module.fit(batches, verbose=0).history["loss"][0])
+    assert found["mapped"] == pytest.approx(found["list"], rel=1e-5)
+
+
+def spread(y_true: Any, y_pred: Any) -> Any:
+    return nx.tensor.max((y_true - y_pred) ** 2)
+
+
+def test_batches_that_a_map_leaves_whole_suit_a_loss_of_whole_batches() -> None:
+    module = nn.Sequential(nn.Linear(1, 1))
+    module.compile(nx.optim.SGD(1e-5), spread)
+    module.fit(ROWS.batch(8).map(RESIZED["the same"]), verbose=0)
+    for name in ("fewer", "another number each time"):
+        with pytest.raises(nx.ArgumentError, match="would be filled up to 8"):
+            module.fit(ROWS.batch(8).map(RESIZED[name]), verbose=0)
+
+
+def test_a_map_that_makes_batches_grow_is_told_the_size() -> None:
+    grows = ROWS.batch(8).map(lambda x, y: twice(x, y) if x[0, 0] else (x, y))
+    with pytest.raises(nx.ShapeError, match="has 16 examples, and the first ones were .* 8"):
+        model().fit(grows, verbose=0)
+
+
+def test_batches_of_several_sizes_are_stacked_up_to_the_next_size() -> None:
+    iterator = ROWS.batch(8).map(lambda x, y: (x[: 5 if x[0, 0] == 16 else 8], y)).iterator()
+    assert [len(iterator.next_stacked(4)[0]) for _ in range(3)] == [2, 1, 1]

@@ -277,14 +277,19 @@ class Dataset:
 
     @property
     def batch_size(self) -> int | None:
-        """Rows in a batch; ``None`` when the dataset is not batched."""
+        """Rows in a batch, before functions of batches; ``None`` when there are no batches."""
         return None if self._plan.batching is None else self._plan.batching.batch_size
 
     @property
-    def batches_are_whole(self) -> bool:
-        """Whether every batch has ``batch_size`` rows, so that none needs padding."""
-        batching = self._plan.batching
-        return batching is not None and batching.all_whole
+    def batches_are_whole(self) -> bool | None:
+        """Whether every batch has ``batch_size`` rows, so that none needs padding.
+
+        ``None`` where that is unknown: a function of batches may return fewer rows, or more.
+        """
+        plan = self._plan
+        if plan.batching is None or not plan.batching.all_whole:
+            return False
+        return None if plan.batch_maps else True
 
     @property
     def cardinality(self) -> int | None:

@@ -54,7 +54,7 @@ class Plan:
     def stacked(self, epoch: int, places: Numbers) -> Any:
         """Return several items of an epoch stacked along a new first axis, ``(k, batch_size, …)``.
 
-        Fewer than asked are returned when a partial batch stands in the way.
+        Fewer than asked are returned when a batch of another size stands in the way.
         """
         epochs, numbers = self.outer.locate(np.full_like(places, epoch % EPOCHS), places)
         if self.batching is None:
@@ -68,10 +68,12 @@ class Plan:
         read = self._read(self.batching.members_of_whole(epochs[whole], numbers[whole]))
         if not self.batch_maps:
             return read
-        batches = [
-            self._mapped(_part(read, place), int(number))
-            for place, number in enumerate(numbers[whole])
-        ]
+        batches: list[Any] = []
+        for place, number in enumerate(numbers[whole]):
+            batch = self._mapped(_part(read, place), int(number))
+            if batches and shapes_of(batch) != shapes_of(batches[0]):
+                break
+            batches.append(batch)
         return stack(batches, "batches")
 
     def _read(self, rows: Numbers) -> Any:
@@ -152,7 +154,8 @@ class DatasetIterator(Iterator[Any]):
 
         A batch cannot be stacked with one of another size, nor with what is not there: fewer than
         ``count`` batches come at the end of the data and before a partial last batch, which then
-        comes alone. Look at the first axis.
+        comes alone, or one to which a function of ``map`` gave another size. Look at the first
+        axis.
 
         Args:
             count: how many batches at most, 1 or more.
@@ -215,6 +218,11 @@ class DatasetIterator(Iterator[Any]):
 
 def _part(tree: Any, place: int) -> Any:
     return jax.tree.map(lambda leaf: leaf[place], tree)
+
+
+def shapes_of(batch: Any) -> list[tuple[int, ...]]:
+    """Return the shape of each array of a tree."""
+    return [np.shape(leaf) for leaf in jax.tree.leaves(batch)]
 
 
 def stack(items: Sequence[Any], what: str) -> Any:

@@ -10,13 +10,12 @@ from collections.abc import Iterable, Iterator, Sized
 from typing import Any
 
 import jax
-import numpy as np
 
 from neurenix._batches.owned import owned
 from neurenix._core.errors import ArgumentTypeError, DataError
 from neurenix._core.libraries import library_of
 from neurenix.data.columns import as_array
-from neurenix.data.iterator import stack
+from neurenix.data.iterator import shapes_of, stack
 
 
 class StreamDataset:
@@ -37,6 +36,7 @@ class StreamDataset:
         ArgumentTypeError: the source cannot be iterated.
 
     Example:
+        >>> import numpy as np
         >>> data = StreamDataset([(np.ones((2, 3)), np.zeros(2))])
         >>> data.element_spec[0]
         ShapeDtypeStruct(shape=(2, 3), dtype=float32)
@@ -134,6 +134,7 @@ class StreamIterator(Iterator[Any]):
     """Batches of a source, with a state: the source's own, or the number of batches read.
 
     Example:
+        >>> import numpy as np
         >>> iterator = StreamDataset([np.zeros(2), np.ones(2)]).iterator()
         >>> _ = next(iterator)
         >>> state = iterator.get_state()
@@ -194,7 +195,7 @@ class StreamIterator(Iterator[Any]):
                 following = self.peek()
             except StopIteration:
                 break
-            if _shapes(following) != _shapes(batches[0]):
+            if shapes_of(following) != shapes_of(batches[0]):
                 break
             batches.append(next(self))
         return stack(batches, "batches")
@@ -292,7 +293,3 @@ def _as_part(part: Any, place: int) -> Any:
 
 def _is_array_like(part: Any) -> bool:
     return hasattr(part, "shape") or isinstance(part, dict | tuple)
-
-
-def _shapes(batch: Any) -> list[tuple[int, ...]]:
-    return [np.shape(leaf) for leaf in jax.tree.leaves(batch)]

@@ -74,10 +74,14 @@ class Feed:
         self.passes = passes
         first = self._peek()
         size = num_examples(first)
+        whole: bool | None = None
         if isinstance(dataset, Dataset) and dataset.batch_size:
-            size = dataset.batch_size
+            whole = dataset.batches_are_whole
+            # Its functions of batches may have added rows to the first, or left some out.
+            size = max(size, dataset.batch_size)
         self.batch_size = -(-size // replicas) * replicas
-        self.uniform = self.batch_size == size and _is_uniform(dataset)
+        self.uniform = self.batch_size == size and whole is True
+        self._some_are_filled = whole is False or self.batch_size != size
         self.weighted = weighted or not self.uniform or first.weight is not None
         self.first = self._sized(first)
 
@@ -115,7 +119,7 @@ class Feed:
         self._left_whole.append((what, coupling))
         if coupling is Coupling.WHOLE:
             self.weighted = False
-        if isinstance(self._dataset, Dataset) and not self.uniform:
+        if isinstance(self._dataset, Dataset) and self._some_are_filled:
             raise _not_whole("A batch must be filled up here", what, coupling)
         self.first = self._sized(self._held[0])
 
@@ -234,8 +238,8 @@ class Feed:
         count = num_examples(batch)
         if count > self.batch_size:
             raise ShapeError(
-                f"A batch has {count} examples where the first had {self.batch_size} or fewer. "
-                "Batches must not grow: give the largest first, or one size."
+                f"A batch has {count} examples, and the first ones were filled up to "
+                f"{self.batch_size}. Batches must not grow: give the largest first, or one size."
             )
         for what, coupling in self._left_whole:
             if batch.weight is not None and coupling is Coupling.WHOLE:
@@ -266,10 +270,6 @@ def _not_whole(met: str, what: str, coupling: Coupling) -> ArgumentError:
         f"examples: weighted, or with examples added, it would be another function. {whole} "
         "without weights, or return one number for each example."
     )
-
-
-def _is_uniform(dataset: Dataset | StreamDataset) -> bool:
-    return isinstance(dataset, Dataset) and dataset.batches_are_whole
 
 
 def _stack(batches: list[Batch]) -> Batch:
