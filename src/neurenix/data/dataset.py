@@ -17,7 +17,7 @@ import numpy as np
 
 from neurenix._core.errors import ArgumentTypeError, DataError
 from neurenix.data.columns import Columns, as_columns
-from neurenix.data.elsewhere import no_attribute, of_element
+from neurenix.data.elsewhere import ToldOfClass, no_attribute, of_element
 from neurenix.data.iterator import DatasetIterator, Plan
 from neurenix.data.order import (
     MOST_PLACES,
@@ -34,7 +34,7 @@ from neurenix.data.stream import StreamDataset
 from neurenix.random import current_seed
 
 
-class Dataset:
+class Dataset(metaclass=ToldOfClass):
     """Examples in arrays, and the order and groups in which they are read.
 
     Every method returns a new dataset on the same arrays. Before ``batch`` the methods speak of
@@ -50,7 +50,11 @@ class Dataset:
         [[3.0]] [0]
     """
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: Plan, *others: object) -> None:
+        if others or not isinstance(plan, Plan):
+            raise ArgumentTypeError(
+                "Dataset(…) takes no data itself: write Dataset.from_arrays(x, y)."
+            )
         self._plan = plan
         self._epochs = itertools.count()
 
@@ -208,6 +212,7 @@ class Dataset:
             count: how many shards there are.
 
         Raises:
+            ArgumentTypeError: ``index`` or ``count`` is no integer.
             DataError: ``index`` is out of range, or the shard would be empty.
 
         Example:
@@ -215,13 +220,14 @@ class Dataset:
             [1, 4]
         """
         _at_least(1, "count", count)
-        if not 0 <= index < count:
+        _at_least(0, "index", index)
+        if index >= count:
             raise DataError(f"index must be from 0 to {count - 1} for {count} shards: {index}.")
         if index >= self._plan.outer.size:
             raise DataError(f"Shard {index} of {count} is empty: {self!r}.")
         return self._reordered(lambda order: Sharded(order, index, count))
 
-    def map(self, function: Callable[..., Any]) -> Dataset:
+    def map(self, function: Callable[..., Any], **options: Any) -> Dataset:
         """Apply a pure function to every row, or after ``batch`` to every batch.
 
         A function of a batch is called once per batch and is as fast as its NumPy; a function of
@@ -231,9 +237,11 @@ class Dataset:
             function: takes and returns arrays in dicts or tuples, of one shape always. Of a pair
                 or triple it takes the whole, or each part as an argument: ``lambda x, y: …``.
                 Numbers of 64 bits that it returns become those of 32, as in ``from_arrays``.
+            options: none; those of ``tf.data`` are told.
 
         Raises:
-            ArgumentTypeError: ``function`` is none, or, when rows are read, takes other arguments.
+            ArgumentTypeError: ``function`` is none, there are options, or, when rows are read, it
+                takes other arguments.
             DataError: when rows are read, it returns None, what is no number, or an integer that
                 does not fit into 32 bits.
 
@@ -242,6 +250,12 @@ class Dataset:
             >>> data.map(lambda batch: batch["x"] * 2).element_spec
             ShapeDtypeStruct(shape=(2, 2), dtype=float32)
         """
+        if options:
+            given = ", ".join(f"{name}={value!r}" for name, value in options.items())
+            raise ArgumentTypeError(
+                f"map(…, {given}): a function is all it takes; leave the rest out. Elements are "
+                "mapped in their order, and a function of whole batches, after batch(), is faster."
+            )
         plan, function = self._plan, of_element(function)
         if plan.batching is None:
             maps = (*plan.element_maps, function)
@@ -306,6 +320,10 @@ class Dataset:
         if self._plan.outer.infinite:
             raise DataError("An endless dataset has no length; give steps_per_epoch, or take(n).")
         return self._plan.outer.size
+
+    def __bool__(self) -> bool:
+        """Return True: no dataset is empty."""
+        return True
 
     @functools.cached_property
     def element_spec(self) -> Any:

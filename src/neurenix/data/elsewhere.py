@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from neurenix._core.errors import ArgumentTypeError, did_you_mean
 
@@ -18,8 +18,17 @@ _INSTEAD = {
     "enumerate": "Write enumerate(dataset).",
     "filter": "Choose the rows of the arrays: keep = y < 5; Dataset.from_arrays(x[keep], y[keep]).",
     "padded_batch": "Pad the rows to one length before Dataset.from_arrays.",
+    "from_generator": (
+        "fit() takes an iterable of batches as it is; arrays go into Dataset.from_arrays(x, y)."
+    ),
+    "from_tensor_slices": "Write Dataset.from_arrays(x, y).",
+    "from_tensors": "Write Dataset.from_arrays(x, y): the first axis of each array is the rows.",
+    "interleave": "Join the arrays: Dataset.from_arrays(np.concatenate([a, b])).shuffle(seed=0).",
     "prefetch": "fit() reads ahead by itself, and the arrays are in memory: leave it out.",
+    "range": "Write Dataset.from_arrays(np.arange(count)).",
     "unbatch": "Leave batch() out.",
+    "window": "Take windows of the array: np.lib.stride_tricks.sliding_window_view(x, size, 0).",
+    "with_options": "There are none: leave it out.",
     "zip": "Give the arrays together: Dataset.from_arrays((a, b), y).",
 }
 
@@ -33,6 +42,35 @@ def no_attribute(name: str, known: Iterable[str]) -> AttributeError:
     """
     hint = f" {_INSTEAD[name]}" if name in _INSTEAD else did_you_mean(name, known)
     return AttributeError(f"A Dataset has no {name!r}.{hint}")
+
+
+_OF_DATASETS = {*_INSTEAD, "batch", "map", "repeat", "shard", "shuffle", "skip", "take"}
+
+
+def no_stream_attribute(name: str, known: Iterable[str]) -> AttributeError:
+    """Build the error for an attribute that a stream does not have, with the way to go.
+
+    Example:
+        >>> str(no_stream_attribute("element_specs", ["element_spec"]))
+        "A StreamDataset has no 'element_specs'. Did you mean 'element_spec'?"
+    """
+    hint = (
+        " Its source says which batches come: write a generator that changes them, or put the "
+        "arrays into Dataset.from_arrays(x, y)."
+    )
+    return AttributeError(
+        f"A StreamDataset has no {name!r}."
+        f"{hint if name in _OF_DATASETS else did_you_mean(name, known)}"
+    )
+
+
+class ToldOfClass(type):
+    """The class of ``Dataset``, for which a class method that is not there names the way too."""
+
+    if not TYPE_CHECKING:  # a type checker would take any attribute for one that exists
+
+        def __getattr__(cls, name: str) -> NoReturn:
+            raise no_attribute(name, [known for known in dir(cls) if known[0] != "_"])
 
 
 def of_element(function: Callable[..., Any]) -> Callable[[Any], Any]:

@@ -7,7 +7,7 @@ source has done already (``neurenix.data.dataset`` does them for arrays).
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sized
-from typing import Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import jax
 
@@ -15,6 +15,7 @@ from neurenix._batches.owned import owned
 from neurenix._core.errors import ArgumentTypeError, DataError
 from neurenix._core.libraries import library_of
 from neurenix.data.columns import as_array
+from neurenix.data.elsewhere import no_stream_attribute
 from neurenix.data.iterator import shapes_of, stack
 
 
@@ -125,6 +126,24 @@ class StreamDataset:
     def __iter__(self) -> Iterator[Any]:
         """Return an iterator from the source's beginning."""
         return self.iterator()
+
+    def __len__(self) -> int:
+        """Return ``cardinality``; raise ``ArgumentTypeError`` where there is none."""
+        if self.cardinality is None:
+            why = "never ends" if self.endless else "does not say how many batches it has"
+            raise ArgumentTypeError(
+                f"This dataset has no length: its source ({type(self._source).__name__}) {why}."
+            )
+        return self.cardinality
+
+    def __bool__(self) -> bool:
+        """Return True, whether the length is known or not."""
+        return True
+
+    if not TYPE_CHECKING:  # a type checker would take any attribute for one that exists
+
+        def __getattr__(self, name: str) -> NoReturn:
+            raise no_stream_attribute(name, [known for known in dir(type(self)) if known[0] != "_"])
 
     def __repr__(self) -> str:
         return f"StreamDataset({type(self._source).__name__}, cardinality={self.cardinality})"
