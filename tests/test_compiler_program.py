@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from neurenix._core.errors import ArgumentError, ArgumentTypeError, ShapeError
+from neurenix._core.errors import ArgumentError, ArgumentTypeError, CompilationError, ShapeError
 from neurenix.compiler import traits
 from neurenix.compiler.flops import model_flops
 from neurenix.compiler.program import TraceOptions, spec, trace
@@ -384,3 +384,26 @@ def test_what_is_no_array_cannot_be_returned_and_is_named() -> None:
 def test_a_function_without_arguments_is_told_how_to_give_some() -> None:
     with pytest.raises(ArgumentError, match=r"nx.preflight\(<lambda>, nx.spec\(\(8, 128\)\), on=…"):
         trace(lambda x: x, (), axes={"data": 1})
+
+
+def test_an_operation_that_jax_does_not_have_for_tpu_is_named_with_its_line() -> None:
+    def inner(x):
+        return jnp.linalg.eigvals(x)
+
+    def step(x):
+        return jax.lax.cond(x[0, 0] > 0, inner, inner, x * 2)
+
+    with pytest.raises(CompilationError) as caught:
+        trace(step, (spec((8, 8)),), axes={"data": 1})
+    message = str(caught.value)
+    assert "JAX has no 'eig' for the platform tpu" in message
+    assert f"test_compiler_program.py:{inner.__code__.co_firstlineno + 1}." in message
+    assert "jax.pure_callback" in message
+
+
+def test_what_jax_cannot_differentiate_is_told_in_its_words() -> None:
+    def step(x):
+        return jax.grad(lambda x: jnp.linalg.eig(x)[1].real.sum())(x)
+
+    with pytest.raises(CompilationError, match=r"step cannot be compiled.*Derivatives of.*py:\d+"):
+        trace(step, (spec((8, 8)),), axes={"data": 1})

@@ -19,8 +19,8 @@ from jax import export
 from jax.extend import core
 from jax.sharding import AbstractMesh
 
-from neurenix._core.errors import ArgumentError, ArgumentTypeError
-from neurenix._core.source_files import users_line
+from neurenix._core.errors import ArgumentError, ArgumentTypeError, CompilationError
+from neurenix._core.source_files import is_library, users_line
 from neurenix._functions.arguments import NEEDS_VALUES
 from neurenix._nnx import TraceContextError
 from neurenix.compiler import plain_tree
@@ -28,6 +28,7 @@ from neurenix.compiler import traits as traits_module
 from neurenix.compiler.captured_arrays import Captured, captured
 from neurenix.compiler.fingerprint import fingerprint
 from neurenix.compiler.flops import model_flops, without_dead_code
+from neurenix.compiler.hlo import SourceLine
 from neurenix.compiler.host_callbacks import has_callbacks, without_callbacks
 from neurenix.compiler.placement import abstract_mesh as abstract_mesh
 from neurenix.compiler.placement import axis_names, host_memory, mesh_in, place
@@ -165,6 +166,7 @@ def trace(
         ShapeError: an array cannot be divided as its partition says.
         ArgumentTypeError: an argument is neither an array nor a ``spec``.
         ArgumentError: the function cannot be traced; the message names the line.
+        CompilationError: it uses an operation that JAX does not have for the platform.
 
     Example:
         >>> import jax.numpy as jnp
@@ -256,6 +258,7 @@ def _export(
 ) -> tuple[export.Exported, Any, Any]:
     """Return the program, its jaxpr as written, and that without calls of the host."""
     pallas = export.DisabledSafetyCheck.custom_call("tpu_custom_call")
+    compiled: Any = None
     try:
         with _deep_locations():
             traced = jitted.trace(*placed)
@@ -277,6 +280,8 @@ def _export(
             "jnp.where or jax.lax.cond instead of if, and keep float(), int() and print outside."
             + _fixing(name, options.numbers)
         ) from error
+    except NotImplementedError as error:
+        raise _not_implemented(error, compiled, name) from error
     except TraceContextError as error:
         raise ArgumentError(
             f"{name} changes a module that it was not given, at {users_line(error)}: BatchNorm and "
@@ -296,6 +301,44 @@ def _export(
                 )
         raise ArgumentError(f"{name} cannot be traced with these shapes: {first}{told}") from error
     return exported, traced.jaxpr, compiled
+
+
+def _not_implemented(error: NotImplementedError, jaxpr: Any, name: str) -> CompilationError:
+    """Return what to say of an operation that JAX cannot bring to the platform, or transform."""
+    found = _NO_RULE.search(str(error))
+    if found is None or jaxpr is None:
+        return CompilationError(
+            f"{name} cannot be compiled, by JAX's own words: {_first_line(error)} "
+            f"({users_line(error)})"
+        )
+    primitive, platform = found.groups()
+    line = _line_of(primitive, jaxpr, None)
+    at = f" at {line}" if line else ""
+    return CompilationError(
+        f"{name} cannot be compiled: JAX has no {primitive!r} for the platform {platform}, and it "
+        f"is asked for{at}. Compute it on the host, outside of the step, or from inside of it with "
+        "jax.pure_callback."
+    )
+
+
+def _line_of(primitive: str, jaxpr: Any, outer: SourceLine | None) -> SourceLine | None:
+    """Return the user's line behind the first equation of a primitive.
+
+    Equations of functions that JAX has compiled itself have no line: that of their call is taken.
+    """
+    for equation in getattr(jaxpr, "jaxpr", jaxpr).eqns:
+        own = traits_module.source_of(equation)
+        line = own if own and not is_library(own.file) else outer
+        if equation.primitive.name == primitive:
+            return line or own
+        for inner in traits_module.inner_jaxprs(equation.params):
+            found = _line_of(primitive, inner, line)
+            if found:
+                return found
+    return None
+
+
+_NO_RULE = re.compile(r"translation rule for primitive '([^']+)' not found for platform (\w+)")
 
 
 class _NoArray(Exception):
