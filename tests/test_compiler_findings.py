@@ -583,6 +583,17 @@ def test_what_helps_a_function_without_an_optimizer() -> None:
     assert "donate_argnums" in of_refusal(plain, where, answer).fix
 
 
+def test_what_waits_is_a_part_of_the_step_where_the_host_is_the_bound() -> None:
+    sent = operation("ici", opcode="all-reduce", name="x")
+    found = evidence(operation(products=(product(),)), sent)
+    half = replace(found.time, bound="host", host_seconds=4 * found.time.device_seconds)
+    held = replace(found, time=replace(half, seconds=half.host_seconds))
+    for case, share in ((found, 0.5), (held, 0.125)):
+        (finding,) = [f for f in find(case) if f.rule == "exposed-collective"]
+        assert finding.message.startswith(f"{share:.0%} of the step waits")
+        assert finding.effect_seconds / case.time.seconds == pytest.approx(share)
+
+
 def test_gradients_that_are_summed_between_slices() -> None:
     work = operation(products=(product(),))
     sent = operation("dcn", opcode="send", name="x", shape="f32[2,8,128], u32[], token[]")

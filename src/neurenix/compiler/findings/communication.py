@@ -52,7 +52,7 @@ def exposed_collectives(evidence: Evidence) -> Iterator[Finding]:
         together = "" if largest.opcode.endswith("-start") else " Nothing is computed beside it."
         yield evidence.finding(
             "exposed-collective",
-            f"{evidence.share(seconds):.0%} of the step waits for {links}; most for "
+            f"{evidence.share_of_step(seconds):.0%} of the step waits for {links}; most for "
             f"{_opcode(largest)} of {_shapes(largest)}: {cause}.{together}",
             fix,
             seconds,

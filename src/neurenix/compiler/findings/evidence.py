@@ -103,6 +103,13 @@ class Evidence:
         """Return the part of the device's time that ``seconds`` of the schedule are."""
         return seconds / self.raw_seconds if self.raw_seconds else 0.0
 
+    def share_of_step(self, seconds: float) -> float:
+        """Return the part of a step that ``seconds`` of the schedule are.
+
+        It is ``share`` but where the host takes longer than the device.
+        """
+        return seconds * self.factor / self.time.seconds if self.time.seconds else 0.0
+
     def finding(
         self, rule: str, message: str, fix: str, seconds: float, about: Operation | None = None
     ) -> Finding:
