@@ -146,9 +146,24 @@ class PerReplicaDataset:
         self._placement = placement
 
     def __iter__(self) -> Iterator[PerReplica]:
+        sharding = self._placement.batch_sharding()
+        return (stack_replicas(batches, sharding) for batches in self._dealt())
+
+    def global_batches(self) -> Iterable[Any]:
+        """Return the batches of all replicas, end to end on the host, as ``fit`` takes them.
+
+        Like the function's dataset, they can be gone through again unless that is an iterator.
+
+        Raises:
+            ShapeError: when iterated, the replicas' batches do not go end to end.
+        """
+        if isinstance(self._dataset, Iterator):
+            return map(_end_to_end, self._dealt())
+        return _GlobalBatches(self)
+
+    def _dealt(self) -> Iterator[list[Any]]:
         iterator = iter(self._dataset)
         replicas = self._placement.num_replicas_in_sync
-        sharding = self._placement.batch_sharding()
         self._check(_length(self._dataset), replicas)
         taken = 0
         while True:
@@ -157,7 +172,7 @@ class PerReplicaDataset:
             if len(batches) < replicas:
                 self._check(taken, replicas)
                 return
-            yield stack_replicas(batches, sharding)
+            yield batches
 
     @staticmethod
     def _check(count: int, replicas: int) -> None:
@@ -168,6 +183,26 @@ class PerReplicaDataset:
                 f"with .take({count - count % replicas}) after .batch(…), .repeat() before it, or "
                 "choose a batch size that divides."
             )
+
+
+class _GlobalBatches:
+    """The batches of all replicas; as a dataset that is gone through anew at each epoch."""
+
+    def __init__(self, dataset: PerReplicaDataset) -> None:
+        self._dataset = dataset
+
+    def __iter__(self) -> Iterator[Any]:
+        return map(_end_to_end, self._dataset._dealt())
+
+
+def _end_to_end(batches: list[Any]) -> Any:
+    try:
+        return jax.tree.map(lambda *leaves: np.concatenate(leaves), *batches)
+    except ValueError as error:
+        raise ShapeError(
+            f"The replicas' batches do not go end to end ({error}). They are alike but for the "
+            "number of their examples, which are the first axis of every array."
+        ) from error
 
 
 def _expect_batches(dataset: Any) -> Any:

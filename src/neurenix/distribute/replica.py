@@ -10,13 +10,14 @@ import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from numbers import Real
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from neurenix._core.errors import ArgumentError, ShapeError, unknown_name
+from neurenix._core.errors import ArgumentError, ArgumentTypeError, ShapeError, unknown_name
 from neurenix.distribute.mesh import DATA_AXIS
 
 _ACROSS: dict[str, Callable[..., Any]] = {
@@ -39,6 +40,11 @@ class ReplicaContext:
         self._axis = axis
 
     @property
+    def is_running(self) -> bool:
+        """Whether this is the context is that of a function that ``strategy.run`` runs."""
+        return self._axis is not None
+
+    @property
     def replica_id(self) -> jax.Array:
         """Number of this replica, int32, from 0."""
         if self._axis is None:
@@ -56,11 +62,36 @@ class ReplicaContext:
         return value if self._axis is None else _ACROSS[op](value, self._axis)
 
     def all_gather(self, value: Any, *, axis: int = 0) -> Any:
-        """Return the replicas' arrays concatenated along ``axis``, the same on every replica."""
-        if self._axis is None:
-            return value
-        name = self._axis
-        return jax.tree.map(lambda x: jax.lax.all_gather(x, name, axis=axis, tiled=True), value)
+        """Return the replicas' arrays concatenated along ``axis``, the same on every replica.
+
+        Args:
+            value: an array or a tree of them, each of rank 1 or more.
+            axis: a negative one is counted from the last.
+
+        Raises:
+            ShapeError: there is a scalar, which has nothing to concatenate along.
+            ArgumentError: an array has no such axis.
+            ArgumentTypeError: ``axis`` is no whole number.
+        """
+        if isinstance(axis, bool) or not isinstance(axis, (int, np.integer)):
+            raise ArgumentTypeError(f"all_gather: axis is {axis!r}, expected a whole number.")
+
+        def gather(x: Any) -> Any:
+            rank = np.ndim(x)
+            if rank == 0:
+                raise ShapeError(
+                    "all_gather: value is a scalar, which has no axis to concatenate along. Give "
+                    "it one, value[None]: the result has one entry for each replica."
+                )
+            if not -rank <= axis < rank:
+                raise ArgumentError(
+                    f"all_gather: axis is {axis}, and a value has the axes 0 to {rank - 1}."
+                )
+            if self._axis is None:
+                return x
+            return jax.lax.all_gather(x, self._axis, axis=int(axis) % rank, tiled=True)
+
+        return jax.tree.map(gather, value)
 
 
 _ALONE = ReplicaContext(1, axis=None)
@@ -107,6 +138,7 @@ def compute_average_loss(
     Raises:
         ShapeError: the losses are a scalar, or the weights do not go with them.
         ArgumentError: ``global_batch_size`` is below 1.
+        ArgumentTypeError: ``global_batch_size`` is no number.
 
     Example:
         >>> float(compute_average_loss(jnp.array([1.0, 3.0]), global_batch_size=4))
@@ -123,7 +155,12 @@ def compute_average_loss(
     if global_batch_size is None:
         replicas = get_replica_context().num_replicas_in_sync
         global_batch_size = per_example_loss.shape[0] * replicas
-    elif isinstance(global_batch_size, (int, np.integer)) and global_batch_size < 1:
+    elif not isinstance(global_batch_size, (Real, np.ndarray, jax.Array)):
+        raise ArgumentTypeError(
+            f"compute_average_loss: global_batch_size is {global_batch_size!r}, expected a whole "
+            "number."
+        )
+    elif isinstance(global_batch_size, Real) and global_batch_size < 1:
         raise ArgumentError(
             f"compute_average_loss: global_batch_size is {global_batch_size}, expected the number "
             "of examples of all replicas together, from 1."

@@ -36,6 +36,7 @@ class ShardingRules:
     Raises:
         ArgumentTypeError: a rule is no such pair.
         UnknownNameError: it names an axis that no mesh has.
+        ArgumentError: it names one twice, or its pattern is no regular expression.
 
     Example:
         >>> rules = ShardingRules((("kernel$", ("fsdp", "tensor")),))
@@ -89,10 +90,19 @@ def _check(rule: Any) -> None:
             "A sharding rule is a pattern and the mesh axes of an array's axes, such as "
             f'("kernel$", ("fsdp", None)); got {rule!r}.'
         )
+    named: set[str] = set()
     for entry in axes:
         for name in entry if isinstance(entry, tuple | list) else (entry,):
-            if name is not None and name not in MESH_AXES:
+            if name is None:
+                continue
+            if name not in MESH_AXES:
                 raise unknown_name("mesh axis", str(name), MESH_AXES)
+            if name in named:
+                raise ArgumentError(
+                    f"The sharding rule {pattern!r} names the mesh axis {name!r} twice, and a mesh "
+                    "axis divides one axis of an array. Name it once, with None for the others."
+                )
+            named.add(name)
     try:
         re.compile(pattern)
     except re.error as error:

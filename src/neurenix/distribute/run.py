@@ -11,6 +11,7 @@ from functools import partial
 from typing import Any
 
 import jax
+import numpy as np
 from jax.extend.core import jaxpr_as_fun
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
@@ -194,7 +195,8 @@ class ReplicatedFunction:
     def _entry(self, value: Any) -> Any:
         """Return one of the replica's results as its entry of a ``PerReplica``."""
         try:
-            return jax.numpy.asarray(value)[None]
+            # Not asarray alone: it takes a string for the name of a dtype
+            return jax.numpy.asarray(np.asarray(value) if isinstance(value, str) else value)[None]
         except TypeError as error:
             raise ArgumentTypeError(
                 f"{self._watch.name} returns {value!r} ({type(value).__name__}), which is no "

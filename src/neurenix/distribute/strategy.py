@@ -11,8 +11,7 @@ from __future__ import annotations
 import math
 import sys
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextvars import ContextVar
 from functools import cached_property
 from typing import Any
@@ -24,11 +23,11 @@ import numpy as np
 from neurenix._core.errors import (
     ArgumentError,
     ArgumentTypeError,
-    DeviceNotFoundError,
     ShapeError,
     unknown_name,
 )
 from neurenix.device import Device, DeviceType, device_of, devices, from_jax
+from neurenix.distribute.chosen import checked_devices, gpus
 from neurenix.distribute.cluster import TPUClusterResolver
 from neurenix.distribute.input import (
     DistributedDataset,
@@ -39,6 +38,7 @@ from neurenix.distribute.input import (
 from neurenix.distribute.mesh import (
     BATCH_AXES,
     DATA_AXIS,
+    MESH_AXES,
     axes_over,
     batch_sharded,
     data_mesh,
@@ -46,8 +46,10 @@ from neurenix.distribute.mesh import (
     replicated,
 )
 from neurenix.distribute.placement import Placement
+from neurenix.distribute.replica import get_replica_context
 from neurenix.distribute.rules import Rule, ShardingRules, as_rules
 from neurenix.distribute.run import ReplicatedFunction
+from neurenix.distribute.scope import Scope
 from neurenix.distribute.values import PerReplica
 
 _REDUCTIONS = {"sum": jnp.sum, "mean": jnp.mean, "max": jnp.max, "min": jnp.min}
@@ -88,7 +90,7 @@ class Strategy:
         mesh: Mapping[str, int] | None = None,
         rules: ShardingRules | Sequence[Rule] | None = None,
     ) -> None:
-        self.devices = _checked_devices(devices)
+        self.devices = checked_devices(devices)
         self._axes = None if mesh is None else axes_over(mesh, len(self.devices))
         self.rules = as_rules(rules)
         self._functions: OrderedDict[Any, ReplicatedFunction] = OrderedDict()
@@ -156,19 +158,14 @@ class Strategy:
         """
         return per_replica_batch_size(global_batch_size, self.num_replicas_in_sync)
 
-    @contextmanager
-    def scope(self) -> Iterator[Strategy]:
+    def scope(self) -> Scope[Strategy]:
         """Make this the strategy of every model, and of every step, inside.
 
         Of a model that is made inside and compiled elsewhere, too, as in Keras. Where several say
         something, it is the scope of ``compile`` that counts, then that of ``fit``, then that in
         which a model of ``nx.nn`` was made, until ``model.to`` moves it.
         """
-        token = _scope.set(self)
-        try:
-            yield self
-        finally:
-            _scope.reset(token)
+        return Scope(_scope, self)
 
     def run(
         self,
@@ -199,9 +196,10 @@ class Strategy:
 
         Raises:
             ArgumentError: the function uses a module that it is not given, leaves a variable that
-                may differ between the replicas, or a metric whose states are no sums.
-            ArgumentTypeError: a module is inside a tuple or a dict, an argument is no array, or
-                ``args`` is no tuple.
+                may differ between the replicas, or a metric whose states are no sums; or ``run`` is
+                called inside of ``run``.
+            ArgumentTypeError: a module is inside a tuple or a dict, an argument or a result is no
+                array, or ``args`` is no tuple.
             ShapeError: a ``PerReplica`` has not one entry for each replica.
         """
         if not callable(function):
@@ -216,10 +214,17 @@ class Strategy:
                 f"strategy.run is for data parallelism; this strategy's mesh is {self._axes}. Use "
                 "fit, or a step compiled by nx.jit over batches of strategy.distribute."
             )
-        compiled = self._functions.pop(function, None)
+        if get_replica_context().is_running:
+            raise ArgumentError(
+                "strategy.run is called by a function that strategy.run runs, which is one replica "
+                "already. Call the inner function itself."
+            )
+        # What has no hash, such as a dataclass, is held by what is compiled: its id stays its own
+        key = function if _has_hash(function) else id(function)
+        compiled = self._functions.pop(key, None)
         if compiled is None:
             compiled = ReplicatedFunction(function, self.mesh)
-        self._functions[function] = compiled
+        self._functions[key] = compiled
         if len(self._functions) > _REMEMBERED_FUNCTIONS:
             self._functions.popitem(last=False)
         return compiled(args, kwargs or {})
@@ -352,7 +357,7 @@ class MirroredStrategy(Strategy):
         rules: ShardingRules | Sequence[Rule] | None = None,
     ) -> None:
         if devices is None:
-            devices = _gpus() or [Device(DeviceType.CUDA, 0)]  # its error says what is there
+            devices = gpus() or [Device(DeviceType.CUDA, 0)]  # its error says what is there
         super().__init__(devices, mesh=mesh, rules=rules)
 
 
@@ -402,7 +407,7 @@ def auto(
     """
     if devices(DeviceType.TPU):
         strategy: Strategy = TPUStrategy(mesh=mesh, rules=rules)
-    elif _gpus():
+    elif gpus():
         strategy = MirroredStrategy(mesh=mesh, rules=rules)
     else:
         strategy = OneDeviceStrategy(mesh=mesh, rules=rules)
@@ -431,48 +436,31 @@ def made_in(module: Any) -> Strategy | None:
 def strategy_for(array: jax.Array) -> Strategy:
     """Return the strategy for a model outside of any scope: the devices that ``array`` lies on.
 
+    One that is divided tells its mesh; rules that divided it are the model's, or the default.
+
     Raises:
-        ArgumentError: it is divided over several devices.
+        ArgumentError: it is divided over devices in another way than a strategy does.
     """
     sharding = array.sharding
     if len(sharding.device_set) == 1:
         return OneDeviceStrategy(device_of(array))
-    if not sharding.is_fully_replicated:
-        raise ArgumentError(
-            f"The parameters are divided over {len(sharding.device_set)} devices and no strategy "
-            "says how: train inside of strategy.scope(), or give TrainOptions(strategy=…)."
-        )
-    held = sorted(sharding.device_set, key=lambda device: device.id)
     mesh = getattr(sharding, "mesh", None)
-    if isinstance(mesh, jax.sharding.Mesh):
+    if not isinstance(mesh, jax.sharding.Mesh):
+        mesh = None
+    if not sharding.is_fully_replicated:
+        if mesh is None or not set(mesh.axis_names) <= set(MESH_AXES):
+            raise ArgumentError(
+                f"The parameters are divided over {len(sharding.device_set)} devices and no "
+                "strategy says how: train inside of strategy.scope(), or give "
+                "TrainOptions(strategy=…)."
+            )
+        strategy = Strategy([from_jax(one) for one in mesh.devices.flat], mesh=mesh.shape)
+        strategy.mesh = mesh  # another one of these sizes may have its devices in another order
+        return strategy
+    held = sorted(sharding.device_set, key=lambda device: device.id)
+    if mesh is not None:
         held = list(mesh.devices.flat)  # in the order of the strategy that put it there
     return Strategy([from_jax(device) for device in held])
-
-
-def _checked_devices(given: Sequence[Device | str]) -> tuple[Device, ...]:
-    """Return the devices of a strategy: here, of one type, each once."""
-    if isinstance(given, str) or not isinstance(given, Sequence):
-        raise ArgumentTypeError(
-            f"A strategy's devices are a list of devices or names; got {given!r}. Write "
-            '["tpu:0", "tpu:1"], or nx.devices("tpu") for all.'
-        )
-    if not given:
-        raise DeviceNotFoundError("A strategy needs at least one device, got none.")
-    chosen = tuple(Device(device) for device in given)
-    names = ", ".join(map(str, chosen))
-    if len(set(chosen)) < len(chosen):
-        raise ArgumentError(
-            f"A strategy's devices are {names}: one is there twice. Each device is one replica; "
-            "name each once."
-        )
-    if len({device.type for device in chosen}) > 1:
-        raise ArgumentError(
-            f"A strategy's devices are {names}: one program runs on one type of device. Keep those "
-            f"of {chosen[0].type}, for example."
-        )
-    for device in chosen:
-        device.jax_device  # noqa: B018  raises, saying what is there
-    return chosen
 
 
 def _reduced_axes(axis: int | None, ndim: int) -> tuple[int, ...]:
@@ -488,5 +476,9 @@ def _reduced_axes(axis: int | None, ndim: int) -> tuple[int, ...]:
     return (0, int(axis) % own + 1)
 
 
-def _gpus() -> list[Device]:
-    return devices(DeviceType.CUDA) or devices(DeviceType.ROCM)
+def _has_hash(value: Any) -> bool:
+    try:
+        hash(value)
+    except TypeError:
+        return False
+    return True

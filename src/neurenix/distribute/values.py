@@ -12,7 +12,7 @@ import jax
 import numpy as np
 from jax.sharding import Sharding
 
-from neurenix._core.errors import ArgumentError, ShapeError
+from neurenix._core.errors import ArgumentError, ArgumentTypeError, ShapeError
 
 
 class PerReplica:
@@ -49,6 +49,18 @@ class PerReplica:
 
     def __iter__(self) -> Iterator[Any]:
         return (self[replica] for replica in range(len(self)))
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        """Refuse to be one array: NumPy would stack some of the values, or take them apart.
+
+        Raises:
+            ArgumentTypeError: always.
+        """
+        raise ArgumentTypeError(
+            "A PerReplica is one value for each replica, not one array. strategy.reduce(op, value) "
+            "makes one of them; value[i] is that of replica i, and value.stacked holds all of "
+            f"them, with a leading axis of {len(self)}."
+        )
 
     @property
     def values(self) -> tuple[Any, ...]:

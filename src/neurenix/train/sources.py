@@ -11,6 +11,7 @@ from typing import Any
 
 from neurenix._core.errors import ArgumentTypeError
 from neurenix.data import Dataset, StreamDataset
+from neurenix.distribute import PerReplicaDataset
 
 
 class Indexed:
@@ -52,6 +53,8 @@ def stream_of(source: Any) -> StreamDataset:
             "single examples. Give it to a torch DataLoader, DataLoader(dataset, batch_size=32), "
             "or give its arrays."
         )
+    if isinstance(source, PerReplicaDataset):
+        source = source.global_batches()  # fit deals them out again, each share to its replica
     return StreamDataset(Indexed(source) if _is_indexed(source) else source)
 
 
