@@ -23,6 +23,7 @@ from neurenix._core.errors import (
     DeviceInitializationError,
     DeviceNotFoundError,
 )
+from neurenix.device import Device
 from neurenix.hardware import tpu, tpu_failures
 from neurenix.hardware.availability import Availability
 from neurenix.hardware.tpu import TPUBackend, is_tpu_available, raise_diagnosed
@@ -280,6 +281,43 @@ def test_transfers_that_cannot_be(backend: TPUBackend) -> None:
         backend.transfer(jnp.ones(2), "hsot")
     with pytest.raises(ArgumentTypeError, match="got ndarray"):
         backend.transfer(np.ones(2), "host")
+
+
+@pytest.mark.cpu8
+def test_a_transfer_takes_devices_and_says_what_is_no_place(backend: TPUBackend) -> None:
+    moved = backend.transfer({"a": jnp.ones(2)}, {"a": Device("tpu:3")}).result()
+    assert moved["a"].devices() == {backend.devices[3]}
+    for wrong in (3, {"a": 1.5}):
+        with pytest.raises(ArgumentTypeError, match="a Sharding or a Device; got"):
+            backend.transfer({"a": jnp.ones(2)}, wrong)
+
+
+OTHER = """
+import jax, jax.numpy as jnp
+from neurenix import DeviceError
+from neurenix.hardware.tpu import TPUBackend
+from neurenix.simulation import simulate
+simulate("v5e-4")
+a, b = TPUBackend(), TPUBackend()
+a.initialize(), b.initialize()
+a.shutdown()
+jnp.ones(3)
+try:
+    b.memory_stats()
+except DeviceError as error:
+    print(error)
+b.initialize()
+print(list(b.devices) == jax.devices("tpu"), len(b.memory_stats()))
+"""
+
+
+@pytest.mark.cpu8
+def test_a_backend_that_another_one_shut_down_starts_again(run_python) -> None:
+    done = run_python(code=OTHER)
+    assert done.stdout.splitlines() == [
+        "The TPU backend is not started; call initialize() first.",
+        "True 4",
+    ], done.stderr
 
 
 @pytest.mark.cpu8

@@ -112,7 +112,7 @@ class TPUBackend:
             DeviceInitializationError: there is one and it cannot be used; the message says why,
                 and what to do.
         """
-        if self._devices and backends_are_started():
+        if self._is_live():
             return True
         found = availability()
         if not found.found:
@@ -158,13 +158,15 @@ class TPUBackend:
         Args:
             arrays: NumPy or JAX arrays of any shapes and dtypes, in any pytree; on the way to the
                 host, JAX arrays, which may be sharded.
-            to: a ``Sharding``, a ``jax.Device``, a pytree of them, or ``"host"``.
+            to: a ``Sharding``, a ``Device``, a ``jax.Device``, a pytree of them, or ``"host"``.
 
         Returns:
             The move under way: ``.arrays`` at once, ``.result()`` after waiting.
 
         Raises:
             ArgumentError: ``to`` is another string.
+            ArgumentTypeError: ``to`` is no place.
+            DeviceNotFoundError: the ``Device`` is not here.
 
         Example:
             >>> import numpy as np
@@ -179,7 +181,7 @@ class TPUBackend:
         if isinstance(to, str):
             if to != "host":
                 raise ArgumentError(
-                    f'transfer(to=...) takes "host", a Sharding or a jax.Device; got {to!r}.'
+                    f'transfer(to=...) takes "host", a Sharding or a Device; got {to!r}.'
                 )
             return start_to_host(arrays)
         return start_to_device(arrays, to)
@@ -201,15 +203,25 @@ class TPUBackend:
         All arrays and compiled programs of this process are lost, those on the CPU as well. A
         later ``initialize`` starts again. Without ``initialize`` before, does nothing.
         """
-        if not self._devices:
+        if not self._is_live():
+            self._devices = ()
             return
         self.synchronize()
         self._devices = ()
         jax.clear_caches()
         jax_backend.clear_backends()
 
+    def _is_live(self) -> bool:
+        """Return whether the devices are JAX's still: another backend may have been shut down."""
+        if not self._devices or not backends_are_started():
+            return False
+        try:
+            return tuple(jax.devices("tpu")) == self._devices
+        except RuntimeError:  # JAX was started again, without a TPU
+            return False
+
     def _require(self) -> None:
-        if not self._devices:
+        if not self._is_live():
             raise DeviceError("The TPU backend is not started; call initialize() first.")
 
 

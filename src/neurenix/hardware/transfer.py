@@ -39,8 +39,23 @@ class Transfer(Generic[T]):
 
 
 def start_to_device(arrays: T, sharding: Any) -> Transfer[T]:
-    """Start moving a pytree of arrays to a ``jax.Device`` or a ``Sharding``."""
-    return Transfer(jax.device_put(arrays, sharding), to_host=False)
+    """Start moving a pytree of arrays to a device or a ``Sharding``, or a pytree of them.
+
+    Raises:
+        ArgumentTypeError: it is something else.
+    """
+    places = jax.tree.map(_place, sharding)
+    return Transfer(jax.device_put(arrays, places), to_host=False)
+
+
+def _place(place: Any) -> Any:
+    place = getattr(place, "jax_device", place)  # of a ``neurenix.Device``
+    known = jax.sharding.Sharding | jax.sharding.PartitionSpec | jax.Device
+    if not isinstance(place, known) and not hasattr(place, "sharding"):  # as a layout has one
+        raise ArgumentTypeError(
+            f'transfer(to=...) takes "host", a Sharding or a Device; got {place!r}.'
+        )
+    return place
 
 
 def start_to_host(arrays: T) -> Transfer[T]:
