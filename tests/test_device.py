@@ -13,6 +13,7 @@ from neurenix import device as device_module
 from neurenix._core.errors import (
     ArgumentError,
     ArgumentTypeError,
+    DataError,
     DeviceNotFoundError,
     UnknownNameError,
 )
@@ -37,6 +38,7 @@ def test_names() -> None:
         (("tpuu",), UnknownNameError, "Did you mean 'tpu'"),
         (("gpu:0",), ArgumentError, '"cuda" .NVIDIA. or "rocm"'),
         (("tpu:x",), ArgumentError, "comes a number"),
+        (("tpu:²",), ArgumentError, "comes a number"),
         (("tpu:",), ArgumentError, "comes a number"),
         (("tpu:1", 2), ArgumentError, "two different"),
         (("tpu", -1), ArgumentError, "counts from 0"),
@@ -135,8 +137,34 @@ def test_to_moves_arrays_and_trees() -> None:
     mesh = jax.make_mesh((8,), ("data",))
     split = to(np.ones(8, "f"), NamedSharding(mesh, PartitionSpec("data")))
     assert len(split.sharding.device_set) == 8
-    with pytest.raises(ArgumentTypeError, match="bfloat61"):
+    with pytest.raises(UnknownNameError, match="Did you mean 'bfloat16'"):
         to(jnp.ones(2), "cpu", dtype="bfloat61")
+
+
+def test_to_knows_the_names_of_dtypes_and_casts_nothing_to_zero() -> None:
+    assert to(jnp.ones(2), "cpu", dtype="bf16").dtype == jnp.bfloat16
+    assert to(2.5, "cpu", dtype="bf16").dtype == jnp.bfloat16
+    with pytest.raises(ArgumentError, match="float64 needs 64-bit"):
+        to(jnp.ones(2), "cpu", dtype="float64")
+    for value in ({"w": jnp.ones(2)}, nnx.Linear(2, 3, rngs=nnx.Rngs(0))):
+        with pytest.raises(ArgumentError, match="int8 would cut"):
+            to(value, "cpu", dtype="int8")
+
+
+def test_to_refuses_numbers_that_would_wrap() -> None:
+    big = np.arange(8) * 2**32 + 7
+    for value in (big, {"x": big}, big[7], 2**40):
+        with pytest.raises(DataError, match="contains [0-9]*, and int32 holds"):
+            to(value, "cpu")
+    with pytest.raises(DataError, match="contains 300, and int8"):
+        to(jnp.array([300]), "cpu", dtype="int8")
+    assert to(np.arange(3), "cpu").dtype == jnp.int32
+
+
+def test_devices_of_a_type_have_no_index() -> None:
+    for one in ("tpu:0", Device("tpu:0")):
+        with pytest.raises(ArgumentError, match="devices.type. takes a type"):
+            devices(one)  # pyright: ignore[reportArgumentType]  wrong on purpose
 
 
 def test_to_moves_a_foreign_module() -> None:

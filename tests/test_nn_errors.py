@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import neurenix as nx
 from neurenix import nn
 from neurenix._core.errors import (
     ArgumentError,
@@ -228,3 +229,12 @@ def test_whole_numbers_of_numpy_are_sizes(kind):
             nn.Linear(64, wrong)
     with pytest.raises(ArgumentError, match=r"Write int\(out_features\)"):
         nn.Linear(64, jnp.asarray(labels).max() + 1)
+
+
+def test_to_refuses_a_dtype_that_would_cut_the_weights_to_zero():
+    model = nn.Linear(2, 3)
+    before = np.asarray(model.kernel)
+    for move in (model.to, lambda *a, **options: nx.to(model, *a, **options)):
+        with pytest.raises(ArgumentError, match="int8 would cut"):
+            move("cpu", dtype="int8")
+    np.testing.assert_array_equal(model.kernel, before)

@@ -174,6 +174,8 @@ def test_to_casts_numbers_and_leaves_random_streams():
     assert {v.dtype for v in model.parameters().values()} == {jnp.dtype("bfloat16")}
     assert model(IMAGES.astype("bfloat16")).dtype == jnp.bfloat16
     assert jnp.issubdtype(model[4].rngs.key[...].dtype, jax.dtypes.prng_key)
+    assert model[1].mean[...].dtype == model[1].var[...].dtype == jnp.float32
+    assert nn.Linear(2, 3).to("cpu", dtype="bf16").kernel.dtype == jnp.bfloat16
 
 
 # --- summary ------------------------------------------------------------------------------------

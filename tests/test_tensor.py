@@ -282,3 +282,23 @@ def test_a_shape_that_is_none_is_told(make: Any, shape: Any) -> None:
         make(shape)
     assert make((0, 2)).shape == (0, 2)
     assert make(np.int32(3)).shape == (3,)
+
+
+WRONG = {
+    "randn": (lambda: nt.randn(2, dtype="int32"), ArgumentError, "a type of floats, got int32"),
+    "rand": (lambda: nt.rand(2, dtype="int32"), ArgumentError, "a type of floats, got int32"),
+    "eye": (lambda: nt.eye(2.5), ShapeError, "whole numbers"),  # pyright: ignore
+    "linspace": (lambda: nt.linspace(0, 1, 2.5), ArgumentError, "num"),  # pyright: ignore
+    "arange": (lambda: nt.arange(0, 5, 0), ArgumentError, "other than 0"),
+    "arange of a list": (lambda: nt.arange([1, 2]), ArgumentTypeError, "takes numbers"),
+    "objects": (lambda: nt.zeros(2, dtype=object), UnknownNameError, "object"),
+    "no dtype": (lambda: nt.dtype(None), UnknownNameError, "None"),
+    "dtype of objects": (lambda: nt.dtype(np.dtype("O")), UnknownNameError, "no dtype"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_a_wrong_argument_of_what_makes_tensors_is_told(name: str) -> None:
+    make, error, told = WRONG[name]
+    with pytest.raises(error, match=told):
+        make()

@@ -26,6 +26,8 @@ from neurenix._core.errors import (
     DeviceNotFoundError,
     unknown_name,
 )
+from neurenix._dtypes import cast, expect_held
+from neurenix._dtypes import dtype as dtype_named
 from neurenix._jax import backend_error, backends_are_started
 from neurenix.hardware import cpu, cuda, edge_tpu, rocm, tpu, webgpu
 from neurenix.hardware.availability import Availability
@@ -185,6 +187,7 @@ def devices(type: DeviceType | str | None = None) -> list[Device]:
         type: of this type only.
 
     Raises:
+        ArgumentError: the name has an index.
         DeviceInitializationError: hardware that is here does not start; says why.
 
     Example:
@@ -194,7 +197,7 @@ def devices(type: DeviceType | str | None = None) -> list[Device]:
         >>> [str(device) for device in devices("tpu")][:2]
         ['tpu:0', 'tpu:1']
     """
-    types = tuple(_AVAILABILITY) if type is None else (_parse(type)[0],)
+    types = tuple(_AVAILABILITY) if type is None else (_type_alone(type),)
     found = []
     for kind in types:
         if kind in _WITHOUT_ARRAYS:
@@ -299,11 +302,15 @@ def to(value: T, device: Device | DeviceType | str | Any, *, dtype: Any = None) 
         value: an array, any pytree of arrays (NumPy's as well), or a module. A module with a
             method ``to`` of its own is moved by it; another is returned as a moved copy.
         device: a ``Device``, a name, a ``jax.Device``, or a ``Sharding``.
-        dtype: to cast to on the way. In a pytree only floating-point leaves are cast.
+        dtype: to cast to on the way, any that ``nx.dtype`` knows. In a pytree or a module only
+            floating-point leaves are cast, to a floating dtype.
 
     Raises:
+        DataError: an integer dtype, int32 for Python's and NumPy's, cannot hold the numbers.
         DeviceNotFoundError: the device is not here.
-        ArgumentTypeError: ``dtype`` is none.
+        UnknownNameError: ``dtype`` is none.
+        ArgumentError: ``dtype`` is none of floats, and there are several arrays; or needs 64 bits
+            where JAX computes in 32.
 
     Example:
         >>> import neurenix as nx
@@ -315,13 +322,16 @@ def to(value: T, device: Device | DeviceType | str | Any, *, dtype: Any = None) 
         options = {} if dtype is None else {"dtype": dtype}
         return own(device, **options)  # pyright: ignore[reportReturnType]  the value's own method
     target = _target(device)
-    wanted = None if dtype is None else _dtype(dtype)
-    is_leaf = isinstance(value, jax.Array | np.ndarray | np.generic)
+    wanted = None if dtype is None else dtype_named(dtype)
+    is_number = isinstance(value, int | float | complex)
+    is_leaf = is_number or isinstance(value, jax.Array | np.ndarray | np.generic)
+    if wanted is not None and not is_leaf:
+        expect_floating(wanted)
 
     def move(leaf: Any) -> Any:
         if wanted is not None and (is_leaf or _is_float(leaf)):
-            leaf = leaf.astype(wanted)
-        return jax.device_put(leaf, target)
+            leaf = cast(np.asarray(leaf) if is_number else leaf, wanted, called="to(value)")
+        return jax.device_put(_held(leaf), target)
 
     return jax.tree.map(move, value)
 
@@ -332,13 +342,26 @@ def _target(device: Any) -> Any:
     return Device(device).jax_device
 
 
-def _dtype(dtype: Any) -> Any:
-    try:
-        return jnp.dtype(dtype)
-    except TypeError as error:
-        raise ArgumentTypeError(
-            f'to(dtype=...) needs a dtype such as "bfloat16"; got {dtype!r}.'
-        ) from error
+def expect_floating(dtype: np.dtype) -> None:
+    """Raise ArgumentError unless the parameters of a module can be cast to ``dtype``."""
+    if not jnp.issubdtype(dtype, jnp.floating):
+        raise ArgumentError(
+            f"to(dtype=…) of a module or a tree casts its floating-point numbers, which {dtype} "
+            'would cut to whole ones; take a floating dtype such as "bfloat16".'
+        )
+
+
+def _held(leaf: Any) -> Any:
+    """Return ``leaf``, of which JAX would wrap what its narrower integers cannot hold.
+
+    Raises:
+        DataError: there are such numbers.
+    """
+    if isinstance(leaf, np.ndarray | np.generic) and jnp.issubdtype(leaf.dtype, jnp.integer):
+        return cast(leaf, jax.dtypes.canonicalize_dtype(leaf.dtype), called="to(value)")
+    if isinstance(leaf, int):
+        expect_held("to(value)", leaf, leaf, jax.dtypes.canonicalize_dtype(int))
+    return leaf
 
 
 def _is_float(leaf: Any) -> bool:
@@ -360,9 +383,18 @@ def _parse(type: DeviceType | str | Device) -> tuple[DeviceType, int | None]:
         raise ArgumentError(f'{type!r} is not exact: write "cuda" (NVIDIA) or "rocm" (AMD).')
     if name not in known:
         raise unknown_name("device type", name, known)
-    if colon and not number.isdigit():
+    if colon and not number.isdecimal():
         raise ArgumentError(f'After the colon of {type!r} comes a number, as in "{name}:0".')
     return DeviceType(name), int(number) if colon else None
+
+
+def _type_alone(type: DeviceType | str) -> DeviceType:
+    kind, index = _parse(type)
+    if index is not None:
+        raise ArgumentError(
+            f'devices(type) takes a type such as "{kind}"; Device("{kind}:{index}") is one device.'
+        )
+    return kind
 
 
 def _jax_devices(kind: DeviceType) -> list[Any]:

@@ -35,7 +35,8 @@ class BatchNorm(Module):
         eps: added to the variance.
         momentum: share of the batch in the running statistics, in [0, 1].
         affine: whether to learn ``scale`` (starts at 1) and ``bias`` (at 0).
-        dtype: of the parameters; float32 by default. The running statistics stay float32.
+        dtype: of the parameters; float32 by default. The running statistics stay float32, also
+            in ``model.to(dtype=…)``.
 
     Attributes:
         mean, var: (C,) the running statistics, ``nnx.BatchStat``.

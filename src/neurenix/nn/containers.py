@@ -39,7 +39,7 @@ class Sequential(Module):
     def __init__(self, *layers: Callable[[Any], Any]) -> None:
         for index, layer in enumerate(layers):
             expect_layer(f"Layer {index} of Sequential", layer)
-        self.layers = nnx.List(layers)
+        self.layers: nnx.List[Any] = nnx.List(layers)
 
     def __call__(self, x: Any) -> Any:
         """Return the last layer's output."""

@@ -15,8 +15,9 @@ import jax.numpy as jnp
 
 from neurenix._core.errors import ArgumentTypeError, NotCompiledError
 from neurenix._core.names import MissingAttributeError
+from neurenix._dtypes import dtype as dtype_named
 from neurenix._nnx import nnx
-from neurenix.device import Device
+from neurenix.device import Device, DeviceType, expect_floating
 from neurenix.device import to as move
 from neurenix.distribute import get_strategy
 from neurenix.distribute.strategy import made_in
@@ -278,28 +279,48 @@ class Module(_Slots, nnx.Module):
         super().eval(**attributes)
         return self
 
-    def to(self, device: Device | str, *, dtype: jax.typing.DTypeLike | None = None) -> Self:
+    def to(
+        self,
+        device: Device | DeviceType | str | Any,
+        *,
+        dtype: jax.typing.DTypeLike | None = None,
+    ) -> Self:
         """Move parameters and state to a device, in place.
 
         Args:
             device: such as ``"tpu:0"`` or ``Device(DeviceType.TPU, 0)``.
-            dtype: cast floating-point parameters and state to this as well.
+            dtype: cast floating-point parameters and state to this floating dtype as well, but for
+                running statistics (``nnx.BatchStat``), which keep theirs: bfloat16 is too coarse
+                for their small moves.
 
         Returns:
             The module itself.
 
         Raises:
+            ArgumentError: the dtype is none of floats, which would cut the parameters to zero.
             DeviceNotFoundError: the device is not there.
+            UnknownNameError: the dtype is none.
 
         Example:
             >>> from neurenix import nn
             >>> nn.Linear(2, 2).to("cpu", dtype="bfloat16").kernel.dtype
             dtype(bfloat16)
         """
-        leaves, structure = jax.tree.flatten(nnx.state(self))
+        state = nnx.state(self)
         if dtype is not None:
-            floating = jnp.floating
-            leaves = [x.astype(dtype) if jnp.issubdtype(x.dtype, floating) else x for x in leaves]
+            wanted = dtype_named(dtype)
+            expect_floating(wanted)
+
+            def cast(variable: Any) -> Any:
+                if isinstance(variable, nnx.BatchStat):
+                    return variable
+                return jax.tree.map(
+                    lambda x: x.astype(wanted) if jnp.issubdtype(x.dtype, jnp.floating) else x,
+                    variable,
+                )
+
+            state = jax.tree.map(cast, state, is_leaf=lambda x: isinstance(x, nnx.Variable))
+        leaves, structure = jax.tree.flatten(state)
         nnx.update(self, jax.tree.unflatten(structure, move(leaves, device)))
         if made_in(self) is not None:
             object.__delattr__(self, "_made_in")  # this says where to train, and says it later

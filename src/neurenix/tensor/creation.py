@@ -18,11 +18,12 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
+from neurenix import _dtypes as dtypes
 from neurenix import random
 from neurenix._core.errors import ArgumentError, ArgumentTypeError, DataError, ShapeError
+from neurenix._dtypes import cast, expect_held
 from neurenix.device import Device, DeviceType, to
 from neurenix.simulation import simulated
-from neurenix.tensor import dtypes
 
 __all__ = [
     "Tensor",
@@ -93,7 +94,7 @@ else:
             simulated()
             wanted = None if dtype is None else dtypes.dtype(dtype)
             if isinstance(data, jax.Array):
-                array = data if wanted is None else _cast(data, wanted)
+                array = data if wanted is None else cast(data, wanted, called="Tensor(data)")
             else:
                 array = _checked(data, wanted)
             if device is not None:
@@ -164,6 +165,8 @@ def arange(
     """Return numbers from ``start`` up to, without, ``stop``; ``arange(n)`` starts at 0.
 
     Raises:
+        ArgumentError: ``step`` is 0.
+        ArgumentTypeError: what is given is no number.
         DataError: the dtype is of integers, int32 by default, and cannot hold them.
 
     Example:
@@ -173,7 +176,11 @@ def arange(
     simulated()
     kind = _optional(dtype)
     given = [number for number in (start, stop, step) if number is not None]
+    if any(np.ndim(number) or isinstance(number, str) for number in given):
+        raise ArgumentTypeError(f"arange(start, stop, step) takes numbers; got {given!r:.80}.")
     if all(isinstance(number, int | float | np.number) for number in given):
+        if step == 0:
+            raise ArgumentError("arange(step=…) is a number other than 0.")
         ends = (0, start) if stop is None else (start, stop)
         target = jnp.result_type(*map(_kind_of, given)) if kind is None else kind
         _expect_arange_held(*ends, 1 if step is None else step, target)
@@ -185,11 +192,16 @@ def linspace(
 ) -> jax.Array:
     """Return ``num`` numbers, evenly spaced from ``start`` to ``stop``, both included.
 
+    Raises:
+        ArgumentError: ``num`` is no whole number from 0.
+
     Example:
         >>> linspace(0, 1, 3)
         Array([0. , 0.5, 1. ], dtype=float32)
     """
     simulated()
+    if isinstance(num, bool) or not isinstance(num, int | np.integer) or num < 0:
+        raise ArgumentError(f"linspace(num=…) is a whole number from 0; got {num!r}.")
     return _placed(jnp.linspace(start, stop, num, dtype=_optional(dtype)), device)
 
 
@@ -204,6 +216,7 @@ def eye(
                [0., 1.]], dtype=float32)
     """
     simulated()
+    rows, columns = _sizes((rows, rows if columns is None else columns))
     return _placed(jnp.eye(rows, columns, dtype=dtypes.dtype(dtype or "float32")), device)
 
 
@@ -229,6 +242,7 @@ def randn(
         key: a key of ``jax.random.key`` or of an ``nnx.Rngs``; one of the process's by default.
 
     Raises:
+        ArgumentError: the dtype is none of floats.
         ArgumentTypeError: ``key`` is no key.
 
     Example:
@@ -245,7 +259,7 @@ def randn(
         >>> bool((noise(x) == noise(x)).any())
         False
     """
-    kind = dtypes.dtype(dtype or "float32")
+    kind = _inexact("randn", dtype, jnp.inexact)
     return _placed(jax.random.normal(_key("randn", key), _sizes(shape), kind), device)
 
 
@@ -261,6 +275,7 @@ def rand(
     call; see :func:`randn`, also for the arguments.
 
     Raises:
+        ArgumentError: the dtype is none of floats.
         ArgumentTypeError: ``key`` is no key.
 
     Example:
@@ -269,7 +284,7 @@ def rand(
         >>> jax.jit(lambda key: rand(2, 3, key=key))(random.next_key()).shape
         (2, 3)
     """
-    kind = dtypes.dtype(dtype or "float32")
+    kind = _inexact("rand", dtype, jnp.floating)
     return _placed(jax.random.uniform(_key("rand", key), _sizes(shape), kind), device)
 
 
@@ -310,8 +325,8 @@ def randint(
     if low >= high:
         raise ArgumentError(f"randint(low, high) needs low < high, got {low} and {high}.")
     bounds = kind if kind.itemsize >= 4 else np.dtype("int32")  # 256, of uint8, fits no uint8
-    _expect_held("randint", low, high - 1, kind)
-    _expect_held("randint(high)", low, high, bounds)
+    expect_held("randint", low, high - 1, kind)
+    expect_held("randint(high)", low, high, bounds)
     minimum, maximum = np.array([low, high], bounds)
     drawn = jax.random.randint(_key("randint", key), _sizes(shape), minimum, maximum, kind)
     return _placed(drawn, device)
@@ -375,6 +390,13 @@ def _optional(dtype: Any) -> Any:
     return None if dtype is None else dtypes.dtype(dtype)
 
 
+def _inexact(caller: str, dtype: Any, family: Any) -> np.dtype:
+    kind = dtypes.dtype(dtype or "float32")
+    if not jnp.issubdtype(kind, family):
+        raise ArgumentError(f"{caller}(dtype=…) is a type of floats, got {kind}.")
+    return kind
+
+
 def _dtype_beside_shape(dtype: Any, default: Any) -> Any:
     """Return the dtype or the default; the second of several sizes would be taken for a dtype."""
     if isinstance(dtype, int | np.integer):
@@ -400,20 +422,8 @@ def _checked(data: Any, wanted: np.dtype | None) -> np.ndarray:
         raise DataError(
             f"Tensor(data): needs numbers, got {_example(array)} (NumPy dtype {array.dtype})."
         )
-    return _cast(array, _NARROW.get(array.dtype, array.dtype) if wanted is None else wanted)
-
-
-def _cast(array: Any, target: np.dtype) -> Any:
-    """Return an array, NumPy's or JAX's, of another dtype.
-
-    Raises:
-        DataError: the dtype is of integers and cannot hold the numbers.
-    """
-    real = jnp.issubdtype(array.dtype, jnp.floating) or jnp.issubdtype(array.dtype, jnp.integer)
-    may_wrap = real and jnp.issubdtype(target, jnp.integer) and array.dtype != target
-    if may_wrap and array.size and not isinstance(array, Tracer):
-        _expect_held("Tensor(data)", array.min().item(), array.max().item(), target)
-    return array.astype(target)
+    target = _NARROW.get(array.dtype, array.dtype) if wanted is None else wanted
+    return cast(array, target, called="Tensor(data)")
 
 
 def _kind_of(number: Any) -> Any:
@@ -428,20 +438,7 @@ def _expect_arange_held(start: Any, stop: Any, step: Any, target: np.dtype) -> N
         return  # JAX says what is wrong
     count = -((start - stop) // step) if whole else math.ceil((stop - start) / step)
     if count > 0:
-        _expect_held("arange", start, start + (count - 1) * step, target)
-
-
-def _expect_held(what: str, first: float, last: float, target: np.dtype) -> None:
-    """Raise DataError where an integer dtype cannot hold one of two numbers."""
-    if not jnp.issubdtype(target, jnp.integer):
-        return
-    limits = jnp.iinfo(target)
-    for number in (first, last):
-        if not math.isfinite(number) or not limits.min <= math.trunc(number) <= limits.max:
-            raise DataError(
-                f"{what}: contains {number}, and {target} holds {limits.min} to {limits.max}. "
-                "Pass another dtype."
-            )
+        expect_held("arange", start, start + (count - 1) * step, target)
 
 
 def _why_not(data: Any, error: Exception) -> str:

@@ -1,0 +1,126 @@
+"""Names of dtypes, and the cast that refuses numbers which a dtype cannot hold.
+
+Owns the map from names, for all that takes a dtype; the dtypes themselves are JAX's, and their
+public names are in ``tensor.dtypes``.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.core import Tracer
+from jax.numpy import (
+    bfloat16,
+    bool_,
+    complex64,
+    float8_e4m3fn,
+    float8_e5m2,
+    float16,
+    float32,
+    float64,
+    int4,
+    int8,
+    int16,
+    int32,
+    int64,
+    uint4,
+    uint8,
+    uint16,
+    uint32,
+    uint64,
+)
+
+from neurenix._core.errors import ArgumentError, DataError, unknown_name
+
+_NAMED = {
+    str(np.dtype(kind)): np.dtype(kind)
+    for kind in (
+        *(bfloat16, float16, float32, float64, float8_e4m3fn, float8_e5m2, complex64, bool_),
+        *(int4, int8, int16, int32, int64, uint4, uint8, uint16, uint32, uint64),
+    )
+}
+_SHORT = {
+    "bf16": "bfloat16",
+    "fp16": "float16",
+    "half": "float16",
+    "fp32": "float32",
+    "float": "float32",
+    "fp64": "float64",
+    "double": "float64",
+    "int": "int32",
+    "long": "int64",
+    "bool_": "bool",
+}
+_PYTHON = {float: "float32", int: "int32", bool: "bool", complex: "complex64"}
+
+
+def dtype(name: Any) -> np.dtype:
+    """Return the dtype that a name, a Python type or a dtype means.
+
+    Raises:
+        UnknownNameError: nothing is called so.
+        ArgumentError: a 64-bit type while JAX computes in 32 bits.
+
+    Example:
+        >>> dtype("bf16"), dtype(float), dtype(jnp.int8)
+        (dtype(bfloat16), dtype('float32'), dtype('int8'))
+    """
+    if isinstance(name, type) and name in _PYTHON:
+        name = _PYTHON[name]
+    if isinstance(name, str):
+        spelled = name.strip().lower()
+        found = _NAMED.get(_SHORT.get(spelled, spelled))
+        if found is None:
+            raise unknown_name("dtype", name, [*_NAMED, *_SHORT])
+    else:
+        try:
+            found = np.dtype("O" if name is None else name)  # NumPy's dtype(None) is float64
+        except TypeError as error:
+            raise unknown_name("dtype", repr(name), _NAMED) from error
+        if not (jnp.issubdtype(found, jnp.number) or found == np.bool_):
+            raise unknown_name("dtype", repr(name), _NAMED)
+    if jax.dtypes.canonicalize_dtype(found) != found:
+        raise ArgumentError(
+            f"dtype {found} needs 64-bit arithmetic, which JAX has switched off and no TPU has in "
+            'hardware. Use the 32-bit type, or jax.config.update("jax_enable_x64", True) first.'
+        )
+    return jnp.dtype(found)
+
+
+def cast(array: Any, target: np.dtype, *, called: str) -> Any:
+    """Return an array, NumPy's or JAX's, of another dtype.
+
+    Args:
+        array: any shape; the numbers of one that is being traced are not known, and wrap.
+        target: the dtype.
+        called: what the error calls the array.
+
+    Raises:
+        DataError: the dtype is of integers and cannot hold the numbers.
+
+    Example:
+        >>> cast(np.array([1.5]), np.dtype("int8"), called="data")
+        array([1], dtype=int8)
+    """
+    real = jnp.issubdtype(array.dtype, jnp.floating) or jnp.issubdtype(array.dtype, jnp.integer)
+    may_wrap = real and jnp.issubdtype(target, jnp.integer) and array.dtype != target
+    if may_wrap and array.size and not isinstance(array, Tracer):
+        expect_held(called, array.min().item(), array.max().item(), target)
+    return array.astype(target)
+
+
+def expect_held(what: str, first: float, last: float, target: np.dtype) -> None:
+    """Raise DataError where an integer dtype cannot hold one of two numbers."""
+    if not jnp.issubdtype(target, jnp.integer):
+        return
+    limits = jnp.iinfo(target)
+    for number in (first, last):
+        if not math.isfinite(number) or not limits.min <= math.trunc(number) <= limits.max:
+            raise DataError(
+                f"{what}: contains {number}, and {target} holds {limits.min} to {limits.max}. "
+                "Pass another dtype."
+            )
