@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from neurenix import chips
+from neurenix._core import source_files
 from neurenix._core.errors import CompilationError
 from neurenix.compiler.hlo import Instruction, Module, parse
 from neurenix.compiler.operations import matrix_products
@@ -274,3 +275,38 @@ def test_counters_that_change_in_another_way(changes: dict[str, str], trips: int
 def test_a_computation_of_a_sparse_core_ends_where_it_ends() -> None:
     text = UNROLLED.replace("}\n\n%condition", '}, execution_thread="sparsecore"\n\n%condition')
     assert set(parse(text).computations) == {"body", "condition", "main"}
+
+
+def test_names_of_files_and_scopes_are_those_that_the_user_wrote() -> None:
+    text = r"""HloModule m
+
+FileNames
+1 "exp \303\251/it\'s \"new\".py"
+
+FileLocations
+1 {file_name_id=1 function_name_id=0 line=4 end_line=4 column=0 end_column=1}
+
+StackFrames
+1 {file_location_id=1 parent_frame_id=1}
+
+ENTRY %main (p: f32[8]) -> f32[8] {
+  %p = f32[8]{0} parameter(0)
+  %n = f32[8]{0} negate(%p), metadata={op_name="jit(f)/sch\303\266n/neg" stack_frame_id=1}
+  ROOT %m = f32[8]{0} negate(%n), metadata={op_name="a\\b" source_file="\303\274.py" source_line=7}
+}
+"""
+    module = parse(text)
+    framed, inline = module.entry.by_name["n"], module.entry.by_name["m"]
+    assert str(module.source(framed)) == 'exp é/it\'s "new".py:4'
+    assert str(module.source(inline)) == "ü.py:7"
+    assert (framed.op_name, inline.op_name) == ("jit(f)/schön/neg", "a\\b")
+
+
+def test_files_beside_the_library_and_typed_code_are_the_users() -> None:
+    own = str(Path(source_files.__file__).parents[1])
+    assert source_files.is_neurenix(f"{own}/nn/x.py")
+    assert source_files.is_library(f"{own}/nn/x.py")
+    for path in (f"{own}_experiments/x.py", "<stdin>", "<string>", "<ipython-input-1-ab>"):
+        assert not source_files.is_neurenix(path)
+        assert not source_files.is_library(path)
+    assert source_files.is_library("<frozen runpy>")

@@ -527,6 +527,8 @@ def test_a_batch_that_arrives_slowly_is_bound_by_the_host() -> None:
         ("jit(call)/call_exported/jit(step)/transpose(jvp(Conv2d_0))/conv", "Conv2d_0"),
         ("jit(f)/jvp(Block_1)/Linear_0/while/body/closed_call/dot_general", "Block_1/Linear_0"),
         ("jit(f)/jvp()/dot_general", ""),
+        ("jit(f)/transpose(jvp(layer (1)))/remat(block)/dot_general", "layer (1)/block"),
+        ("jit(f)/jvp(outer/inner)/layer (2)/dot_general", "outer/inner/layer (2)"),
         ("", ""),
     ],
 )

@@ -5,18 +5,23 @@ Owns that question, and the user's own line of an error. It reads no file.
 
 from __future__ import annotations
 
+import os
 import sysconfig
 import traceback
 from functools import cache
 from pathlib import Path
 
-_PACKAGE = str(Path(__file__).resolve().parents[1])
+_PACKAGE = str(Path(__file__).resolve().parents[1]) + os.sep
+_TYPED = ("<stdin>", "<string>", "<ipython-input")
+"""Names of code that was typed or given as text, not read from a file; other names of this kind,
+such as ``<frozen importlib._bootstrap>``, are Python's own."""
 
 
 @cache
 def _libraries() -> tuple[str, ...]:
     paths = sysconfig.get_paths()
-    return tuple({paths["stdlib"], paths["purelib"], paths["platlib"], _PACKAGE})
+    folders = (paths["stdlib"], paths["purelib"], paths["platlib"])
+    return (*{os.path.join(folder, "") for folder in folders}, _PACKAGE)
 
 
 @cache
@@ -25,14 +30,14 @@ def is_library(path: str) -> bool:
 
     Example:
         >>> import os
-        >>> is_library(os.__file__), is_library("/home/me/train.py")
-        (True, False)
+        >>> is_library(os.__file__), is_library("/home/me/train.py"), is_library("<stdin>")
+        (True, False, False)
     """
     return (
         path.startswith(_libraries())
         or "/site-packages/" in path
         or "/dist-packages/" in path
-        or path.startswith("<")
+        or (path.startswith("<") and not path.startswith(_TYPED))
     )
 
 

@@ -37,12 +37,31 @@ _OP_NAME = re.compile(r'op_name="((?:[^"\\]|\\.)*)"')
 _FILE_LINE = re.compile(r'source_file="((?:[^"\\]|\\.)*)" source_line=(\d+)')
 _FIELD = re.compile(r"(\w+)=(\d+)")
 _WORKER = "/neurenix/compiler/worker.py"
+_ESCAPE = re.compile(rb"\\(?:([0-3][0-7]{2})|(.))", re.DOTALL)
+_LETTERS = {b"n": b"\n", b"r": b"\r", b"t": b"\t"}
 _MIRRORED = {"GT": "LT", "GE": "LE", "LT": "GT", "LE": "GE"}
 _DIRECTIONS: dict[str, Callable[[int, int], bool]] = {
     "LT": operator.lt, "LE": operator.le, "GT": operator.gt,
     "GE": operator.ge, "NE": operator.ne, "EQ": operator.eq,
 }  # fmt: skip
 _MOST_TURNS = 64  # of a counter that is multiplied: it has so many bits
+
+
+def unescaped(text: str) -> str:
+    r"""Return a text without XLA's C escapes: quotes, backslashes, and other bytes in octal.
+
+    Example:
+        >>> print(unescaped(r"exp \303\251/it\'s.py"))
+        exp é/it's.py
+    """
+    if "\\" not in text:
+        return text
+
+    def plain(found: re.Match[bytes]) -> bytes:
+        octal, letter = found.groups()
+        return bytes([int(octal, 8)]) if octal else _LETTERS.get(letter, letter)
+
+    return _ESCAPE.sub(plain, text.encode()).decode(errors="replace")
 
 
 @dataclass(frozen=True)
@@ -102,7 +121,7 @@ class Instruction:
     def op_name(self) -> str:
         """The path of JAX names that the instruction comes from, or an empty string."""
         found = _OP_NAME.search(self.attributes)
-        return found[1].replace("\\'", "'").replace('\\"', '"') if found else ""
+        return unescaped(found[1]) if found else ""
 
     def attribute(self, name: str) -> str | None:
         """Return the text of an attribute without spaces, ``None`` when it is absent.
@@ -181,7 +200,7 @@ class Module:
         if found:
             return self._frames.get(int(found[1]))
         found = _FILE_LINE.search(instruction.attributes)
-        return SourceLine(found[1], int(found[2])) if found else None
+        return SourceLine(unescaped(found[1]), int(found[2])) if found else None
 
     def trip_count(self, computation: Computation, loop: Instruction) -> int | None:
         """Return how often the body of ``loop`` runs; ``None`` when the data decides it.
@@ -425,7 +444,7 @@ def _read_frames(lines: list[str]) -> dict[int, SourceLine]:
             section = "" if line else section
             continue
         if section in text:
-            text[section][int(number)] = rest.strip('"')
+            text[section][int(number)] = unescaped(rest.removeprefix('"').removesuffix('"'))
         elif section in fields:
             fields[section][int(number)] = {k: int(v) for k, v in _FIELD.findall(rest)}
     places = {

@@ -32,7 +32,7 @@ COLLECTIVES = frozenset(
     "collective-broadcast".split()
 )
 
-_TRANSFORM = re.compile(r"jit\([^)]*\)|(?:jvp|transpose|vmap|remat)\(")
+_TRANSFORM = re.compile(r"jit\(.*\)|(?:jvp|transpose|vmap|remat)\((.*)\)")
 _STRUCTURE = frozenset(
     "call_exported while body cond closed_call checkpoint rematted_computation scan branch_0_fun "
     "branch_1_fun shard_map custom_jvp_call custom_vjp_call pallas_call".split()
@@ -127,8 +127,27 @@ class Operation:
     @property
     def scope(self) -> str:
         """The ``jax.named_scope`` around the operation, or an empty string."""
-        path = _TRANSFORM.sub("", self.op_name).replace(")", "").split("/")[:-1]
-        return "/".join(part for part in path if part and part not in _STRUCTURE)
+        parts = (_untransformed(part) for part in _parts(self.op_name)[:-1])
+        return "/".join(part for part in parts if part and part not in _STRUCTURE)
+
+
+def _parts(path: str) -> list[str]:
+    """Return a path's parts: slashes within parentheses are those of a name."""
+    depth, parts = 0, [""]
+    for letter in path:
+        depth += (letter == "(") - (letter == ")")
+        if letter == "/" and depth <= 0:
+            parts.append("")
+        else:
+            parts[-1] += letter
+    return parts
+
+
+def _untransformed(part: str) -> str:
+    """Return a part of a name without JAX's transformations around it; its own parentheses stay."""
+    while found := _TRANSFORM.fullmatch(part):
+        part = found[1] or ""
+    return part
 
 
 def peak_of(dtypes: Sequence[str], generation: Generation) -> float:
