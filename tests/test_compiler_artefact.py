@@ -343,6 +343,19 @@ def test_a_donated_array_is_given_once(tmp_path: Path) -> None:
     host = np.zeros(8, np.float32)
     program(host, host, host)
     program(z, jnp.ones(8), z)  # what is not donated may stand anywhere
+    taken = jax.device_put(jnp.ones(8), jax.devices("cpu")[0])
+    program(z, taken, z)
+    with pytest.raises(ArgumentTypeError, match="Argument 1 has been deleted: an earlier call"):
+        program(z, taken, z)
+    with pytest.raises(ArgumentTypeError, match="by position, and x came by name"):
+        program(z, jnp.ones(8), x=z)
+
+
+def test_a_file_is_named_by_a_path_and_its_sum_is_text() -> None:
+    with pytest.raises(ArgumentTypeError, match="path must be that of a file; got 3"):
+        nx.load_compiled(3)  # pyright: ignore[reportArgumentType]
+    with pytest.raises(ArgumentTypeError, match="sha256 must be text of 64 digits; got 3"):
+        nx.load_compiled("a.nxc", sha256=3)  # pyright: ignore[reportArgumentType]
 
 
 @pytest.mark.parametrize(

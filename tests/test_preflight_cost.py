@@ -118,6 +118,22 @@ def test_an_amount_of_work_as_steps(given: dict[str, int], steps: int) -> None:
     assert steps_for(WORK, **(none | given)) == steps
 
 
+@pytest.mark.parametrize("name", ["steps", "examples", "tokens"])
+def test_an_amount_is_a_whole_number(name: str) -> None:
+    none = {"steps": None, "examples": None, "tokens": None}
+    work = Work(1, 1, 1, 8, 64)
+    with pytest.raises(ArgumentError, match=f"{name} must be a whole number; got 1.5"):
+        steps_for(work, **(none | {name: 1.5}))
+    assert isinstance(steps_for(work, **(none | {name: 128.0})), int)
+
+
+@pytest.mark.parametrize("name", ["region", "commitment"])
+@pytest.mark.parametrize("value", [3, None])
+def test_names_of_prices_are_text(name: str, value: object) -> None:
+    with pytest.raises(ArgumentTypeError, match=f"{name} must be text; got {value}"):
+        Pricing(**{name: value})  # pyright: ignore[reportArgumentType]
+
+
 def test_amounts_that_say_nothing() -> None:
     with pytest.raises(ArgumentError, match="one of steps and tokens"):
         steps_for(WORK, steps=1, examples=None, tokens=5)

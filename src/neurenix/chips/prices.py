@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from neurenix._core.errors import unknown_name
+from neurenix._core.errors import ArgumentTypeError, unknown_name
 
 _GPUHUNT = "dstackai/gpuhunt src/gpuhunt/resources/tpu_pricing.json @edc13c0f"
 _SKYPILOT = "skypilot-catalog catalogs/v8/gcp/vms.csv @006059e"
@@ -91,6 +91,7 @@ def price(generation: str, region: str = "us", *, commitment: str = "on-demand")
         commitment: ``"on-demand"``, ``"1-year"``, ``"3-year"`` or ``"spot"``.
 
     Raises:
+        ArgumentTypeError: region or commitment is no text.
         UnknownNameError: a commitment that does not exist, or a region that cannot be one.
 
     Example:
@@ -103,6 +104,9 @@ def price(generation: str, region: str = "us", *, commitment: str = "on-demand")
         >>> price("tpu7x") is None
         True
     """
+    for name, value in (("region", region), ("commitment", commitment)):
+        if not isinstance(value, str):
+            raise ArgumentTypeError(f"{name} must be text; got {value!r}.")
     if commitment not in COMMITMENTS:
         raise unknown_name("commitment", commitment, COMMITMENTS)
     area = region.split("-")[0]

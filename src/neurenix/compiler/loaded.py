@@ -75,15 +75,21 @@ class LoadedProgram:
         """How each argument is divided, by its path, such as ``"0.layers.0.kernel"``."""
         return dict(zip(self._arguments, self._placed, strict=True))
 
-    def __call__(self, *args: Any) -> Any:
+    def __call__(self, *args: Any, **named: Any) -> Any:
         """Run the program once.
 
         Raises:
-            ArgumentTypeError: an argument is missing, is not known, or has another dtype; or a
-                donated array is given twice.
+            ArgumentTypeError: an argument is missing, is not known, or has another dtype; one is
+                given by name; or a donated array is given twice, to this call or an earlier one.
             ArgumentError: a static argument is another than the program was compiled for.
             ShapeError: an argument has another shape.
         """
+        if named:
+            raise ArgumentTypeError(
+                f"{self.artefact.manifest['name']} takes its arguments by position, and "
+                f"{' and '.join(named)} came by name. Give them in the order of the function that "
+                "was compiled."
+            )
         given = self._matched(self._traced(args))
         arrays = [
             jax.device_put(leaf, sharding)
@@ -178,6 +184,7 @@ def load_compiled(path: str | os.PathLike[str], *, sha256: str | None = None) ->
         ArtefactError: in this order: the file is no artefact or cut short, its manifest is of
             another schema, a member was changed, it was made by other versions of jax, jaxlib or
             libtpu, or for another slice than this one.
+        ArgumentTypeError: the path or the sum is of another type.
         DeviceNotFoundError: it is for a TPU, and there is none here; or for more CPU devices than
             there are.
         DeviceInitializationError: there is a TPU and it does not start.
@@ -190,6 +197,10 @@ def load_compiled(path: str | os.PathLike[str], *, sha256: str | None = None) ->
             step = nx.load_compiled("step.nxc")
             state, logs = step(state, batch)
     """
+    if not isinstance(path, (str, os.PathLike)):
+        raise ArgumentTypeError(f"path must be that of a file; got {path!r}.")
+    if sha256 is not None and not isinstance(sha256, str):
+        raise ArgumentTypeError(f"sha256 must be text of 64 digits; got {sha256!r}.")
     artefact = artefact_module.read(Path(path), sha256=sha256)
     artefact_module.check_versions(artefact)
     if artefact.manifest["platform"] == "cpu":
@@ -292,6 +303,12 @@ def _deserialize(artefact: Artefact, devices: Sequence[Any]) -> Any:
 
 def _checked(leaf: Any, entry: dict[str, Any]) -> Any:
     path, shape, dtype = entry["path"], tuple(entry["shape"]), jax.numpy.dtype(entry["dtype"])
+    if isinstance(leaf, jax.Array) and leaf.is_deleted():
+        raise ArgumentTypeError(
+            f"Argument {path} has been deleted: an earlier call took it as a donated argument, and "
+            "its memory is given to the results. Give what that call returned, or a copy to it: "
+            "jnp.copy(…)."
+        )
     if isinstance(leaf, (bool, int, float, complex)):
         leaf = _number(leaf, path, dtype)
     if not hasattr(leaf, "shape") or not hasattr(leaf, "dtype"):

@@ -137,7 +137,8 @@ def steps_for(work: Work, *, steps: int | None, examples: int | None, tokens: in
     A last batch that is not full is a step too: ``fit`` pads it.
 
     Raises:
-        ArgumentError: more than one way, a negative number, or examples of a program without.
+        ArgumentError: more than one way, a negative number or a fraction, or examples of a program
+            without.
         ArgumentTypeError: what is given is not a number.
 
     Example:
@@ -156,6 +157,8 @@ def steps_for(work: Work, *, steps: int | None, examples: int | None, tokens: in
         check_number(name, value)
         if not 0 <= value < math.inf:
             raise ArgumentError(f"{name} must be 0 or more; got {value}.")
+        if value != int(value):
+            raise ArgumentError(f"{name} must be a whole number; got {value}.")
     for name, asked, each in (
         ("examples", examples, work.examples),
         ("tokens", tokens, work.tokens),
@@ -168,7 +171,7 @@ def steps_for(work: Work, *, steps: int | None, examples: int | None, tokens: in
                 "not known either. Give steps=…."
             )
         return math.ceil(asked / each)
-    return 1 if steps is None else steps
+    return 1 if steps is None else int(steps)
 
 
 def check_number(name: str, value: Any) -> None:
