@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import json
+import math
 import re
 from pathlib import Path
 
@@ -269,6 +270,7 @@ def test_files_that_are_no_report(reports: list[Report], tmp_path: Path) -> None
             "has the schema 'neurenix.report', version 2, and this Neurenix reads reports of "
             "'neurenix.preflight', version 1",
         ),
+        (json.dumps(data | {"mfu": math.nan}), r"damaged: the report.mfu is nan, not a finite"),
         (json.dumps(data | {"fits": "yes"}), "damaged: the report.fits is str, not boolean"),
     ):
         path.write_text(content)

@@ -27,6 +27,7 @@ times in seconds, and every time an estimate:
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import fields, is_dataclass
@@ -237,6 +238,8 @@ def problems(schema: Mapping[str, Any], value: Any, at: str = "the report") -> I
     if types and not any(_is(value, name) for name in types):
         yield f"{at} is {type(value).__name__}, not {' or '.join(types)}"
         return
+    if isinstance(value, float) and not math.isfinite(value):
+        yield f"{at} is {value}, not a finite number"
     if "const" in schema and value != schema["const"]:
         yield f"{at} is {value!r}, not {schema['const']!r}"
     if "enum" in schema and value not in schema["enum"]:
