@@ -455,3 +455,20 @@ def test_a_report_that_knows_nothing_of_a_kind(tmp_path: Path) -> None:
     )  # fmt: skip
     section = memory_section(SimpleNamespace(hbm=memory, fits=True, refused=None))
     assert "new &quot;role&quot;" in section and 'class="cell r-other"' in section
+
+
+@pytest.mark.tpu_compile
+def test_products_of_a_faster_type_have_a_roof_of_their_own(tmp_path: Path) -> None:
+    byte, wide = nx.spec((4096, 4096), "int8"), nx.spec((4096, 4096), "bfloat16")
+
+    def products(a, b):
+        return jax.lax.dot(a, a, preferred_element_type="int32"), b @ b
+
+    nx.preflight(products, byte, wide, on="v5e-1").to_html(tmp_path / "page.html")
+    page = (tmp_path / "page.html").read_text()
+    assert page.count("class=roof") == 2
+    assert "197 TFLOP/s in bfloat16" in page
+    assert "393 TFLOP/s in int8" in page
+    shares = [int(share) for share in re.findall(r"(\d+)% of the roof", page)]
+    assert len(shares) == 2
+    assert max(shares) <= 100

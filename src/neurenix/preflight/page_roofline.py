@@ -10,10 +10,12 @@ import math
 from html import escape
 from typing import TYPE_CHECKING
 
+from neurenix.compiler.operations import peak_of
 from neurenix.preflight.charts import Axis, Box, line, mark, scaled, shortened, svg, text
 from neurenix.preflight.text import KIND_NAMES, seconds_text, source_text
 
 if TYPE_CHECKING:
+    from neurenix.chips import Generation
     from neurenix.compiler.operations import Operation
     from neurenix.compiler.time import StepTime
     from neurenix.preflight.report import Report
@@ -79,25 +81,34 @@ def _roofline(report: Report, time: StepTime) -> str:
         return ""
     reached = {o.name: o.flops / report.calibrated(o.seconds) for o in worked}
     intensities = [o.flops / o.bytes for o in worked if o.bytes > 0]
-    ridge = peak / bandwidth
+    peaks = {o.name: _peak(o, report.slice.generation) for o in worked}
+    roofs = sorted({peak, *peaks.values()})
     x = Axis(
-        10.0 ** math.floor(math.log10(min([*intensities, ridge / 30]))),
-        10.0 ** math.ceil(math.log10(max([*intensities, ridge * 30]))),
+        10.0 ** math.floor(math.log10(min([*intensities, roofs[0] / bandwidth / 30]))),
+        10.0 ** math.ceil(math.log10(max([*intensities, roofs[-1] / bandwidth * 30]))),
         _LEFT, _RIGHT, logarithmic=True,
     )  # fmt: skip
-    top = 10.0 ** math.ceil(math.log10(max(peak, *reached.values())))
+    top = 10.0 ** math.ceil(math.log10(max(*roofs, *reached.values())))
     lowest = min([*reached.values(), peak / 1e3])
     y = Axis(10.0 ** math.floor(math.log10(lowest)), top, _BOTTOM, _TOP, logarithmic=True)
 
-    parts = [_grid(x, y), _roof(x, y, peak, bandwidth)]
+    names = _names_of(roofs, generation)
+    parts = [_grid(x, y), *(_roof(x, y, roof, bandwidth, names[roof]) for roof in roofs)]
+    start = max(x.low, y.low / bandwidth)
+    middle = math.sqrt(start * roofs[0] / bandwidth)
+    rate = scaled(bandwidth, "B/s")
+    parts.append(text(x(middle) - 10, y(middle * bandwidth) - 8, rate, "tick", "end"))
     for number, o in reversed(list(enumerate(worked))):  # the dearest last: it lies on top
         place = x(o.flops / o.bytes) if o.bytes > 0 else _LANE + _SPREAD[number % len(_SPREAD)]
         share = report.calibrated(o.seconds) / (time.device_seconds or 1.0)
-        title = f"<title>{escape(_about(o, reached[o.name], share, peak, bandwidth))}</title>"
+        title = (
+            f"<title>{escape(_about(o, reached[o.name], share, peaks[o.name], bandwidth))}</title>"
+        )
         radius = 3.5 + 18 * math.sqrt(min(1.0, share))
         parts.append(mark(o.kind, place, y(reached[o.name]), radius, title))
+    told = " and ".join(f"{scaled(roof, 'FLOP/s')} in {names[roof]}" for roof in roofs)
     label = (
-        f"Roofline of one device: {scaled(peak, 'FLOP/s')} and {scaled(bandwidth, 'B/s')}; "
+        f"Roofline of one device: {told} and {scaled(bandwidth, 'B/s')}; "
         "the table of operations has the numbers"
     )
     return (
@@ -105,6 +116,24 @@ def _roofline(report: Report, time: StepTime) -> str:
         f"{svg((_WIDTH, _HEIGHT), label, ''.join(parts))}"
         f"<p class=sub>{_words(report, worked, time)}</p>"
     )
+
+
+def _peak(operation: Operation, generation: Generation) -> float:
+    """Return the FLOP/s of an operation at the peaks of its products' types."""
+    rates = {peak_of(product.dtypes, generation) for product in operation.products}
+    if len(rates) <= 1:
+        return next(iter(rates), generation.peak_flops_per_second["bfloat16"])
+    flops = sum(product.flops for product in operation.products)
+    return flops / sum(p.flops / peak_of(p.dtypes, generation) for p in operation.products)
+
+
+def _names_of(roofs: list[float], generation: Generation) -> dict[float, str]:
+    """Return the types that have these peaks; between two peaks lie operations of both."""
+    names: dict[float, str] = {}
+    for roof in roofs:
+        equal = [n for n, p in generation.peak_flops_per_second.items() if math.isclose(p, roof)]
+        names[roof] = "bfloat16" if "bfloat16" in equal else " or ".join(equal) or "mixed types"
+    return names
 
 
 def _grid(x: Axis, y: Axis) -> str:
@@ -123,17 +152,15 @@ def _grid(x: Axis, y: Axis) -> str:
     return "".join(parts)
 
 
-def _roof(x: Axis, y: Axis, peak: float, bandwidth: float) -> str:
+def _roof(x: Axis, y: Axis, peak: float, bandwidth: float, name: str) -> str:
     ridge = peak / bandwidth
     start = max(x.low, y.low / bandwidth)
     points = ((start, start * bandwidth), (ridge, peak))
     path = " ".join(f"{x(a):.1f},{y(b):.1f}" for a, b in points)
-    middle = math.sqrt(start * ridge)
     return (
         f'<polyline points="{path} {_LANE + 40:.1f},{y(peak):.1f}" class=roof />'
-        + text(_RIGHT + 8, y(peak) - 7, f"{scaled(peak, 'FLOP/s')} in bfloat16", "tick", "end")
-        + text(x(middle) - 10, y(middle * bandwidth) - 8, scaled(bandwidth, "B/s"), "tick", "end")
-        + text(x(ridge), y(peak) - 7, f"ridge at {ridge:.0f}", "tick", "middle")
+        + text(_RIGHT + 8, y(peak) - 7, f"{scaled(peak, 'FLOP/s')} in {name}", "tick", "end")
+        + text(x(ridge), y(peak) + 16, f"ridge at {ridge:.0f}", "tick", "start")
     )
 
 
