@@ -75,6 +75,41 @@ def test_training_that_goes_on_is_bit_for_bit_that_which_never_ended(
     assert later["loss"] == history["loss"][1:]
 
 
+@pytest.mark.parametrize("per_call", [1, 2])
+@pytest.mark.parametrize("kind", ["arrays", "dataset", "list"])
+def test_epochs_of_some_steps_go_on_within_a_pass(kind: str, per_call: int, tmp_path: Path) -> None:
+    batches = [(X[i : i + 8], Y[i : i + 8]) for i in range(0, 48, 8)]
+    dataset = nx.data.Dataset.from_arrays(X, Y).shuffle(seed=1).repeat().batch(8)
+    data = {"arrays": (X, Y), "dataset": (dataset,), "list": (batches,)}[kind]
+    size = {"batch_size": 8} if kind == "arrays" else {}
+
+    def train(trainer: Trainer, epochs: int, first: int = 0) -> None:
+        trainer.fit(*data, epochs=epochs, initial_epoch=first, steps_per_epoch=4, **size)
+
+    whole = trainer_of(steps_per_execution=per_call)
+    train(whole, 4)
+    goes_on = trainer_of(steps_per_execution=per_call)
+    for epoch in range(4):
+        train(goes_on, epoch + 1, epoch)
+        goes_on.save(tmp_path / "t")
+        goes_on = trainer_of(steps_per_execution=per_call).load(tmp_path / "t")
+    assert_same(whole, goes_on)
+
+
+def test_a_generator_is_wound_on_by_whoever_made_it() -> None:
+    read: list[int] = []
+
+    def batches() -> Any:
+        for start in range(0, 48, 8):
+            read.append(start)
+            yield X[start : start + 8], Y[start : start + 8]
+
+    trainer, stream = trainer_of(), batches()
+    trainer.fit(stream, epochs=1, steps_per_epoch=2)
+    trainer.fit(stream, epochs=2, initial_epoch=1, steps_per_epoch=2)
+    assert trainer.steps_made == 4 and read[:4] == [0, 8, 16, 24]
+
+
 @pytest.mark.parametrize(("before", "after"), [("one", "replicas"), ("divided", "one")])
 def test_it_goes_on_on_other_devices(before: str, after: str, tmp_path: Path) -> None:
     first = trainer_of(MLP(), strategy=before)

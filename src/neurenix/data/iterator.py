@@ -149,6 +149,10 @@ class DatasetIterator(Iterator[Any]):
         self._position = position + 1
         return item
 
+    def skip(self, count: int) -> None:
+        """Leave out the next ``count`` batches, or as many as there are; none of them is read."""
+        self._position = min(self._position + count, self._size)
+
     def next_stacked(self, count: int) -> Any:
         """Return the next batches stacked, for many steps in one compiled call.
 

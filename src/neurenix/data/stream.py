@@ -192,6 +192,12 @@ class StreamIterator(Iterator[Any]):
             self._ahead.append((owned(batch) if self._refilled else batch, state))
         return self._ahead[0][0]
 
+    def skip(self, count: int) -> None:
+        """Read ``count`` batches, or as many as there are, and drop them."""
+        for _ in range(count):
+            if next(self, None) is None:
+                return
+
     def __next__(self) -> Any:
         """Return the next batch."""
         batch = self.peek()

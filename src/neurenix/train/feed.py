@@ -16,7 +16,7 @@ import numpy as np
 
 from neurenix._core.errors import ArgumentError, DataError, ShapeError
 from neurenix._foreign.coupling import Coupling
-from neurenix.data import Dataset, StreamDataset
+from neurenix.data import Dataset, DatasetIterator, StreamDataset, StreamIterator
 from neurenix.train.batch import Batch, as_batch, num_examples, pad
 from neurenix.train.sources import exact_length, read_once
 from neurenix.train.weighing import class_table, weighed
@@ -49,6 +49,7 @@ class Feed:
 
     Attributes:
         passes: the same, with those begun here.
+        batches_of_pass: batches that were taken of the pass begun last.
 
     Raises:
         DataError: the dataset is empty.
@@ -65,13 +66,13 @@ class Feed:
     ) -> None:
         self._dataset = dataset
         self._class_weight = class_table(class_weight)
-        self._iterator: Iterator[Any] | None = None
+        self._iterator: DatasetIterator | StreamIterator | None = None
         self._held: list[Batch] = []
         self._read_once = read_once(dataset)
         self._left_whole: list[tuple[str, Coupling]] = []
         self._taken = self._taken_before = 0
         self._asked: int | None = None
-        self.passes = passes
+        self.passes, self.batches_of_pass = passes, 0
         first = self._peek()
         size = num_examples(first)
         whole: bool | None = None
@@ -143,6 +144,16 @@ class Feed:
             yield chunk
             left = None if left is None else left - chunk.count
 
+    def go_on(self, batches: int) -> None:
+        """Leave out the first batches of the pass that was begun: they were trained on before.
+
+        Of what can be read once nothing is left out: whoever reads it goes on by itself.
+        """
+        if batches and self._iterator and not self._read_once:
+            self._held.clear()
+            self._iterator.skip(batches - 1)  # the first was taken to look at
+            self.batches_of_pass = batches
+
     def rewind(self) -> None:
         """Begin the next epoch at the data's beginning; what can be read once goes on instead."""
         if self._read_once:
@@ -184,19 +195,22 @@ class Feed:
         if found < count:  # the end of the data: single batches go on from here
             self._held = [jax.tree.map(lambda leaf, i=i: leaf[i], batch) for i in range(found)]
             return None
+        self.batches_of_pass += count
         return Chunk(batch, count, count * self.batch_size)
 
     def _take(self, *, may_end: bool) -> Batch | None:
         batch = self._held.pop(0) if self._held else self._following(may_end=may_end)
         self._taken += batch is not None
+        self.batches_of_pass += batch is not None
         return batch
 
     def _following(self, *, may_end: bool) -> Batch | None:
-        if self._iterator is None:
+        iterator = self._iterator
+        if iterator is None:
             if may_end:
                 return None
-            self._start()
-        element = next(self._iterator, _END)  # type: ignore[arg-type]  # _start set it
+            iterator = self._start()
+        element = next(iterator, _END)
         if element is not _END:
             return weighed(as_batch(element), self._class_weight)
         self._iterator = None
@@ -216,8 +230,7 @@ class Feed:
         )
 
     def _take_from_start(self) -> Batch:
-        self._start()
-        element = next(self._iterator, _END)  # type: ignore[arg-type]  # _start set it
+        element = next(self._start(), _END)
         if element is _END:
             raise DataError(
                 f"The data is empty: iterating {self._dataset!r} yields no batch. A generator can "
@@ -225,9 +238,10 @@ class Feed:
             )
         return weighed(as_batch(element), self._class_weight)
 
-    def _start(self) -> None:
+    def _start(self) -> Iterator[Any]:
         self._iterator = self._dataset.iterator(epoch=self.passes)
-        self.passes += 1
+        self.passes, self.batches_of_pass = self.passes + 1, 0
+        return self._iterator
 
     def _peek(self) -> Batch:
         batch = self._take_from_start()

@@ -24,13 +24,15 @@ class Standing:
     Attributes:
         optimizer_state: the optimizer's state; None before the first step.
         steps_made: optimizer steps made.
-        passes: passes over the data made, which decide the order of shuffled data.
+        passes: passes over the data begun, which decide the order of shuffled data.
+        batches_of_pass: batches of the last of them that were trained on.
         learning_rate_scale: factor on the optimizer's own learning rate.
     """
 
     optimizer_state: Any = None
     steps_made: int = 0
     passes: int = 0
+    batches_of_pass: int = 0
     learning_rate_scale: float = 1.0
 
 

@@ -92,6 +92,7 @@ class Resumable:
             "format": TRAINER,
             "steps_made": str(standing.steps_made),
             "passes": str(standing.passes),
+            "batches_of_pass": str(standing.batches_of_pass),
             "learning_rate_scale": repr(float(standing.learning_rate_scale)),
         }
         numbers = {name: _numbers(array) for name, array in arrays.items()}
@@ -101,8 +102,10 @@ class Resumable:
         """Read a file of ``save`` into the trainer and its module, all or nothing.
 
         ``fit`` with ``initial_epoch`` then goes on as if it had never ended, schedules and the
-        order of shuffled data (of the same ``nx.seed``) included. After a file that was written
-        within an epoch it goes on with the next pass over the data. A callback can load in
+        order of shuffled data (of the same ``nx.seed``) included; with ``steps_per_epoch`` it goes
+        on within a pass over the data (but not of a generator, which whoever made it winds on).
+        After a file that was written within an epoch of a whole pass it goes on with the next
+        pass. A callback can load in
         ``on_train_begin``. What callbacks have counted is not in the file: they begin anew.
 
         Args:
@@ -134,6 +137,7 @@ class Resumable:
         leaves = [read[name] for name in moments]
         standing.optimizer_state = jax.tree.unflatten(jax.tree.structure(optimizer), leaves)
         standing.steps_made, standing.passes = int(about["steps_made"]), int(about["passes"])
+        standing.batches_of_pass = int(about["batches_of_pass"])
         standing.learning_rate_scale = float(about["learning_rate_scale"])
         return self
 

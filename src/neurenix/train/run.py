@@ -165,7 +165,9 @@ class Run:
         """Make the module and the trainer hold the newest state, of after so many steps."""
         state = self._state()
         self._session.keep(state)
-        self._standing.steps_made, self._standing.passes = steps, self._feed.passes
+        standing, feed = self._standing, self._feed
+        standing.steps_made = steps
+        standing.passes, standing.batches_of_pass = feed.passes, feed.batches_of_pass
         self._out = self._held_by_trainer(state)
 
     def _held_by_trainer(self, state: TrainState) -> HandedOut:

@@ -198,12 +198,15 @@ class Trainer(Described, Resumable):
             kept, validation_data = hold_out(x, y, weights, options.validation_split)
             x, y, weights = kept
         dataset = make_dataset(x, y, weights, batch_size, shuffle=options.shuffle)
+        # Epochs of so many steps may have ended within a pass, which then goes on.
+        within = standing.batches_of_pass if steps_per_epoch and options.initial_epoch else 0
         feed = Feed(
             dataset,
             replicas=session.strategy.num_replicas_in_sync,
             class_weight=options.class_weight,
-            passes=max(standing.passes, options.initial_epoch),
+            passes=standing.passes - 1 if within else max(standing.passes, options.initial_epoch),
         )
+        feed.go_on(within)
         feed.check_end(steps_per_epoch, "steps_per_epoch")
         check.first(feed.first)
         if check.leave_whole(feed):
@@ -220,7 +223,7 @@ class Trainer(Described, Resumable):
             to_do = range(options.initial_epoch, epochs)
             return run.epochs(to_do, steps_per_epoch, validate, options.verbose)
         finally:
-            standing.passes = feed.passes
+            standing.passes, standing.batches_of_pass = feed.passes, feed.batches_of_pass
 
     def evaluate(
         self,
