@@ -79,7 +79,7 @@ def hostile(options: PreflightOptions) -> Report:
         with jax.named_scope('"><script>alert(1)</script>'):
             return jnp.tanh(tree['"><img src=x onerror=alert(2)>'] @ tree["'b' & c"])
 
-    function.__name__ = "<script>alert(3)</script>"
+    function.__name__ = "<script>alert(3)</script>\x1b[31m\u202e"
     matrix = nx.spec((512, 520))
     tree = {'"><img src=x onerror=alert(2)>': matrix, "'b' & c": nx.spec((520, 512))}
     return nx.preflight(function, tree, on="v5e-1", options=options)
@@ -246,6 +246,8 @@ class TestWords:
         assert "<img" not in page
         assert "&lt;script&gt;alert(3)&lt;/script&gt;" in page
         assert "onerror=alert(2)&gt;" in page
+        for shown in (page, hostile.text()):
+            assert "\x1b" not in shown and "\u202e" not in shown and "\ufffd[31m\ufffd" in shown
 
     def test_a_program_that_does_not_fit(self, refused: Report) -> None:
         page = html.page(refused)

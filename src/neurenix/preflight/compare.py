@@ -13,7 +13,14 @@ from typing import Any
 
 from neurenix.preflight.cost import usd_text
 from neurenix.preflight.record import NO_ANSWER, Record
-from neurenix.preflight.text import KIND_NAMES, bytes_text, hanging, percent_text, seconds_text
+from neurenix.preflight.text import (
+    KIND_NAMES,
+    bytes_text,
+    hanging,
+    percent_text,
+    printable,
+    seconds_text,
+)
 
 _SHOWN = 5
 _NOTABLE_SHARE = 0.005
@@ -106,7 +113,7 @@ class Comparison:
         lines += [line for note in self.notes for line in hanging("  note: ", note, width)]
         if not self.changed:
             lines.append("  Nothing changed.")
-        return "\n".join(lines)
+        return printable("\n".join(lines))
 
     def __str__(self) -> str:
         return self.text()

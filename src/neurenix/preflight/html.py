@@ -22,7 +22,14 @@ from neurenix.preflight.page_plan import candidates_section, compare_section
 from neurenix.preflight.page_roofline import time_section
 from neurenix.preflight.page_style import HATCH, SCRIPT, STYLE
 from neurenix.preflight.record import hbm_is_known
-from neurenix.preflight.text import KIND_NAMES, amount, bytes_text, percent_text, seconds_text
+from neurenix.preflight.text import (
+    KIND_NAMES,
+    amount,
+    bytes_text,
+    percent_text,
+    printable,
+    seconds_text,
+)
 
 if TYPE_CHECKING:
     from neurenix.preflight.plan import Plan
@@ -97,7 +104,7 @@ def _document(title: str, body: str) -> str:
         f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}'; "
         "base-uri 'none'; form-action 'none'"
     )
-    return (
+    return printable(
         '<!doctype html><html lang="en"><head><meta charset="utf-8">'
         f'<meta http-equiv="Content-Security-Policy" content="{policy}">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'

@@ -21,6 +21,7 @@ from neurenix.preflight.text import (
     bytes_text,
     hanging,
     percent_text,
+    printable,
     seconds_text,
     source_text,
 )
@@ -84,7 +85,7 @@ def text_of(report: Report, width: int, pricing: Pricing) -> str:
             "TPU.",
             width,
         )
-    return "\n".join(lines)
+    return printable("\n".join(lines))
 
 
 def styled(text: str) -> Any:

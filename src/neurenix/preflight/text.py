@@ -16,6 +16,7 @@ from neurenix.compiler.hlo import SourceLine
 
 NO_BREAK_SPACE = "\N{NO-BREAK SPACE}"
 _UNIT = re.compile(r"(?<=\d) (?=(?:[KMGT]iB|B|[mµn]?s|USD|chips?|×)(?!\w))|(?<=\d ×) (?=\d)")
+_UNPRINTED = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 KIND_NAMES = {
     "compute": "the matrix unit",
     "vector": "vector work",
@@ -66,6 +67,19 @@ def percent_text(share: float, digits: int = 1) -> str:
     """
     least = 10.0 ** -(digits + 2)
     return f"{share:.{digits}%}" if share >= least or share <= 0 else f"under {least:.{digits}%}"
+
+
+def printable(text: str) -> str:
+    """Return the text with a mark for each character that would do something in place of showing.
+
+    They come from names of the program: a terminal takes some for commands, and both terminals and
+    browsers take others for a change of direction. Lines and tabulators stay.
+
+    Example:
+        >>> printable(f"step{chr(27)}[31m") == f"step{chr(0xFFFD)}[31m"
+        True
+    """
+    return _UNPRINTED.sub("\ufffd", text)
 
 
 def amount(count: int, noun: str) -> str:
