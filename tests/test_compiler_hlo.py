@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import traceback
 from pathlib import Path
 
 import pytest
 
+import neurenix as nx
 from neurenix import chips
 from neurenix._core import source_files
 from neurenix._core.errors import CompilationError
@@ -310,3 +312,12 @@ def test_files_beside_the_library_and_typed_code_are_the_users() -> None:
         assert not source_files.is_neurenix(path)
         assert not source_files.is_library(path)
     assert source_files.is_library("<frozen runpy>")
+
+
+def test_methods_that_a_dataclass_was_given_are_nobodys_lines() -> None:
+    with pytest.raises(nx.ArgumentTypeError) as caught:
+        nx.preflight.CompileOptions(timeout_seconds="60")  # pyright: ignore
+    frames = traceback.extract_tb(caught.value.__traceback__)
+    assert ("<string>", "__init__") in [(frame.filename, frame.name) for frame in frames]
+    shown = source_files.users_line(caught.value)
+    assert "test_compiler_hlo.py" in shown and "CompileOptions(timeout_seconds" in shown

@@ -58,8 +58,24 @@ def users_line(error: BaseException) -> str:
         >>> users_line(ValueError("never raised"))
         'a line inside a library'
     """
-    frames = traceback.extract_tb(error.__traceback__)
-    users = [frame for frame in frames if not is_library(frame.filename)]
+    users = users_frames(error)
     if not users:
         return "a line inside a library"
     return f"{users[-1].filename}:{users[-1].lineno} ({(users[-1].line or '').strip()})"
+
+
+def users_frames(error: BaseException) -> list[traceback.FrameSummary]:
+    """Return the user's own frames on the way to an error, the innermost last.
+
+    Methods that a dataclass was given are no lines of anybody, though they are named as typed code.
+
+    Example:
+        >>> users_frames(ValueError("never raised"))
+        []
+    """
+    return [
+        frame
+        for frame in traceback.extract_tb(error.__traceback__)
+        if not is_library(frame.filename)
+        and not (frame.filename == "<string>" and frame.name.startswith("__"))
+    ]

@@ -41,7 +41,7 @@ class ReplicaContext:
 
     @property
     def is_running(self) -> bool:
-        """Whether this is the context is that of a function that ``strategy.run`` runs."""
+        """Whether this is the context of a function that ``strategy.run`` runs."""
         return self._axis is not None
 
     @property

@@ -20,7 +20,7 @@ from typing import Any, NoReturn
 from neurenix._core.errors import ArgumentError, CompilationError, NeurenixError
 from neurenix._core.limits import check_seconds
 from neurenix._core.main_module import run_script
-from neurenix._core.source_files import is_library
+from neurenix._core.source_files import users_frames
 from neurenix.compiler import intercept
 from neurenix.compiler.compile import compiler_ready
 from neurenix.preflight.description import PreflightOptions
@@ -288,8 +288,7 @@ def _frames(error: BaseException) -> str:
     """Return where an error comes from, in the user's own lines."""
     if isinstance(error, SyntaxError):
         return f'  File "{error.filename}", line {error.lineno}'
-    frames = traceback.extract_tb(error.__traceback__)
-    own = [frame for frame in frames if not is_library(frame.filename)]
+    own = users_frames(error)
     return "".join(traceback.format_list(own[-_SHOWN_FRAMES:])).rstrip()
 
 
