@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import nnx
 
 import neurenix as nx
 from neurenix import nn
@@ -238,3 +242,25 @@ def test_to_refuses_a_dtype_that_would_cut_the_weights_to_zero():
         with pytest.raises(ArgumentError, match="int8 would cut"):
             move("cpu", dtype="int8")
     np.testing.assert_array_equal(model.kernel, before)
+
+
+LAYERS: dict[str, Callable[[Any], Any]] = {
+    "Linear": lambda dtype: nn.Linear(2, 3, dtype=dtype),
+    "Conv2d": lambda dtype: nn.Conv2d(2, 3, 3, dtype=dtype),
+    "ConvTranspose2d": lambda dtype: nn.ConvTranspose2d(2, 3, 3, dtype=dtype),
+    "LayerNorm": lambda dtype: nn.LayerNorm(3, dtype=dtype),
+    "BatchNorm": lambda dtype: nn.BatchNorm(3, dtype=dtype),
+    "Embedding": lambda dtype: nn.Embedding(3, 2, dtype=dtype),
+    "LSTM": lambda dtype: nn.LSTM(3, 2, dtype=dtype),
+    "MultiHeadAttention": lambda dtype: nn.MultiHeadAttention(4, 2, dtype=dtype),
+}
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_a_layer_takes_every_name_of_a_dtype_of_floats(name: str) -> None:
+    parameters = jax.tree.leaves(nnx.state(LAYERS[name]("bf16"), nnx.Param))
+    assert {str(leaf.dtype) for leaf in parameters} == {"bfloat16"}
+    with pytest.raises(nx.UnknownNameError, match="no dtype named 'b16'"):
+        LAYERS[name]("b16")
+    with pytest.raises(nx.ArgumentError, match="parameters of a layer are floats; got dtype=int8"):
+        LAYERS[name]("int8")

@@ -1,6 +1,7 @@
-"""How parameters are made: default random streams and PyTorch's initial values.
+"""How parameters are made: default random streams, dtypes, and PyTorch's initial values.
 
-Owns ``rngs_or_default`` and the initialisers. Does not own the parameters (the layers do).
+Owns ``rngs_or_default``, ``parameter_dtype`` and the initialisers. Does not own the parameters (the
+layers do).
 """
 
 from __future__ import annotations
@@ -11,8 +12,11 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
+from neurenix import _dtypes as dtypes
 from neurenix import random
+from neurenix._core.errors import ArgumentError
 from neurenix._nnx import nnx
 
 Initializer = Callable[..., jax.Array]
@@ -21,6 +25,19 @@ Initializer = Callable[..., jax.Array]
 def rngs_or_default(rngs: nnx.Rngs | None) -> nnx.Rngs:
     """Return ``rngs``, or fresh streams from the process's own seed (``neurenix.seed``)."""
     return nnx.Rngs(random.next_key()) if rngs is None else rngs
+
+
+def parameter_dtype(dtype: Any) -> np.dtype:
+    """Return the dtype of a layer's parameters: float32, or what ``dtype`` names.
+
+    Raises:
+        UnknownNameError: it names none.
+        ArgumentError: it is none of floats, of which no gradient could be taken.
+    """
+    kind = dtypes.dtype("float32" if dtype is None else dtype)
+    if not jnp.issubdtype(kind, jnp.inexact):
+        raise ArgumentError(f"The parameters of a layer are floats; got dtype={kind}.")
+    return kind
 
 
 def fan_in_uniform(fan_in: int) -> Initializer:

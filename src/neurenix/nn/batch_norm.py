@@ -14,6 +14,7 @@ from neurenix._core.errors import ArgumentError, ShapeError
 from neurenix._nnx import nnx
 from neurenix.distribute import get_replica_context
 from neurenix.nn._checks import expect_features, positive
+from neurenix.nn._parameters import parameter_dtype
 from neurenix.nn.module import Module
 from neurenix.nn.norm import affine, widen
 
@@ -67,7 +68,7 @@ class BatchNorm(Module):
         self.use_running_average = False
         self.mean = nnx.BatchStat(jnp.zeros(num_features, jnp.float32))
         self.var = nnx.BatchStat(jnp.ones(num_features, jnp.float32))
-        dtype = dtype or jnp.float32
+        dtype = parameter_dtype(dtype)
         self.scale = nnx.Param(jnp.ones(num_features, dtype)) if affine else nnx.data(None)
         self.bias = nnx.Param(jnp.zeros(num_features, dtype)) if affine else nnx.data(None)
 

@@ -12,12 +12,16 @@ from collections.abc import Sequence
 from typing import ClassVar, cast
 
 import jax
-import jax.numpy as jnp
 
 from neurenix._core.errors import ArgumentError, ShapeError, unknown_name
 from neurenix._nnx import nnx
 from neurenix.nn._checks import expect_channels, per_axis, positive
-from neurenix.nn._parameters import fan_in_uniform, promote_to_input, rngs_or_default
+from neurenix.nn._parameters import (
+    fan_in_uniform,
+    parameter_dtype,
+    promote_to_input,
+    rngs_or_default,
+)
 from neurenix.nn.module import Module
 
 _PADDINGS = ("valid", "same", "causal", "circular", "reflect")
@@ -61,7 +65,7 @@ class _Conv(Module, nnx.Conv):
             kernel_dilation=per_axis("dilation", dilation, self._spatial, low=1),
             feature_group_count=groups,
             use_bias=bias,
-            param_dtype=dtype or jnp.float32,
+            param_dtype=parameter_dtype(dtype),
             kernel_init=init,
             bias_init=init,
             promote_dtype=promote_to_input,

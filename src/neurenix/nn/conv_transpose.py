@@ -16,7 +16,12 @@ from jax import lax
 from neurenix._core.errors import ArgumentError
 from neurenix._nnx import nnx
 from neurenix.nn._checks import expect_channels, per_axis, positive
-from neurenix.nn._parameters import fan_in_uniform, promote_to_input, rngs_or_default
+from neurenix.nn._parameters import (
+    fan_in_uniform,
+    parameter_dtype,
+    promote_to_input,
+    rngs_or_default,
+)
 from neurenix.nn.conv import one_stride
 from neurenix.nn.module import Module
 
@@ -63,7 +68,7 @@ class _ConvTranspose(Module):
                     f"`output_padding` = {self.output_padding} must be below `stride` or "
                     f"`dilation` on every axis."
                 )
-        rngs, dtype = rngs_or_default(rngs), dtype or jnp.float32
+        rngs, dtype = rngs_or_default(rngs), parameter_dtype(dtype)
         # PyTorch takes the fan-in of the stored weight, which is that of the output side.
         init = fan_in_uniform(out_channels // groups * math.prod(self.kernel_size))
         shape = (*self.kernel_size, in_channels // groups, out_channels)

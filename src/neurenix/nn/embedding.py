@@ -14,7 +14,7 @@ from jax.core import Tracer
 from neurenix._core.errors import ArgumentTypeError, DataError
 from neurenix._nnx import nnx
 from neurenix.nn._checks import expect_array, positive
-from neurenix.nn._parameters import rngs_or_default
+from neurenix.nn._parameters import parameter_dtype, rngs_or_default
 from neurenix.nn.module import Module
 
 
@@ -58,7 +58,7 @@ class Embedding(Module, nnx.Embed):
             self,
             num_embeddings,
             embedding_dim,
-            param_dtype=dtype or jnp.float32,
+            param_dtype=parameter_dtype(dtype),
             embedding_init=jax.nn.initializers.normal(1.0),
             rngs=rngs_or_default(rngs),
         )

@@ -6,11 +6,15 @@ Owns the affine map over the last axis; convolutions are in ``conv``.
 from __future__ import annotations
 
 import jax
-import jax.numpy as jnp
 
 from neurenix._nnx import nnx
 from neurenix.nn._checks import expect_features, positive
-from neurenix.nn._parameters import fan_in_uniform, promote_to_input, rngs_or_default
+from neurenix.nn._parameters import (
+    fan_in_uniform,
+    parameter_dtype,
+    promote_to_input,
+    rngs_or_default,
+)
 from neurenix.nn.module import Module
 
 
@@ -55,7 +59,7 @@ class Linear(Module, nnx.Linear):
             in_features,
             out_features,
             use_bias=bias,
-            param_dtype=dtype or jnp.float32,
+            param_dtype=parameter_dtype(dtype),
             kernel_init=init,
             bias_init=init,
             promote_dtype=promote_to_input,

@@ -15,6 +15,7 @@ from jax import lax
 from neurenix._core.errors import ArgumentError, ShapeError
 from neurenix._nnx import nnx
 from neurenix.nn._checks import expect_array, expect_features, positive
+from neurenix.nn._parameters import parameter_dtype
 from neurenix.nn.module import Module
 
 FLOAT32_EPSILON = float(jnp.finfo(jnp.float32).eps)
@@ -47,11 +48,9 @@ class LayerNorm(Module):
         self.normalized_shape = _sizes(normalized_shape)
         self.eps = eps
         affine, shape = elementwise_affine, self.normalized_shape
-        self.scale = nnx.Param(jnp.ones(shape, dtype or jnp.float32)) if affine else nnx.data(None)
-        with_bias = affine and bias
-        self.bias = (
-            nnx.Param(jnp.zeros(shape, dtype or jnp.float32)) if with_bias else nnx.data(None)
-        )
+        kind, with_bias = parameter_dtype(dtype), affine and bias
+        self.scale = nnx.Param(jnp.ones(shape, kind)) if affine else nnx.data(None)
+        self.bias = nnx.Param(jnp.zeros(shape, kind)) if with_bias else nnx.data(None)
 
     def __call__(self, x: jax.Array) -> jax.Array:
         """Return ``x`` normalised; raises ShapeError when its last axes differ."""
@@ -87,7 +86,7 @@ class RMSNorm(Module):
     ) -> None:
         self.normalized_shape = _sizes(normalized_shape)
         self.eps = eps
-        ones = jnp.ones(self.normalized_shape, dtype or jnp.float32)
+        ones = jnp.ones(self.normalized_shape, parameter_dtype(dtype))
         self.scale = nnx.Param(ones) if elementwise_affine else nnx.data(None)
 
     def __call__(self, x: jax.Array) -> jax.Array:
@@ -128,7 +127,7 @@ class GroupNorm(Module):
                 f"`num_groups` = {num_groups} must divide `num_channels` = {num_channels}."
             )
         self.num_groups, self.num_channels, self.eps = num_groups, num_channels, eps
-        dtype = dtype or jnp.float32
+        dtype = parameter_dtype(dtype)
         self.scale = nnx.Param(jnp.ones(num_channels, dtype)) if affine else nnx.data(None)
         self.bias = nnx.Param(jnp.zeros(num_channels, dtype)) if affine else nnx.data(None)
 

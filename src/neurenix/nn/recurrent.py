@@ -23,7 +23,12 @@ from jax import lax
 from neurenix._core.errors import ArgumentTypeError, ShapeError
 from neurenix._nnx import nnx
 from neurenix.nn._checks import expect_array, expect_features, positive
-from neurenix.nn._parameters import promote_to_input, rngs_or_default, symmetric_uniform
+from neurenix.nn._parameters import (
+    parameter_dtype,
+    promote_to_input,
+    rngs_or_default,
+    symmetric_uniform,
+)
 from neurenix.nn.module import Module
 
 
@@ -43,7 +48,7 @@ class _Recurrent(Module):
     ) -> None:
         input_size, hidden_size = positive(input_size=input_size, hidden_size=hidden_size)
         self.input_size, self.hidden_size, self.reverse = input_size, hidden_size, reverse
-        rngs, dtype = rngs_or_default(rngs), dtype or jnp.float32
+        rngs, dtype = rngs_or_default(rngs), parameter_dtype(dtype)
         init = symmetric_uniform(1 / math.sqrt(hidden_size))
         width = self._gates * hidden_size
 
