@@ -22,6 +22,7 @@ __all__ = [
     "cpu_lowering",
     "make_cpu_client",
     "register_kernel_dialect",
+    "scan_counts",
     "trace_state_clean",
 ]
 
@@ -63,3 +64,18 @@ def cpu_lowering(primitive: Any) -> Any:
     """
     entry = mlir._platform_specific_lowerings["cpu"].get(primitive) or mlir._lowerings[primitive]
     return entry.rule
+
+
+def scan_counts(equation: Any) -> tuple[int, int]:
+    """Return how many operands of a scan are constants, and how many it carries.
+
+    What is scanned over, and what is stacked, has one axis more outside of the body than inside:
+    versions of JAX do not agree on how an equation says it otherwise.
+    """
+    body = equation.params["jaxpr"].jaxpr
+
+    def as_inside(outer: Any, inner: Any) -> int:
+        return sum(a.aval.shape == b.aval.shape for a, b in zip(outer, inner, strict=True))
+
+    carried = as_inside(equation.outvars, body.outvars)
+    return as_inside(equation.invars, body.invars) - carried, carried

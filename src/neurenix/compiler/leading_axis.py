@@ -11,6 +11,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
+from neurenix._jax import scan_counts
+
 _KEEP = frozenset(
     {"convert_element_type", "copy", "sharding_constraint", "add", "div", "mul", "sub"}
 )
@@ -81,7 +83,7 @@ class _Reader:
         name, params = equation.primitive.name, equation.params
         shape = equation.invars[position].aval.shape
         outs = [out.aval.shape for out in equation.outvars]
-        consts, carried = _scan_counts(equation) if name == "scan" else (0, 0)
+        consts, carried = scan_counts(equation) if name == "scan" else (0, 0)
         if name == "scan" and position >= consts + carried:
             body = params["jaxpr"].jaxpr
             within = _together(list(self.uses(body, body.invars[position])))
@@ -106,26 +108,11 @@ def _loop(equation: Any) -> RowByRow:
     """Return the use that a loop makes of what it takes row by row."""
     params = equation.params
     if equation.primitive.name == "scan":
-        first, count = _scan_counts(equation)
+        first, count = scan_counts(equation)
         carried = equation.invars[first : first + count]
     else:
         carried = equation.invars[params["cond_nconsts"] + params["body_nconsts"] :]
     return RowByRow(tuple(v.aval.shape for v in carried), bool(params.get("reverse")))
-
-
-def _scan_counts(equation: Any) -> tuple[int, int]:
-    """Return how many operands of a scan are constants, and how many it carries.
-
-    What is scanned over, and what is stacked, has one axis more outside of the body than inside:
-    versions of JAX do not agree on how an equation says it otherwise.
-    """
-    body = equation.params["jaxpr"].jaxpr
-
-    def as_inside(outer: Any, inner: Any) -> int:
-        return sum(a.aval.shape == b.aval.shape for a, b in zip(outer, inner, strict=True))
-
-    carried = as_inside(equation.outvars, body.outvars)
-    return as_inside(equation.invars, body.invars) - carried, carried
 
 
 def _called(equation: Any, position: int) -> tuple[Any, Any] | None:
@@ -136,7 +123,7 @@ def _called(equation: Any, position: int) -> tuple[Any, Any] | None:
         body = params["body_jaxpr"].jaxpr
         inside = first <= position < first + count
         return (body, body.invars[position - first]) if inside else None
-    if name == "scan" and position >= _scan_counts(equation)[0]:
+    if name == "scan" and position >= scan_counts(equation)[0]:
         return None
     inner = params.get("jaxpr", params.get("call_jaxpr"))
     plain = getattr(inner, "jaxpr", inner)

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
+from neurenix._jax import scan_counts
 from neurenix.distribute.mesh import DATA_AXIS
 
 _ALIKE = {"psum", "pmax", "pmin", "all_gather"}  # these give all replicas the same
@@ -61,7 +62,7 @@ def flows_of(jaxpr: Any, inputs: Sequence[Flow]) -> list[Flow]:
 def _after(equation: Any, flows: list[Flow]) -> list[Flow]:
     name, params, count = equation.primitive.name, equation.params, len(equation.outvars)
     if name in _LOOPS:
-        return _LOOPS[name](params, flows)
+        return _LOOPS[name](equation, flows)
     inner = params.get("jaxpr", params.get("call_jaxpr"))
     plain = getattr(inner, "jaxpr", inner)
     if plain is not None and (len(plain.invars), len(plain.outvars)) == (len(flows), count):
@@ -103,8 +104,9 @@ def _bodies(params: dict[str, Any]) -> Iterator[Any]:
                 yield plain
 
 
-def _after_scan(params: dict[str, Any], flows: list[Flow]) -> list[Flow]:
-    first, last = params["num_consts"], params["num_consts"] + params["num_carry"]
+def _after_scan(equation: Any, flows: list[Flow]) -> list[Flow]:
+    params, (first, carried) = equation.params, scan_counts(equation)
+    last = first + carried
     constants, carry, rows = flows[:first], flows[first:last], [*map(_apart, flows[last:])]
     while True:
         out = flows_of(params["jaxpr"], [*constants, *carry, *rows])
@@ -114,7 +116,8 @@ def _after_scan(params: dict[str, Any], flows: list[Flow]) -> list[Flow]:
         carry = joined
 
 
-def _after_while(params: dict[str, Any], flows: list[Flow]) -> list[Flow]:
+def _after_while(equation: Any, flows: list[Flow]) -> list[Flow]:
+    params = equation.params
     first = params["cond_nconsts"]
     last = first + params["body_nconsts"]
     tested, constants, carry = flows[:first], flows[first:last], flows[last:]
@@ -127,8 +130,8 @@ def _after_while(params: dict[str, Any], flows: list[Flow]) -> list[Flow]:
         carry = joined
 
 
-def _after_cond(params: dict[str, Any], flows: list[Flow]) -> list[Flow]:
-    branches = [flows_of(branch, flows[1:]) for branch in params["branches"]]
+def _after_cond(equation: Any, flows: list[Flow]) -> list[Flow]:
+    branches = [flows_of(branch, flows[1:]) for branch in equation.params["branches"]]
     return _under(flows[0], [_join(outs) for outs in zip(*branches, strict=True)])
 
 
