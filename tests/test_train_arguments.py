@@ -549,8 +549,8 @@ def test_a_model_of_a_strategy_trains_outside_of_its_scope() -> None:
 
 def test_a_model_of_no_scope_whose_weights_are_divided_in_another_way_is_told() -> None:
     mesh, model = jax.sharding.Mesh(np.array(jax.devices("tpu")), ("rows",)), compiled()
-    rows = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(None, "rows"))
-    model.layers[0].kernel[...] = jax.device_put(np.zeros((6, 8), np.float32), rows)
+    rows = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("rows"))
+    model.layers[0].bias[...] = jax.device_put(np.zeros(8, np.float32), rows)
     with pytest.raises(nx.ArgumentError, match="divided over 8 devices"):
         model.compile("sgd", LOSS).fit(X, Y)
 
