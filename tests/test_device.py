@@ -202,3 +202,9 @@ def test_a_plain_machine_starts_nothing_and_is_quiet(run_python) -> None:
         pytest.skip("this machine has an accelerator")
     assert done.stdout.strip() == "False False False [Device('cpu:0')] False"
     assert done.stderr == ""
+
+
+@pytest.mark.parametrize("value", ["text", {"a": object()}])
+def test_what_is_no_array_cannot_be_moved(value: object) -> None:
+    with pytest.raises(nx.ArgumentTypeError, match="is no array"):
+        nx.to(value, "cpu")

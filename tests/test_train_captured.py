@@ -392,3 +392,9 @@ def test_a_gradient_is_a_decorator_too() -> None:
         return x * y
 
     assert slope(2.0, 3.0) == 2.0
+
+
+@pytest.mark.parametrize("transform", [nx.grad, nx.value_and_grad])
+def test_a_gradient_of_what_is_no_function_is_told(transform: Any) -> None:
+    with pytest.raises(nx.ArgumentTypeError, match="expected a function, got str"):
+        transform("loss")

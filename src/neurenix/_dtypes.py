@@ -13,35 +13,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
-from jax.numpy import (
-    bfloat16,
-    bool_,
-    complex64,
-    float8_e4m3fn,
-    float8_e5m2,
-    float16,
-    float32,
-    float64,
-    int4,
-    int8,
-    int16,
-    int32,
-    int64,
-    uint4,
-    uint8,
-    uint16,
-    uint32,
-    uint64,
-)
 
 from neurenix._core.errors import ArgumentError, DataError, unknown_name
 
 _NAMED = {
-    str(np.dtype(kind)): np.dtype(kind)
-    for kind in (
-        *(bfloat16, float16, float32, float64, float8_e4m3fn, float8_e5m2, complex64, bool_),
-        *(int4, int8, int16, int32, int64, uint4, uint8, uint16, uint32, uint64),
-    )
+    name: jnp.dtype(name)
+    for name in (
+        "bfloat16 float16 float32 float64 float8_e4m3fn float8_e5m2 complex64 bool "
+        "int4 int8 int16 int32 int64 uint4 uint8 uint16 uint32 uint64"
+    ).split()
 }
 _SHORT = {
     "bf16": "bfloat16",

@@ -309,6 +309,7 @@ def to(value: T, device: Device | DeviceType | str | Any, *, dtype: Any = None) 
         DataError: an integer dtype, int32 for Python's and NumPy's, cannot hold the numbers.
         DeviceNotFoundError: the device is not here.
         UnknownNameError: ``dtype`` is none.
+        ArgumentTypeError: there is text or an object, not an array.
         ArgumentError: ``dtype`` is none of floats, and there are several arrays; or needs 64 bits
             where JAX computes in 32.
 
@@ -331,7 +332,12 @@ def to(value: T, device: Device | DeviceType | str | Any, *, dtype: Any = None) 
     def move(leaf: Any) -> Any:
         if wanted is not None and (is_leaf or _is_float(leaf)):
             leaf = cast(np.asarray(leaf) if is_number else leaf, wanted, called="to(value)")
-        return jax.device_put(_held(leaf), target)
+        try:
+            return jax.device_put(_held(leaf), target)
+        except TypeError as error:
+            raise ArgumentTypeError(
+                f"to(value): {leaf!r:.60} ({type(leaf).__name__}) is no array."
+            ) from error
 
     return jax.tree.map(move, value)
 

@@ -308,8 +308,7 @@ def _not_implemented(error: NotImplementedError, jaxpr: Any, name: str) -> Compi
     found = _NO_RULE.search(str(error))
     if found is None or jaxpr is None:
         return CompilationError(
-            f"{name} cannot be compiled, by JAX's own words: {_first_line(error)} "
-            f"({users_line(error)})"
+            f"{name} cannot be compiled: {_first_line(error)} ({users_line(error)})"
         )
     primitive, platform = found.groups()
     line = _line_of(primitive, jaxpr, None)

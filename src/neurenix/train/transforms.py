@@ -294,8 +294,12 @@ def _explained(transform: F) -> F:
     def made(*function: Any, **options: Any) -> Any:
         if not function and "f" not in options:
             return lambda function: made(function, **options)
-        gradient = transform(*function, **options)
-        name = name_of(function[0] if function else options["f"])
+        given = function[0] if function else options["f"]
+        if not callable(given):
+            raise ArgumentTypeError(
+                f"nx.{transform.__name__}: expected a function, got {type(given).__name__}."
+            )
+        gradient, name = transform(*function, **options), name_of(given)
 
         @functools.wraps(gradient)
         def call(*args: Any, **kwargs: Any) -> Any:
