@@ -12,6 +12,8 @@ import neurenix
 
 pytestmark = pytest.mark.cpu8
 
+WRITTEN_BY_ALL = {"nx": neurenix, "nn": neurenix.nn}
+"""``import neurenix as nx`` and ``from neurenix import nn``, which examples leave out."""
 ROOT = Path(neurenix.__file__).parent
 
 
@@ -31,6 +33,6 @@ def test_examples_in_docstrings(
     monkeypatch.chdir(tmp_path)
     module = importlib.import_module(name)
     flags = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE | doctest.IGNORE_EXCEPTION_DETAIL
-    result = doctest.testmod(module, optionflags=flags)
+    result = doctest.testmod(module, extraglobs=WRITTEN_BY_ALL, optionflags=flags)
     assert result.attempted > 0, "the examples stand where doctest does not look"
     assert result.failed == 0, capsys.readouterr().out

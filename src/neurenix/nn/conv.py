@@ -103,7 +103,7 @@ class Conv1d(_Conv):
     ``"causal"``: zeros before the sequence only.
 
     Example:
-        >>> Conv1d(3, 8, 5, padding="causal")(jnp.ones((2, 10, 3))).shape
+        >>> nn.Conv1d(3, 8, 5, padding="causal")(nx.ones((2, 10, 3))).shape
         (2, 10, 8)
     """
 
@@ -140,7 +140,7 @@ class Conv2d(_Conv):
             less than the kernel reaches over.
 
     Example:
-        >>> Conv2d(1, 32, 3)(jnp.ones((4, 8, 8, 1))).shape
+        >>> nn.Conv2d(1, 32, 3)(nx.ones((4, 8, 8, 1))).shape
         (4, 6, 6, 32)
     """
 
@@ -170,7 +170,7 @@ class DepthwiseConv2d(Conv2d):
         options: ``strides``, ``dilation``, ``dtype``, ``rngs`` as for :class:`Conv2d`.
 
     Example:
-        >>> DepthwiseConv2d(16, 3, padding=1)(jnp.ones((4, 8, 8, 16))).shape
+        >>> nn.DepthwiseConv2d(16, 3, padding=1)(nx.ones((4, 8, 8, 16))).shape
         (4, 8, 8, 16)
     """
 

@@ -39,7 +39,7 @@ class Linear(Module, nnx.Linear):
         ShapeError: when called with another last axis.
 
     Example:
-        >>> Linear(3, 2)(jnp.ones((4, 3))).shape
+        >>> nn.Linear(3, 2)(nx.ones((4, 3))).shape
         (4, 2)
     """
 
