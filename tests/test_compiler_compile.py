@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import functools
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -14,7 +16,9 @@ import textwrap
 import time
 from pathlib import Path
 
+import jax
 import pytest
+from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
 
 from neurenix import chips
 from neurenix._core.errors import (
@@ -25,15 +29,25 @@ from neurenix._core.errors import (
 )
 from neurenix.compiler import workers as workers_module
 from neurenix.compiler.cache import Cache, key
-from neurenix.compiler.compile import CompileOptions, Refusal, check_machine, compile_all
-from neurenix.compiler.program import Program
+from neurenix.compiler.compile import (
+    Compiled,
+    CompileOptions,
+    Refusal,
+    check_machine,
+    compile_all,
+)
+from neurenix.compiler.program import Program, TraceOptions, spec, trace
 from neurenix.compiler.target import Target
 from neurenix.compiler.workers import NOT_WRITTEN, kept_workers
 
 pytestmark = pytest.mark.multiprocess
 
-PROGRAM = Program("step", b"not a program", "", {"data": 1}, (), (), 0.0, 0)
 TARGET = Target.of(chips.resolve("v5e-1"))
+
+
+@functools.cache
+def program() -> Program:
+    return trace(jax.numpy.sin, (spec((8, 128)),), axes={"data": 1})
 
 
 def worker(monkeypatch: pytest.MonkeyPatch, code: str) -> None:
@@ -43,7 +57,7 @@ def worker(monkeypatch: pytest.MonkeyPatch, code: str) -> None:
 
 
 def run(**options) -> object:
-    return compile_all([(PROGRAM, TARGET)], CompileOptions(cache=False, **options))[0]
+    return compile_all([(program(), TARGET)], CompileOptions(cache=False, **options))[0]
 
 
 def test_a_crash_is_an_answer_that_names_signal_target_and_versions(monkeypatch) -> None:
@@ -59,7 +73,7 @@ def test_a_crash_is_an_answer_that_names_signal_target_and_versions(monkeypatch)
 def test_a_crash_is_not_kept_in_the_cache(monkeypatch, tmp_path: Path) -> None:
     worker(monkeypatch, "import os; os._exit(7)")
     options = CompileOptions(cache_directory=str(tmp_path))
-    (answer,) = compile_all([(PROGRAM, TARGET)], options)
+    (answer,) = compile_all([(program(), TARGET)], options)
     assert isinstance(answer, Refusal)
     assert "exit code 7" in answer.message
     assert list(tmp_path.iterdir()) == []
@@ -190,12 +204,12 @@ SLEEPING = """
     import os, pathlib, sys, time
     from neurenix import chips
     from neurenix.compiler import compile as c, workers
-    from neurenix.compiler.program import Program
+    from neurenix.compiler.program import spec, trace
     from neurenix.compiler.target import Target
     note = pathlib.Path(sys.argv[1])
     child = "import os, sys, time; open(sys.argv[1], 'w').write(str(os.getpid())); time.sleep(60)"
     workers._command = lambda: [sys.executable, "-c", child, str(note)]
-    program = Program("step", b"", "", {"data": 1}, (), (), 0.0, 0)
+    program = trace(lambda x: x + 1, (spec((8, 128)),), axes={"data": 1})
     c.compile_all([(program, Target.of(chips.resolve("v5e-1")))], c.CompileOptions(cache=False))
 """
 
@@ -313,6 +327,82 @@ def test_a_crash_while_it_waits_is_not_the_next_programs(monkeypatch) -> None:
         while "Z" not in Path(f"/proc/{first}/stat").read_text() and time.monotonic() < deadline:
             time.sleep(0.01)
         assert pids(1) != [first]
+
+
+def on_host(shape: tuple[int, ...]) -> jax.ShapeDtypeStruct:
+    mesh = AbstractMesh((8,), ("data",), axis_types=(AxisType.Auto,))
+    sharding = NamedSharding(mesh, PartitionSpec("data"), memory_kind="pinned_host")
+    return jax.ShapeDtypeStruct(shape, "float32", sharding=sharding)
+
+
+def training(weights: jax.Array, unused: jax.Array, batch: jax.Array) -> jax.Array:
+    return weights - 0.1 * jax.grad(lambda w: ((batch @ w) ** 2).mean())(weights)
+
+
+def from_host(kept: jax.Array) -> jax.Array:
+    return jax.device_put(kept, jax.memory.Space.Device) * 2
+
+
+def of_nothing() -> jax.Array:
+    return jax.lax.iota("float32", 1024) @ jax.numpy.ones((1024, 128))
+
+
+WEIGHTS, BATCH = spec((512, 512)), spec((64, 512), partition=("data",))
+DIVIDED = spec((512, 512), partition=("model", None))
+PROGRAMS = {
+    "a step": ("v5e-8", {"data": 8}, training, (WEIGHTS, spec((7,)), BATCH), (0,)),
+    "two axes": ("v6e-8", {"data": 2, "model": 4}, training, (DIVIDED, WEIGHTS, BATCH), (0,)),
+    "two slices": (
+        "2x v5e-8", {"data": 4, "model": 4}, training, (DIVIDED, WEIGHTS, BATCH), (),
+    ),
+    "from the host": ("v5e-8", {"data": 8}, from_host, (on_host((64, 128)),), ()),
+    "no arguments": ("v4-8", {"data": 4}, of_nothing, (), ()),
+    "64 bits": ("v5e-1", {"data": 1}, lambda x: x + 2**40, (spec((8, 128), "int64"),), ()),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_what_is_estimated_is_what_jax_would_run(name: str) -> None:
+    """The worker compiles without JAX for an estimate, and by way of JAX for an executable."""
+    where, axes, function, args, donated = PROGRAMS[name]
+    with jax.enable_x64(name == "64 bits"):
+        options = TraceOptions(donate_argnums=donated)
+        traced = trace(function, args, axes=axes, options=options)
+    asked = [(traced, Target.of(chips.resolve(where)))]
+    without_cache = CompileOptions(cache=False)
+    with kept_workers():
+        (estimated,) = compile_all(asked, without_cache)
+        (executable,) = compile_all(asked, without_cache, executables=True)
+    assert isinstance(estimated, Compiled) and isinstance(executable, Compiled)
+    assert not estimated.executable and executable.executable
+    assert estimated.memory == executable.memory
+    assert estimated.device_kind == executable.device_kind
+    assert without_frames(estimated.hlo) == without_frames(executable.hlo)
+    if name == "64 bits":
+        assert "s64[" in estimated.hlo
+
+
+def without_frames(hlo: str) -> list[str]:
+    """The instructions of a module; the lines of Python that called the program are not in them."""
+    start = min(hlo.index(line) for line in re.findall(r"^(?:%|ENTRY ).*$", hlo, re.MULTILINE))
+    head = hlo[: hlo.index("\n")]
+    return [head, *re.sub(r" ?stack_frame_id=\d+", "", hlo[start:]).splitlines()]
+
+
+def test_a_worker_of_estimates_needs_no_jax(monkeypatch) -> None:
+    """Its start is as long as compiling a small program otherwise."""
+    code = "from neurenix.compiler import worker_estimates; print('jax' in sys.modules)"
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", f"import sys; {code}"],
+        text=True, capture_output=True, timeout=120, check=True,
+        env=workers_module._environment(),
+    )  # fmt: skip
+    assert done.stdout == "False\n"
+
+
+def test_an_option_that_jax_cannot_read_is_no_verdict(tmp_path: Path) -> None:
+    with pytest.raises(ArgumentError, match="compiler_options"):
+        run(compiler_options={"optimization_level": "highest"})
 
 
 def test_entries_come_back_as_they_were(tmp_path: Path) -> None:

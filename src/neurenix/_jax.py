@@ -2,14 +2,15 @@
 
 Owns those names and what is told of each: why it is needed, and which public one is missing. All of
 them are loaded by ``import jax`` itself, so this module costs nothing beside it. It owns nothing of
-Flax (``_nnx``).
+Flax (``_nnx``), and not the compiler without JAX (``_jaxlib``).
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
-from jax._src import xla_bridge
+from jax._src import compiler, xla_bridge
 from jax._src.core import trace_state_clean
 from jax.interpreters import mlir
 from jaxlib.mosaic.python.tpu import register_dialect as register_kernel_dialect
@@ -19,6 +20,7 @@ __all__ = [
     "DeviceList",
     "backend_error",
     "backends_are_started",
+    "compile_options",
     "cpu_lowering",
     "make_cpu_client",
     "register_kernel_dialect",
@@ -54,6 +56,16 @@ def backend_error(platform: str) -> str | None:
     The public names raise it where this backend was asked for by name, and drop it otherwise.
     """
     return xla_bridge._backend_errors.get(platform)
+
+
+def compile_options(num_devices: int, options: Mapping[str, Any]) -> Any:
+    """Return XLA's options for a program divided over ``num_devices``, as JAX makes them.
+
+    ``jax.stages.Lowered.compile`` makes them for devices that are here, and keeps them to itself.
+    """
+    return compiler.get_compile_options(
+        num_replicas=1, num_partitions=num_devices, env_options_overrides=dict(options)
+    )
 
 
 def cpu_lowering(primitive: Any) -> Any:

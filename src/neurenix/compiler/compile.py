@@ -27,6 +27,7 @@ from typing import Any
 from neurenix._core.errors import ArgumentError, ArgumentTypeError, DeviceInitializationError
 from neurenix._core.limits import check_seconds
 from neurenix.compiler import cache as cache_module
+from neurenix.compiler.lowering import lower
 from neurenix.compiler.program import Program
 from neurenix.compiler.target import Target
 from neurenix.compiler.workers import NOT_WRITTEN, Workers, kept_workers, temporary_folder
@@ -202,7 +203,7 @@ def _compile(
     if entry is None:
         if target.platform == "tpu":
             check_machine()
-        request["artefact"] = executables
+        request["executable"] = executables or target.platform != "tpu"
         entry = _run(program, request, options.timeout_seconds, given_up, workers)
         if use_cache and entry["outcome"] not in ("crashed", "timeout"):
             cache.store(name, entry)
@@ -255,7 +256,17 @@ def _run(
 ) -> dict[str, Any]:
     with temporary_folder("neurenix-compile-") as directory:
         folder = Path(directory)
-        (folder / "program.bin").write_bytes(program.serialized)
+        if request["executable"]:
+            (folder / "program.bin").write_bytes(program.serialized)
+        else:
+            lowered = lower(
+                program.serialized,
+                program.axes,
+                donated=program.donated,
+                options=request["compiler_options"],
+            )
+            (folder / "module.bin").write_bytes(lowered.module)
+            (folder / "options.bin").write_bytes(lowered.options)
         (folder / "request.json").write_text(json.dumps(request))
         worker = workers.take()
         again = False

@@ -1,8 +1,8 @@
 """The processes that compile: started ahead, used again, stopped.
 
 Owns their life and their surroundings. What they are asked and what they answer is ``worker``'s and
-``compile``'s. A worker imports JAX while its user still traces, and serves one compilation after
-another inside of ``kept_workers``; outside none is left.
+``compile``'s. A worker starts while its user still traces, and serves one compilation after another
+inside of ``kept_workers``; outside none is left.
 """
 
 from __future__ import annotations

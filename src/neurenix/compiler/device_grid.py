@@ -1,0 +1,52 @@
+"""The devices of a mesh in the order of its axes: neighbours on an axis are neighbours on ICI.
+
+Owns that order. Which slice and which axes there are is the request's to say.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from neurenix._jaxlib import slice_devices
+
+
+def devices_of(target: Mapping[str, Any]) -> list[Any]:
+    """Return the devices of a TPU slice that is not here; ``target`` is ``Target.as_json()``."""
+    options: dict[str, Any] = {"chips_per_host_bounds": list(target["chips_per_host_bounds"])}
+    if target["num_slices"] > 1:
+        options["num_slices"] = target["num_slices"]
+    if target["chip_config_name"]:
+        options["chip_config_name"] = target["chip_config_name"]
+    return slice_devices(target["topology_name"], **options)
+
+
+def device_grid(devices: Sequence[Any], sizes: tuple[int, ...], num_slices: int) -> Any:
+    """Arrange devices along the axes of a mesh.
+
+    Several slices lie along the first axis, whose part inside a slice comes after the slices.
+
+    Returns:
+        A NumPy array of devices, of the shape ``sizes``.
+    """
+    import numpy as np
+
+    if sum(size > 1 for size in sizes) < 2:
+        return np.array(devices).reshape(sizes)
+    if num_slices == 1:
+        return _torus_grid(sizes, devices)
+    per_slice = len(devices) // num_slices
+    inner = (sizes[0] // num_slices, *sizes[1:])
+    slices = [
+        _torus_grid(inner, devices[i : i + per_slice]) for i in range(0, len(devices), per_slice)
+    ]
+    return np.concatenate(slices, axis=0)
+
+
+def _torus_grid(sizes: tuple[int, ...], devices: Sequence[Any]) -> Any:
+    """Arrange the devices of one slice; a mesh axis may be a part of one of the slice's axes."""
+    from jax.experimental import mesh_utils  # all of JAX: only where there is an order to choose
+
+    return mesh_utils.create_device_mesh(
+        sizes, devices=list(devices), allow_split_physical_axes=True
+    )

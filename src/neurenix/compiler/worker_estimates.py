@@ -1,0 +1,37 @@
+"""What a worker does for an estimate: compile a module, without JAX.
+
+Owns the way from ``module.bin`` and ``options.bin``, which ``lowering`` made, to the optimised
+program's text and the compiler's count of its memory.
+"""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+from neurenix._jaxlib import compile_module
+from neurenix.compiler.device_grid import device_grid, devices_of
+
+
+def compile_for_estimate(folder: Path, request: dict[str, Any], result: dict[str, Any]) -> None:
+    """Compile what lies in ``folder``, write ``optimized.hlo`` there and fill in ``result``."""
+    started = time.perf_counter()
+    target = request["target"]
+    devices = devices_of(target)
+    grid = device_grid(devices, tuple(request["axes"][1]), target["num_slices"])
+    result["seconds"]["topology"] = time.perf_counter() - started
+    module = (folder / "module.bin").read_bytes()
+    options = (folder / "options.bin").read_bytes()
+    started = time.perf_counter()
+    executable = compile_module(module, options, list(grid.flat))
+    result["seconds"]["compile"] = time.perf_counter() - started
+    result["memory"] = memory_of(executable.get_compiled_memory_stats())
+    result["device_kind"] = devices[0].device_kind
+    (program,) = executable.hlo_modules()
+    (folder / "optimized.hlo").write_text(program.to_string())
+
+
+def memory_of(stats: Any) -> dict[str, int]:
+    """Return XLA's byte counts for one device by their names."""
+    return {name: int(getattr(stats, name)) for name in dir(stats) if name.endswith("_in_bytes")}

@@ -1,0 +1,94 @@
+"""What a worker does for an executable: compile a program by way of JAX, and say how it is called.
+
+Owns the way from ``program.bin``, an exported program, to ``executable.bin`` and to its devices and
+divisions, which JAX reads out of an executable; and compiling for CPUs.
+"""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import jax
+from jax import export
+
+from neurenix.compiler.device_grid import device_grid, devices_of
+from neurenix.compiler.host import cpu
+from neurenix.compiler.lowering import callable_of
+from neurenix.compiler.worker_estimates import memory_of
+
+
+def compile_executable(folder: Path, request: dict[str, Any], result: dict[str, Any]) -> None:
+    """Compile what lies in ``folder``, write its two results there and fill in ``result``."""
+    started = time.perf_counter()
+    mesh = _mesh(request)
+    result["seconds"]["topology"] = time.perf_counter() - started
+    exported = export.deserialize(bytearray((folder / "program.bin").read_bytes()))
+    mesh = _with_axis_types(mesh, exported)
+    with jax.enable_x64(True):  # a program keeps its 64-bit types, whoever traced it
+        function, arguments = callable_of(exported, mesh)
+        jitted = jax.jit(function, donate_argnums=tuple(request["donated"]), keep_unused=True)
+        lowered = jitted.lower(*arguments)
+        started = time.perf_counter()
+        compiled = lowered.compile(compiler_options=request["compiler_options"] or None)
+    result["seconds"]["compile"] = time.perf_counter() - started
+    result["memory"] = memory_of(compiled.memory_analysis())
+    result["device_kind"] = mesh.devices.flat[0].device_kind
+    (folder / "optimized.hlo").write_text(compiled.as_text() or "")
+    result["placement"] = placement = _placement(exported, compiled, mesh)
+    executable = compiled.runtime_executable()
+    if executable is not None and "problem" not in placement:
+        (folder / "executable.bin").write_bytes(executable.serialize())
+    jax.clear_caches()
+
+
+def _mesh(request: dict[str, Any]) -> Any:
+    target = request["target"]
+    names, sizes = request["axes"]
+    if target["topology_name"]:
+        devices = devices_of(target)
+    else:
+        jax.config.update("jax_num_cpu_devices", target["num_devices"])
+        devices = jax.devices("cpu")
+    grid = device_grid(devices, tuple(sizes), target["num_slices"])
+    auto = (jax.sharding.AxisType.Auto,) * len(names)
+    return jax.sharding.Mesh(grid, tuple(names), axis_types=auto)
+
+
+def _with_axis_types(mesh: Any, exported: Any) -> Any:
+    """Return the mesh with the types of axes (automatic, explicit) that the program has."""
+    for aval in (*exported.in_avals, *exported.out_avals):
+        own = aval.sharding.mesh
+        if own.axis_names == mesh.axis_names:
+            return jax.sharding.Mesh(mesh.devices, mesh.axis_names, axis_types=own.axis_types)
+    return mesh
+
+
+def _placement(exported: Any, compiled: Any, mesh: Any) -> dict[str, Any]:
+    """Say on which devices, and how divided over them, the executable takes and leaves arrays.
+
+    The answer is a ``"problem"`` when the executable needs more than its arrays to run.
+    """
+    if exported.ordered_effects or exported.unordered_effects:
+        return {"problem": "it has effects, such as calls of the host, beside its result"}
+    shardings = (*compiled.input_shardings[0], *compiled.output_shardings)
+    if unnamed := [s for s in shardings if not hasattr(s, "spec")]:
+        return {"problem": f"an array is divided in a way that no mesh axis names: {unnamed[0]}"}
+    devices = list(mesh.devices.flat)
+    outputs = zip(exported.out_avals, compiled.output_shardings, strict=True)
+    return {
+        "device_ids": [device.id for device in devices],
+        "machine": cpu() if devices[0].platform == "cpu" else {},
+        "coordinates": [list(getattr(device, "coords", ())) for device in devices],
+        "arguments": [_division(sharding) for sharding in compiled.input_shardings[0]],
+        "outputs": [
+            {"shape": list(aval.shape), "dtype": str(aval.dtype), **_division(sharding)}
+            for aval, sharding in outputs
+        ],
+    }
+
+
+def _division(sharding: Any) -> dict[str, Any]:
+    partition = [list(p) if isinstance(p, tuple) else p for p in sharding.spec]
+    return {"partition": partition, "memory_kind": sharding.memory_kind}
