@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
+import neurenix as nx
 import neurenix.tensor as nt
 from neurenix import random
 from neurenix._core.errors import (
@@ -257,6 +258,25 @@ def test_randint_without_a_range() -> None:
         nt.randint(0, 2.5, (2,))  # pyright: ignore[reportArgumentType]
     with pytest.raises(ArgumentError, match="type of integers, got float32"):
         nt.randint(0, 2, (2,), "float32")
+
+
+def test_the_names_under_which_others_make_arrays() -> None:
+    for make in (nx.array, nx.asarray, nx.tensor):
+        made = make([[1.5, 2.0]], "bf16", device="tpu:1")
+        assert made.tolist() == [[1.5, 2.0]] and made.dtype == jnp.bfloat16
+        assert str(nx.device_of(made)) == "tpu:1"
+        with pytest.raises(DataError):
+            make([[1], [2, 3]])
+    assert nx.tensor is nt  # the module, which can be called
+    assert nx.empty((2, 3), "int8", device="tpu:1").dtype == jnp.int8
+    assert nx.empty_like(nx.ones((2, 3), "bf16")).dtype == jnp.bfloat16
+    assert nx.identity(2).tolist() == [[1.0, 0.0], [0.0, 1.0]]
+
+
+def test_modules_constants_and_limits_of_jax_numpy() -> None:
+    for name in (*nt.constants.__all__, "linalg", "fft", "finfo", "iinfo", "result_type"):
+        assert getattr(nx, name) is getattr(jnp, name)
+    assert nx.linalg.norm(nx.tensor([3.0, 4.0])) == 5.0
 
 
 def test_functions_are_those_of_jax() -> None:

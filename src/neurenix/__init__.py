@@ -67,6 +67,7 @@ if TYPE_CHECKING:  # what editors and type checkers see; a test holds it and _EX
     from neurenix.simulation import simulate as simulate
     from neurenix.simulation import simulated as simulated
     from neurenix.tensor import *  # noqa: F403  it has __all__
+    from neurenix.tensor.creation import tensor as tensor
     from neurenix.train import History as History
     from neurenix.train import Optimizer as Optimizer
     from neurenix.train import Trainer as Trainer
@@ -77,10 +78,10 @@ if TYPE_CHECKING:  # what editors and type checkers see; a test holds it and _EX
 
 __version__ = "0.1.0"
 
-# Modules that are public by their own name. ``device`` and ``preflight`` can be called as well.
+# Modules that are public by their own name. ``device``, ``preflight`` and ``tensor`` can be called.
 _MODULES = (
     "callbacks chips data device distribute hardware losses metrics models nn optim preflight "
-    "random train"
+    "random tensor train"
 ).split()
 
 _EXPORTS = {

@@ -46,7 +46,7 @@ def dtype(name: Any) -> np.dtype:
         ArgumentError: a 64-bit type while JAX computes in 32 bits.
 
     Example:
-        >>> dtype("bf16"), dtype(float), dtype(jnp.int8)
+        >>> nx.dtype("bf16"), nx.dtype(float), nx.dtype(nx.int8)
         (dtype(bfloat16), dtype('float32'), dtype('int8'))
     """
     if isinstance(name, type) and name in _PYTHON:

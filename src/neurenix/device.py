@@ -89,9 +89,9 @@ class Device:
         ArgumentTypeError: neither a type nor a name.
 
     Example:
-        >>> Device("tpu:0") == Device(DeviceType.TPU, 0)
+        >>> nx.Device("tpu:0") == nx.Device(nx.DeviceType.TPU, 0)
         True
-        >>> str(Device("cpu"))
+        >>> str(nx.Device("cpu"))
         'cpu:0'
     """
 
@@ -194,7 +194,7 @@ def devices(type: DeviceType | str | None = None) -> list[Device]:
         >>> import neurenix as nx
         >>> nx.simulate("v5e-8").name
         'v5e-8'
-        >>> [str(device) for device in devices("tpu")][:2]
+        >>> [str(device) for device in nx.devices("tpu")][:2]
         ['tpu:0', 'tpu:1']
     """
     types = tuple(_AVAILABILITY) if type is None else (_type_alone(type),)
@@ -214,7 +214,7 @@ def availability() -> dict[DeviceType, Availability]:
     Starts no backend.
 
     Example:
-        >>> availability()[DeviceType.CPU].count
+        >>> nx.device.availability()[nx.DeviceType.CPU].count
         1
     """
     return {kind: look() for kind, look in _AVAILABILITY.items()}
@@ -251,7 +251,7 @@ def from_jax(jax_device: Any) -> Device:
         >>> import jax, neurenix as nx
         >>> nx.simulate("v5e-8").name
         'v5e-8'
-        >>> from_jax(jax.devices()[3])
+        >>> nx.device.from_jax(jax.devices()[3])
         Device('tpu:3')
     """
     for kind in _AVAILABILITY:
@@ -274,7 +274,7 @@ def device_of(array: jax.Array) -> Device:
 
     Example:
         >>> import neurenix as nx
-        >>> device_of(nx.to(nx.ones(3), "cpu"))
+        >>> nx.device_of(nx.to(nx.ones(3), "cpu"))
         Device('cpu:0')
     """
     if not isinstance(array, jax.Array):
@@ -315,7 +315,7 @@ def to(value: T, device: Device | DeviceType | str | Any, *, dtype: Any = None) 
 
     Example:
         >>> import neurenix as nx
-        >>> to({"w": nx.ones((2, 2))}, "cpu", dtype="bfloat16")["w"].dtype
+        >>> nx.to({"w": nx.ones((2, 2))}, "cpu", dtype="bfloat16")["w"].dtype
         dtype(bfloat16)
     """
     own = getattr(value, "to", None)

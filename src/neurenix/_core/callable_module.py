@@ -1,7 +1,8 @@
 """Modules that can also be called: ``nx.device("cpu")`` beside ``neurenix.device.Device``.
 
 Owns the one trick behind names that are both a module and its main function. It does not own the
-modules: ``neurenix.device`` and ``neurenix.preflight`` ask for it in their last line.
+modules: ``neurenix.device``, ``neurenix.preflight`` and ``neurenix.tensor`` ask for it in their
+last line.
 """
 
 from __future__ import annotations

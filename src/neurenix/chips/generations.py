@@ -77,7 +77,7 @@ class Generation:
             UnknownNameError: no number of that name.
 
         Example:
-            >>> generation("v5e").source("clock_hertz")
+            >>> nx.chips.generation("v5e").source("clock_hertz")
             'fit to estimated_cycles of a 4096^3 bfloat16 matmul, libtpu 0.0.42.1; not documented'
         """
         if field not in self.sources:
@@ -100,7 +100,7 @@ def generation(name: str) -> Generation:
         UnknownNameError: nothing has that name.
 
     Example:
-        >>> generation("v5litepod").name, generation("trillium").device_kind
+        >>> nx.chips.generation("v5litepod").name, nx.chips.generation("trillium").device_kind
         ('v5e', 'TPU v6 lite')
     """
     found = _BY_ALIAS.get(name.strip().lower())
@@ -113,7 +113,7 @@ def generation_of_kind(device_kind: str) -> Generation | None:
     """Return the generation whose devices JAX calls ``device_kind``, or ``None``.
 
     Example:
-        >>> generation_of_kind("TPU v5 lite").name
+        >>> nx.chips.generation_of_kind("TPU v5 lite").name
         'v5e'
     """
     for candidate in GENERATIONS.values():

@@ -95,13 +95,13 @@ def price(generation: str, region: str = "us", *, commitment: str = "on-demand")
         UnknownNameError: a commitment that does not exist, or a region that cannot be one.
 
     Example:
-        >>> price("v5e").usd_per_chip_hour
+        >>> nx.chips.price("v5e").usd_per_chip_hour
         1.2
-        >>> price("v5p", "us-south1").usd_per_chip_hour
+        >>> nx.chips.price("v5p", "us-south1").usd_per_chip_hour
         4.779
-        >>> price("v5p", "us-south1", commitment="3-year") is None
+        >>> nx.chips.price("v5p", "us-south1", commitment="3-year") is None
         True
-        >>> price("tpu7x") is None
+        >>> nx.chips.price("tpu7x") is None
         True
     """
     for name, value in (("region", region), ("commitment", commitment)):

@@ -69,7 +69,7 @@ def published_runs() -> tuple[PublishedRun, ...]:
     """Return every row of the table.
 
     Example:
-        >>> run = published_runs()[0]
+        >>> run = nx.chips.published_runs()[0]
         >>> run.model, run.machine, run.step_seconds
         ('gpt3-175b', '256 v6e chips', 17.182)
     """
@@ -94,7 +94,8 @@ def nearest_run(
         ArgumentError: a number is not positive.
 
     Example:
-        >>> run = nearest_run("v6e", flops_per_token=50e9, num_devices=8, sequence_length=8192)
+        >>> llama = {"flops_per_token": 50e9, "num_devices": 8, "sequence_length": 8192}
+        >>> run = nx.chips.nearest_run("v6e", **llama)
         >>> run.id, run.model, run.num_chips
         ('T12', 'llama3.1-8b', 8)
     """

@@ -119,7 +119,7 @@ class Slice:
         """Chip coordinates of a device, fastest axis first, as libtpu numbers them.
 
         Example:
-            >>> resolve("v5e-8").coordinates(3)
+            >>> nx.chips.resolve("v5e-8").coordinates(3)
             (1, 1)
         """
         chip = device_index % self.devices_per_slice // self.devices_per_chip
@@ -148,11 +148,11 @@ def resolve(name: str | Slice) -> Slice:
         ArgumentTypeError: neither a string nor a slice.
 
     Example:
-        >>> resolve("v5p-256").topology_name, resolve("v6e-256").num_chips
+        >>> nx.chips.resolve("v5p-256").topology_name, nx.chips.resolve("v6e-256").num_chips
         ('v5p:4x4x8', 256)
-        >>> resolve("v5litepod-8") == resolve("v5e:2x4")
+        >>> nx.chips.resolve("v5litepod-8") == nx.chips.resolve("v5e:2x4")
         True
-        >>> resolve("2x v6e-256").num_devices
+        >>> nx.chips.resolve("2x v6e-256").num_devices
         512
     """
     if isinstance(name, Slice):
@@ -169,7 +169,7 @@ def known_slices() -> tuple[str, ...]:
     """Return the canonical names of all listed single slices, generation by generation.
 
     Example:
-        >>> known_slices()[:3]
+        >>> nx.chips.known_slices()[:3]
         ('v2-2', 'v2-8', 'v2-16')
     """
     names = []

@@ -26,7 +26,7 @@ def sublanes(generation: Generation, dtype_bits: int) -> int:
     8 x (32 / bits) for all.
 
     Example:
-        >>> from neurenix.chips import generation
+        >>> from neurenix.chips import generation, sublanes
         >>> sublanes(generation("v5e"), 16), sublanes(generation("tpu7x"), 16)
         (8, 16)
     """
@@ -45,7 +45,7 @@ def padded_bytes(generation: Generation, shape: Sequence[int], *, dtype_bits: in
         dtype_bits: of one element.
 
     Example:
-        >>> from neurenix.chips import generation
+        >>> from neurenix.chips import generation, padded_bytes
         >>> padded_bytes(generation("v5e"), (1000, 7), dtype_bits=16)  # logically 14 000
         256000
     """
@@ -66,7 +66,7 @@ def mxu_multiple(generation: Generation) -> int:
     """Size whose multiples fill the matrix unit: 128 up to v5p, 256 on v6e and tpu7x.
 
     Example:
-        >>> from neurenix.chips import generation
+        >>> from neurenix.chips import generation, mxu_multiple
         >>> mxu_multiple(generation("v6e"))
         256
     """

@@ -56,7 +56,7 @@ def spec(
         ArgumentTypeError: the dtype is unknown, or the shape or the partition is no sequence.
 
     Example:
-        >>> spec((4096, 128), "bfloat16")
+        >>> nx.spec((4096, 128), "bfloat16")
         ShapeDtypeStruct(shape=(4096, 128), dtype=bfloat16)
     """
     if isinstance(shape, str) or not isinstance(shape, Iterable):

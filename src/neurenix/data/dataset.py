@@ -43,7 +43,7 @@ class Dataset(metaclass=ToldOfClass):
     ``iter()`` of a dataset is epoch 0, the second epoch 1 …; ``iterator(epoch=…)`` names it.
 
     Example:
-        >>> data = Dataset.from_arrays([[1.0], [2.0], [3.0]], [0, 1, 0]).batch(2)
+        >>> data = nx.data.Dataset.from_arrays([[1.0], [2.0], [3.0]], [0, 1, 0]).batch(2)
         >>> for x, y in data:
         ...     print(x.tolist(), y)
         [[1.0], [2.0]] [0 1]
@@ -74,7 +74,7 @@ class Dataset(metaclass=ToldOfClass):
             DataError: no rows, different numbers of rows, ragged lists, object or text arrays.
 
         Example:
-            >>> Dataset.from_arrays({"image": np.zeros((3, 8, 8, 1))}).element_spec
+            >>> nx.data.Dataset.from_arrays({"image": np.zeros((3, 8, 8, 1))}).element_spec
             {'image': ShapeDtypeStruct(shape=(8, 8, 1), dtype=float32)}
         """
         named = [("x", x), ("y", y), ("sample_weight", sample_weight)]
@@ -106,7 +106,7 @@ class Dataset(metaclass=ToldOfClass):
         Example:
             >>> import grain
             >>> pipeline = grain.MapDataset.source([1.0, 2.0, 3.0, 4.0]).batch(2)
-            >>> len(list(Dataset.from_grain(pipeline)))
+            >>> len(list(nx.data.Dataset.from_grain(pipeline)))
             2
         """
         return StreamDataset(source)
@@ -132,7 +132,7 @@ class Dataset(metaclass=ToldOfClass):
             DataError: the dataset is endless: shuffle before ``repeat``.
 
         Example:
-            >>> data = Dataset.from_arrays(np.arange(8)).shuffle(seed=1)
+            >>> data = nx.data.Dataset.from_arrays(np.arange(8)).shuffle(seed=1)
             >>> first, second = list(data), list(data)
             >>> sorted(first) == sorted(second) == list(range(8)), first == second
             (True, False)
@@ -161,7 +161,7 @@ class Dataset(metaclass=ToldOfClass):
             DataError: ``count`` is below 1, or an epoch would have more than 2**48 rows.
 
         Example:
-            >>> len(Dataset.from_arrays(np.zeros(10)).repeat(3))
+            >>> len(nx.data.Dataset.from_arrays(np.zeros(10)).repeat(3))
             30
         """
         if count is not None:
@@ -179,7 +179,7 @@ class Dataset(metaclass=ToldOfClass):
             DataError: ``count`` is below 1.
 
         Example:
-            >>> list(Dataset.from_arrays([5, 6, 7]).repeat().take(4))
+            >>> list(nx.data.Dataset.from_arrays([5, 6, 7]).repeat().take(4))
             [np.int32(5), np.int32(6), np.int32(7), np.int32(5)]
         """
         _at_least(1, "count", count)
@@ -194,7 +194,7 @@ class Dataset(metaclass=ToldOfClass):
             DataError: ``count`` is below 0, or nothing would be left.
 
         Example:
-            >>> [int(row) for row in Dataset.from_arrays([5, 6, 7]).skip(1)]
+            >>> [int(row) for row in nx.data.Dataset.from_arrays([5, 6, 7]).skip(1)]
             [6, 7]
         """
         _at_least(0, "count", count)
@@ -216,7 +216,7 @@ class Dataset(metaclass=ToldOfClass):
             DataError: ``index`` is out of range, or the shard would be empty.
 
         Example:
-            >>> [int(row) for row in Dataset.from_arrays(np.arange(7)).shard(1, 3)]
+            >>> [int(row) for row in nx.data.Dataset.from_arrays(np.arange(7)).shard(1, 3)]
             [1, 4]
         """
         _at_least(1, "count", count)
@@ -246,7 +246,7 @@ class Dataset(metaclass=ToldOfClass):
                 does not fit into 32 bits.
 
         Example:
-            >>> data = Dataset.from_arrays({"x": np.ones((4, 2))}).batch(2)
+            >>> data = nx.data.Dataset.from_arrays({"x": np.ones((4, 2))}).batch(2)
             >>> data.map(lambda batch: batch["x"] * 2).element_spec
             ShapeDtypeStruct(shape=(2, 2), dtype=float32)
         """
@@ -274,7 +274,7 @@ class Dataset(metaclass=ToldOfClass):
                 ``drop_remainder`` would leave nothing.
 
         Example:
-            >>> len(Dataset.from_arrays(np.zeros(10)).batch(4))
+            >>> len(nx.data.Dataset.from_arrays(np.zeros(10)).batch(4))
             3
         """
         _at_least(1, "batch_size", batch_size)

@@ -25,7 +25,7 @@ def digits() -> tuple[Dataset, Dataset]:
         and ``"label"``: int32, 0 to 9.
 
     Example:
-        >>> train, test = digits()
+        >>> train, test = nx.data.digits()
         >>> len(train), len(test)
         (1437, 360)
         >>> {name: (spec.shape, str(spec.dtype)) for name, spec in train.element_spec.items()}

@@ -38,7 +38,7 @@ class StreamDataset:
 
     Example:
         >>> import numpy as np
-        >>> data = StreamDataset([(np.ones((2, 3)), np.zeros(2))])
+        >>> data = nx.data.StreamDataset([(np.ones((2, 3)), np.zeros(2))])
         >>> data.element_spec[0]
         ShapeDtypeStruct(shape=(2, 3), dtype=float32)
     """
@@ -154,7 +154,7 @@ class StreamIterator(Iterator[Any]):
 
     Example:
         >>> import numpy as np
-        >>> iterator = StreamDataset([np.zeros(2), np.ones(2)]).iterator()
+        >>> iterator = nx.data.StreamDataset([np.zeros(2), np.ones(2)]).iterator()
         >>> _ = next(iterator)
         >>> state = iterator.get_state()
         >>> next(iterator), iterator.set_state(state), next(iterator)

@@ -25,7 +25,7 @@ class TPUClusterResolver:
         DeviceNotFoundError: the environment names no slice, or another one.
 
     Example:
-        >>> resolver = TPUClusterResolver(tpu="")
+        >>> resolver = nx.distribute.TPUClusterResolver(tpu="")
         >>> resolver.num_accelerators()
         8
     """

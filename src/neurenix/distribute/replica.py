@@ -102,7 +102,7 @@ def get_replica_context() -> ReplicaContext:
     """Return the context of the replica that is being computed.
 
     Example:
-        >>> get_replica_context().num_replicas_in_sync
+        >>> nx.distribute.get_replica_context().num_replicas_in_sync
         1
     """
     return _current.get()
@@ -141,7 +141,7 @@ def compute_average_loss(
         ArgumentTypeError: ``global_batch_size`` is no number.
 
     Example:
-        >>> float(compute_average_loss(jnp.array([1.0, 3.0]), global_batch_size=4))
+        >>> float(nx.distribute.compute_average_loss(nx.tensor([1.0, 3.0]), global_batch_size=4))
         1.0
     """
     per_example_loss = jnp.asarray(per_example_loss)

@@ -39,7 +39,7 @@ class ShardingRules:
         ArgumentError: it names one twice, or its pattern is no regular expression.
 
     Example:
-        >>> rules = ShardingRules((("kernel$", ("fsdp", "tensor")),))
+        >>> rules = nx.distribute.ShardingRules((("kernel$", ("fsdp", "tensor")),))
         >>> tuple(rules.partition("layers.0.mlp.kernel", (512, 2048), {"fsdp": 8}))
         ('fsdp', None)
     """
@@ -155,8 +155,7 @@ def constrain(value: jax.Array, *axes: Axes) -> jax.Array:
             not have, or that do not divide, are left out; with no mesh nothing happens.
 
     Example:
-        >>> import jax.numpy as jnp
-        >>> constrain(jnp.ones((8, 4)), ("data", "fsdp"), None).shape
+        >>> nx.distribute.constrain(nx.ones((8, 4)), ("data", "fsdp"), None).shape
         (8, 4)
     """
     mesh = jax.sharding.get_abstract_mesh()

@@ -76,7 +76,7 @@ class Strategy:
         ArgumentTypeError: ``devices`` is no sequence of devices.
 
     Example:
-        >>> strategy = Strategy(devices(DeviceType.TPU))
+        >>> strategy = nx.distribute.Strategy(nx.devices(nx.DeviceType.TPU))
         >>> strategy.num_replicas_in_sync
         8
         >>> strategy.run(lambda x: x * 2, args=(3.0,))[0]
@@ -244,8 +244,8 @@ class Strategy:
             ArgumentTypeError: ``value`` is not of ``PerReplica``, or ``axis`` no whole number.
 
         Example:
-            >>> strategy = Strategy(devices(DeviceType.TPU))
-            >>> ones = strategy.run(lambda: jnp.ones((2, 3)))
+            >>> strategy = nx.distribute.Strategy(nx.devices(nx.DeviceType.TPU))
+            >>> ones = strategy.run(lambda: nx.ones((2, 3)))
             >>> strategy.reduce("sum", ones, axis=-1)
             Array([24., 24.], dtype=float32)
         """
@@ -275,8 +275,8 @@ class Strategy:
             ShapeError: when iterated, a batch does not divide by the replicas.
 
         Example:
-            >>> strategy = Strategy(devices(DeviceType.TPU))
-            >>> batch = next(iter(strategy.distribute([jnp.arange(16.0)])))
+            >>> strategy = nx.distribute.Strategy(nx.devices(nx.DeviceType.TPU))
+            >>> batch = next(iter(strategy.distribute([nx.arange(16.0)])))
             >>> strategy.run(lambda share: share, args=(batch,))[1]
             Array([2., 3.], dtype=float32)
         """
@@ -315,7 +315,7 @@ class TPUStrategy(Strategy):
         ArgumentTypeError: ``resolver`` is none.
 
     Example:
-        >>> TPUStrategy(mesh={"data": 2, "fsdp": 4}).num_replicas_in_sync
+        >>> nx.distribute.TPUStrategy(mesh={"data": 2, "fsdp": 4}).num_replicas_in_sync
         8
     """
 
@@ -402,7 +402,7 @@ def auto(
         ShapeError: the sizes of ``mesh`` do not multiply to the number of devices.
 
     Example:
-        >>> auto(mesh={"data": 2, "fsdp": 4}).num_replicas_in_sync
+        >>> nx.distribute.auto(mesh={"data": 2, "fsdp": 4}).num_replicas_in_sync
         8
     """
     if devices(DeviceType.TPU):
@@ -422,7 +422,7 @@ def get_strategy() -> Strategy | None:
     """Return the strategy whose scope the program is in, or None.
 
     Example:
-        >>> get_strategy() is None
+        >>> nx.distribute.get_strategy() is None
         True
     """
     return _scope.get()

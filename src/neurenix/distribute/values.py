@@ -22,8 +22,7 @@ class PerReplica:
     device holds its own entry; indexing gives the array on that device, without a copy.
 
     Example:
-        >>> import jax.numpy as jnp
-        >>> values = PerReplica(jnp.arange(2.0))
+        >>> values = nx.distribute.PerReplica(nx.arange(2.0))
         >>> values
         PerReplica{0: 0., 1: 1.}
         >>> float(values[1])

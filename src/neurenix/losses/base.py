@@ -40,7 +40,7 @@ class Loss(ABC):
     Example:
         >>> from neurenix.losses import MeanSquaredError
         >>> loss = MeanSquaredError()
-        >>> print(loss(jnp.array([1.0, 2.0]), jnp.array([1.0, 4.0])))
+        >>> print(loss(nx.tensor([1.0, 2.0]), nx.tensor([1.0, 4.0])))
         2.0
     """
 

@@ -52,11 +52,11 @@ class SparseCategoricalCrossentropy(Loss):
         ArgumentTypeError: ``ignore_index`` is no whole number.
 
     Example:
-        >>> loss = SparseCategoricalCrossentropy(from_logits=True)
-        >>> print(f"{loss(jnp.array([0]), jnp.array([[0.0, 0.0]])):.4f}")
+        >>> loss = nx.losses.SparseCategoricalCrossentropy(from_logits=True)
+        >>> print(f"{loss(nx.tensor([0]), nx.tensor([[0.0, 0.0]])):.4f}")
         0.6931
-        >>> padded = SparseCategoricalCrossentropy(from_logits=True, ignore_index=-1)
-        >>> print(f"{padded(jnp.array([[0, -1]]), jnp.zeros((1, 2, 2))):.4f}")
+        >>> padded = nx.losses.SparseCategoricalCrossentropy(from_logits=True, ignore_index=-1)
+        >>> print(f"{padded(nx.tensor([[0, -1]]), nx.zeros((1, 2, 2))):.4f}")
         0.6931
     """
 
@@ -168,8 +168,8 @@ class CategoricalCrossentropy(Loss):
         label_smoothing: share of the target spread evenly over all classes, in [0, 1).
 
     Example:
-        >>> loss = CategoricalCrossentropy(from_logits=True)
-        >>> print(f"{loss(jnp.array([[1.0, 0.0]]), jnp.array([[0.0, 0.0]])):.4f}")
+        >>> loss = nx.losses.CategoricalCrossentropy(from_logits=True)
+        >>> print(f"{loss(nx.tensor([[1.0, 0.0]]), nx.tensor([[0.0, 0.0]])):.4f}")
         0.6931
     """
 
@@ -220,8 +220,8 @@ class BinaryCrossentropy(Loss):
         label_smoothing: pulls targets towards one half, in [0, 1).
 
     Example:
-        >>> loss = BinaryCrossentropy(from_logits=True)
-        >>> print(f"{loss(jnp.array([1, 0]), jnp.array([[0.0], [0.0]])):.4f}")
+        >>> loss = nx.losses.BinaryCrossentropy(from_logits=True)
+        >>> print(f"{loss(nx.tensor([1, 0]), nx.tensor([[0.0], [0.0]])):.4f}")
         0.6931
     """
 
@@ -305,7 +305,8 @@ def sparse_categorical_crossentropy(
     See :class:`SparseCategoricalCrossentropy` for shapes and errors.
 
     Example:
-        >>> print(sparse_categorical_crossentropy(jnp.array([1]), jnp.array([[0.0, 1.0]])).round(3))
+        >>> targets, logits = nx.tensor([1]), nx.tensor([[0.0, 1.0]])
+        >>> print(nx.losses.sparse_categorical_crossentropy(targets, logits).round(3))
         [0.]
     """
     loss = SparseCategoricalCrossentropy(from_logits=from_logits, ignore_index=ignore_index)

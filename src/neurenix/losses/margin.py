@@ -21,7 +21,7 @@ class Hinge(Loss):
     A target 0 is read as -1, so that {0, 1} works as well.
 
     Example:
-        >>> print(Hinge()(jnp.array([1, 0]), jnp.array([2.0, 0.5])))
+        >>> print(nx.losses.Hinge()(nx.tensor([1, 0]), nx.tensor([2.0, 0.5])))
         0.75
     """
 

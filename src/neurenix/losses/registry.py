@@ -105,7 +105,7 @@ def get(loss: str | Loss | type[Loss] | Callable) -> Loss:
         ArgumentTypeError: it is none of these, or a loss of another library, such as PyTorch.
 
     Example:
-        >>> get("mse").name
+        >>> nx.losses.get("mse").name
         'mean_squared_error'
     """
     if isinstance(loss, Loss):

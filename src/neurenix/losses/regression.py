@@ -21,7 +21,7 @@ class MeanSquaredError(Loss):
     """``(y_true - y_pred)²``.
 
     Example:
-        >>> print(MeanSquaredError()(jnp.array([0.0, 0.0]), jnp.array([1.0, 3.0])))
+        >>> print(nx.losses.MeanSquaredError()(nx.tensor([0.0, 0.0]), nx.tensor([1.0, 3.0])))
         5.0
     """
 

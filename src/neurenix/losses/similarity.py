@@ -28,7 +28,7 @@ class CosineSimilarity(Loss):
     ``y_true`` and ``y_pred``: (N, ..., C). A row of zeros has cosine 0.
 
     Example:
-        >>> print(CosineSimilarity()(jnp.array([[1.0, 0.0]]), jnp.array([[2.0, 0.0]])))
+        >>> print(nx.losses.CosineSimilarity()(nx.tensor([[1.0, 0.0]]), nx.tensor([[2.0, 0.0]])))
         -1.0
     """
 

@@ -37,7 +37,7 @@ class CrossEntropyLoss(SparseCategoricalCrossentropy):
     count.
 
     Example:
-        >>> print(f"{CrossEntropyLoss()(jnp.array([0]), jnp.array([[0.0, 0.0]])):.4f}")
+        >>> print(f"{nx.losses.CrossEntropyLoss()(nx.tensor([0]), nx.tensor([[0.0, 0.0]])):.4f}")
         0.6931
     """
 

@@ -98,8 +98,8 @@ class Accuracy(_OfClasses):
         ignore_index: of integer classes; see ``SparseCategoricalAccuracy``.
 
     Example:
-        >>> accuracy = Accuracy()
-        >>> accuracy.update(jnp.array([0, 1]), jnp.array([[2.0, 1.0], [3.0, 1.0]]))
+        >>> accuracy = nx.metrics.Accuracy()
+        >>> accuracy.update(nx.tensor([0, 1]), nx.tensor([[2.0, 1.0], [3.0, 1.0]]))
         >>> print(f"{accuracy.result():.1%}")
         50.0%
     """

@@ -15,8 +15,8 @@ class Mean(MeanMetric):
     """The weighted mean of all values seen.
 
     Example:
-        >>> mean = Mean("loss")
-        >>> mean.update(jnp.array([1.0, 3.0]))
+        >>> mean = nx.metrics.Mean("loss")
+        >>> mean.update(nx.tensor([1.0, 3.0]))
         >>> mean.update(5.0)
         >>> print(f"{mean.result():.4f}")
         3.0000

@@ -103,8 +103,8 @@ class Precision(_Counts):
     """Of what was called positive, the share that is.
 
     Example:
-        >>> metric = Precision()
-        >>> metric.update(jnp.array([1, 0, 1]), jnp.array([0.9, 0.8, 0.1]))
+        >>> metric = nx.metrics.Precision()
+        >>> metric.update(nx.tensor([1, 0, 1]), nx.tensor([0.9, 0.8, 0.1]))
         >>> print(metric.result())
         0.5
     """

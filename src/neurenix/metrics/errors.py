@@ -16,8 +16,8 @@ class MeanSquaredError(MeanMetric):
     """The mean of ``(y_true - y_pred)²``.
 
     Example:
-        >>> metric = MeanSquaredError()
-        >>> metric.update(jnp.array([0.0, 0.0]), jnp.array([1.0, 3.0]))
+        >>> metric = nx.metrics.MeanSquaredError()
+        >>> metric.update(nx.tensor([0.0, 0.0]), nx.tensor([1.0, 3.0]))
         >>> print(metric.result())
         5.0
     """
@@ -58,8 +58,8 @@ class R2Score(Metric):
     what counts then are plain sums of squares.
 
     Example:
-        >>> metric = R2Score()
-        >>> metric.update(jnp.array([1998.0, 2000.0]), jnp.array([1998.0, 2001.0]))
+        >>> metric = nx.metrics.R2Score()
+        >>> metric.update(nx.tensor([1998.0, 2000.0]), nx.tensor([1998.0, 2001.0]))
         >>> print(metric.result())
         0.5
     """

@@ -144,7 +144,7 @@ def get(metric: str | Metric | type[Metric] | Callable) -> Metric:
             of another library, such as Keras.
 
     Example:
-        >>> get("mse").name
+        >>> nx.metrics.get("mse").name
         'mse'
     """
     if isinstance(metric, Metric):

@@ -143,7 +143,7 @@ def names() -> tuple[str, ...]:
     """Return the name of every configuration.
 
     Example:
-        >>> "llama3.1-8b" in names()
+        >>> "llama3.1-8b" in nx.models.names()
         True
     """
     return tuple(_CONFIGS)
@@ -156,7 +156,7 @@ def get(name: str) -> Any:
         UnknownNameError: there is none of that name; says which are near.
 
     Example:
-        >>> get("llama3.1-8b").num_kv_heads
+        >>> nx.models.get("llama3.1-8b").num_kv_heads
         8
     """
     if name not in _CONFIGS:
@@ -171,7 +171,7 @@ def build(model: str | Any, **changes: Any) -> Any:
         UnknownNameError: there is no such name or option.
 
     Example:
-        >>> build("tiny", num_layers=1).num_parameters
+        >>> nx.models.build("tiny", num_layers=1).num_parameters
         69824
     """
     config = _changed(model, changes)
@@ -182,7 +182,7 @@ def abstract(model: str | Any, **changes: Any) -> Any:
     """Return the model as shapes, which takes no memory; see ``Model.abstract``.
 
     Example:
-        >>> abstract("mt-1024b", remat="full").config.remat
+        >>> nx.models.abstract("mt-1024b", remat="full").config.remat
         'full'
     """
     config = _changed(model, changes)

@@ -46,8 +46,8 @@ class DecoderConfig(StackConfig):
         loss_tiles: parts of T, one after the other, in which ``TokenLosses`` takes the loss.
 
     Example:
-        >>> DecoderConfig(num_layers=2, embed_dim=64, num_heads=4, mlp_dim=128, vocab_size=100,
-        ...               max_length=32).head_dim
+        >>> small = {"num_layers": 2, "mlp_dim": 128, "vocab_size": 100, "max_length": 32}
+        >>> nx.models.DecoderConfig(embed_dim=64, num_heads=4, **small).head_dim
         16
     """
 
@@ -98,9 +98,8 @@ class Decoder(Model):
         ShapeError: when called with another rank, or with more than ``max_length`` positions.
 
     Example:
-        >>> from neurenix import models
-        >>> model = Decoder(models.get("tiny"))
-        >>> model(jnp.zeros((2, 16), jnp.int32)).shape
+        >>> model = nx.models.Decoder(nx.models.get("tiny"))
+        >>> model(nx.zeros((2, 16), nx.int32)).shape
         (2, 16, 256)
     """
 

@@ -67,9 +67,8 @@ class Encoder(Model):
             with segments of another shape than the tokens.
 
     Example:
-        >>> from neurenix import models
-        >>> model = models.build("bert-base", num_layers=1, embed_dim=64, num_heads=4)
-        >>> model(jnp.zeros((1, 8), jnp.int32)).shape
+        >>> model = nx.models.build("bert-base", num_layers=1, embed_dim=64, num_heads=4)
+        >>> model(nx.zeros((1, 8), nx.int32)).shape
         (1, 8, 30522)
     """
 

@@ -34,9 +34,8 @@ class TokenLosses(Decoder):
             that ``loss_tiles`` does not divide.
 
     Example:
-        >>> from neurenix import models
-        >>> model = TokenLosses(models.get("tiny").replace(loss_tiles=4))
-        >>> tokens = jnp.zeros((2, 16), jnp.int32)
+        >>> model = nx.models.TokenLosses(nx.models.get("tiny").replace(loss_tiles=4))
+        >>> tokens = nx.zeros((2, 16), nx.int32)
         >>> model(tokens, tokens).shape
         (2, 16)
         >>> model = model.compile(optimizer="adam", loss=lambda targets, losses: losses)

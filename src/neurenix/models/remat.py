@@ -47,7 +47,7 @@ class Remat:
         ArgumentError: a name is given to both.
 
     Example:
-        >>> Remat(save=("context",), offload=("decoder_layer_input",)).offload
+        >>> nx.models.Remat(save=("context",), offload=("decoder_layer_input",)).offload
         ('decoder_layer_input',)
     """
 

@@ -80,9 +80,8 @@ class ResNet(Model):
         rngs: random streams; the process's own by default.
 
     Example:
-        >>> from neurenix import models
-        >>> model = models.build("resnet50", blocks=(1, 1), width=8, num_classes=10)
-        >>> model(jnp.zeros((1, 32, 32, 3))).shape
+        >>> model = nx.models.build("resnet50", blocks=(1, 1), width=8, num_classes=10)
+        >>> model(nx.zeros((1, 32, 32, 3))).shape
         (1, 10)
     """
 

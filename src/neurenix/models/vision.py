@@ -63,9 +63,8 @@ class VisionTransformer(Model):
         ShapeError: when called with images of another shape.
 
     Example:
-        >>> from neurenix import models
-        >>> model = models.build("vit-b16", num_layers=1, image_size=32)
-        >>> model(jnp.zeros((2, 32, 32, 3))).shape
+        >>> model = nx.models.build("vit-b16", num_layers=1, image_size=32)
+        >>> model(nx.zeros((2, 32, 32, 3))).shape
         (2, 1000)
     """
 

@@ -28,7 +28,7 @@ class ReLU(Module):
     """``max(x, 0)``, in the dtype of ``x``, which may be one of integers.
 
     Example:
-        >>> print(ReLU()(jnp.array([-1.0, 2.0])))
+        >>> print(nn.ReLU()(nx.tensor([-1.0, 2.0])))
         [0. 2.]
     """
 
@@ -75,7 +75,7 @@ class PReLU(Module):
         ShapeError: when called with another number of channels than of slopes above 1.
 
     Example:
-        >>> print(PReLU(2, init=0.5)(jnp.array([[-4, -2], [1, 2]])))
+        >>> print(nn.PReLU(2, init=0.5)(nx.tensor([[-4, -2], [1, 2]])))
         [[-2. -1.]
          [ 1.  2.]]
     """
@@ -205,7 +205,7 @@ class Softmax(Module):
         ShapeError: when called with an input that has no such axis.
 
     Example:
-        >>> print(Softmax()(jnp.zeros(2)))
+        >>> print(nn.Softmax()(nx.zeros(2)))
         [0.5 0.5]
     """
 

@@ -59,7 +59,7 @@ class AdaptiveAvgPool2d(_AdaptiveAvgPool):
         output_size: one number, or (height, width).
 
     Example:
-        >>> AdaptiveAvgPool2d(3)(jnp.ones((2, 7, 5, 4))).shape
+        >>> nn.AdaptiveAvgPool2d(3)(nx.ones((2, 7, 5, 4))).shape
         (2, 3, 3, 4)
     """
 
@@ -85,7 +85,7 @@ class AdaptiveMaxPool2d(_AdaptiveMaxPool):
         output_size: one number, or (height, width).
 
     Example:
-        >>> AdaptiveMaxPool2d((1, 2))(jnp.ones((2, 7, 5, 4))).shape
+        >>> nn.AdaptiveMaxPool2d((1, 2))(nx.ones((2, 7, 5, 4))).shape
         (2, 1, 2, 4)
     """
 

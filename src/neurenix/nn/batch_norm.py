@@ -48,7 +48,7 @@ class BatchNorm(Module):
             training.
 
     Example:
-        >>> BatchNorm(3)(jnp.ones((4, 8, 8, 3))).shape
+        >>> nn.BatchNorm(3)(nx.ones((4, 8, 8, 3))).shape
         (4, 8, 8, 3)
     """
 

@@ -30,9 +30,8 @@ class Sequential(Module):
             whose parameters would not be trained.
 
     Example:
-        >>> import jax.numpy as jnp
-        >>> model = Sequential(jnp.tanh, Flatten())
-        >>> model(jnp.ones((2, 3, 4))).shape
+        >>> model = nn.Sequential(nx.tanh, nn.Flatten())
+        >>> model(nx.ones((2, 3, 4))).shape
         (2, 12)
     """
 
@@ -92,15 +91,14 @@ class ModuleList(nnx.List):
         layers: any iterable of modules.
 
     Example:
-        >>> import jax.numpy as jnp
-        >>> class Steps(Module):
+        >>> class Steps(nn.Module):
         ...     def __init__(self):
-        ...         self.steps = ModuleList([Flatten(), Residual(jnp.square)])
+        ...         self.steps = nn.ModuleList([nn.Flatten(), nn.Residual(nx.square)])
         ...     def __call__(self, x):
         ...         for step in self.steps:
         ...             x = step(x)
         ...         return x
-        >>> Steps()(jnp.ones((2, 3, 4))).shape
+        >>> Steps()(nx.ones((2, 3, 4))).shape
         (2, 12)
     """
 
@@ -112,7 +110,7 @@ class ModuleDict(nnx.Dict):
         layers: a mapping from names to modules, or keyword arguments.
 
     Example:
-        >>> sorted(ModuleDict({"flat": Flatten(), "deep": Flatten(2)}))
+        >>> sorted(nn.ModuleDict({"flat": nn.Flatten(), "deep": nn.Flatten(2)}))
         ['deep', 'flat']
     """
 
@@ -130,8 +128,7 @@ class Residual(Module):
         ShapeError: the two results differ in shape; they are not broadcast.
 
     Example:
-        >>> import jax.numpy as jnp
-        >>> print(Residual(jnp.square)(jnp.array([3.0])))
+        >>> print(nn.Residual(nx.square)(nx.tensor([3.0])))
         [12.]
     """
 
@@ -163,8 +160,7 @@ class Flatten(Module):
         start_dim: the first axis to join; the batch is kept by default.
 
     Example:
-        >>> import jax.numpy as jnp
-        >>> Flatten()(jnp.ones((2, 3, 4))).shape
+        >>> nn.Flatten()(nx.ones((2, 3, 4))).shape
         (2, 12)
     """
 

@@ -131,7 +131,7 @@ class ConvTranspose2d(_ConvTranspose):
         bias: (out_channels,) or None.
 
     Example:
-        >>> ConvTranspose2d(8, 4, 2, stride=2)(jnp.ones((1, 5, 5, 8))).shape
+        >>> nn.ConvTranspose2d(8, 4, 2, stride=2)(nx.ones((1, 5, 5, 8))).shape
         (1, 10, 10, 4)
     """
 

@@ -87,8 +87,8 @@ def dot_product_attention(
         ShapeError: the shapes do not go together.
 
     Example:
-        >>> x = jnp.ones((2, 5, 4, 8))
-        >>> dot_product_attention(x, x, x, causal=True).shape
+        >>> x = nx.ones((2, 5, 4, 8))
+        >>> nn.dot_product_attention(x, x, x, causal=True).shape
         (2, 5, 4, 8)
     """
     _check(query, key, value)

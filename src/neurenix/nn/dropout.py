@@ -33,9 +33,8 @@ class Dropout(Module, nnx.Dropout):
         ShapeError: when called with an input that has no such axis.
 
     Example:
-        >>> import jax.numpy as jnp
-        >>> layer = Dropout(0.5).eval()
-        >>> print(layer(jnp.ones(3)))
+        >>> layer = nn.Dropout(0.5).eval()
+        >>> print(layer(nx.ones(3)))
         [1. 1. 1.]
     """
 

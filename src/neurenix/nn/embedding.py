@@ -39,7 +39,7 @@ class Embedding(Module, nnx.Embed):
         DataError: when called, outside of a compiled function, with a number outside the table.
 
     Example:
-        >>> Embedding(100, 16)(jnp.array([[1, 2, 3]])).shape
+        >>> nn.Embedding(100, 16)(nx.tensor([[1, 2, 3]])).shape
         (1, 3, 16)
     """
 
@@ -94,7 +94,7 @@ def rows_of(table: jax.Array, numbers: jax.Array, *, name: str) -> jax.Array:
         DataError: a number, where it is known, has no row.
 
     Example:
-        >>> rows_of(jnp.array([[1.0], [2.0]]), jnp.array([1, 0]), name="The table").tolist()
+        >>> rows_of(nx.tensor([[1.0], [2.0]]), nx.tensor([1, 0]), name="The table").tolist()
         [[2.0], [1.0]]
     """
     _check_range(table.shape[0], numbers, name)

@@ -65,13 +65,14 @@ class Module(_Slots, nnx.Module):
     It is an ``nnx.Module``: everything that works on those works on this one.
 
     Example:
+        >>> import jax
         >>> from neurenix import nn
         >>> class Net(nn.Module):
         ...     def __init__(self):
         ...         self.hidden, self.out = nn.Linear(4, 8), nn.Linear(8, 2)
         ...     def __call__(self, x):
         ...         return self.out(jax.nn.relu(self.hidden(x)))
-        >>> Net()(jnp.ones((3, 4))).shape
+        >>> Net()(nx.ones((3, 4))).shape
         (3, 2)
         >>> Net().num_parameters
         58

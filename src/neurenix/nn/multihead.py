@@ -44,7 +44,7 @@ class MultiHeadAttention(Module):
             kernels, transposed and stacked.
 
     Example:
-        >>> MultiHeadAttention(16, 4, causal=True)(jnp.ones((2, 5, 16))).shape
+        >>> nn.MultiHeadAttention(16, 4, causal=True)(nx.ones((2, 5, 16))).shape
         (2, 5, 16)
     """
 

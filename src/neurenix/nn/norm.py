@@ -32,7 +32,7 @@ class LayerNorm(Module):
         dtype: of the parameters; float32 by default.
 
     Example:
-        >>> LayerNorm(4)(jnp.ones((2, 4))).shape
+        >>> nn.LayerNorm(4)(nx.ones((2, 4))).shape
         (2, 4)
     """
 
@@ -72,7 +72,7 @@ class RMSNorm(Module):
         dtype: of the parameters; float32 by default.
 
     Example:
-        >>> RMSNorm(4)(jnp.ones((2, 4))).shape
+        >>> nn.RMSNorm(4)(nx.ones((2, 4))).shape
         (2, 4)
     """
 
@@ -108,7 +108,7 @@ class GroupNorm(Module):
         dtype: of the parameters; float32 by default.
 
     Example:
-        >>> GroupNorm(2, 8)(jnp.ones((4, 5, 5, 8))).shape
+        >>> nn.GroupNorm(2, 8)(nx.ones((4, 5, 5, 8))).shape
         (4, 5, 5, 8)
     """
 

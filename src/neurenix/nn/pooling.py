@@ -103,7 +103,7 @@ class MaxPool2d(_MaxPool):
         ShapeError: when called with another rank, or with an image smaller than a window.
 
     Example:
-        >>> MaxPool2d(2)(jnp.ones((4, 8, 8, 3))).shape
+        >>> nn.MaxPool2d(2)(nx.ones((4, 8, 8, 3))).shape
         (4, 4, 4, 3)
     """
 
@@ -134,7 +134,7 @@ class AvgPool2d(_AvgPool):
         strides: see ``stride``.
 
     Example:
-        >>> AvgPool2d(2)(jnp.ones((4, 8, 8, 3))).shape
+        >>> nn.AvgPool2d(2)(nx.ones((4, 8, 8, 3))).shape
         (4, 4, 4, 3)
     """
 
@@ -187,7 +187,7 @@ class GlobalAvgPool2d(_GlobalAvgPool):
         keepdims: keep the spatial axes, with size 1.
 
     Example:
-        >>> GlobalAvgPool2d()(jnp.ones((4, 7, 7, 8))).shape
+        >>> nn.GlobalAvgPool2d()(nx.ones((4, 7, 7, 8))).shape
         (4, 8)
     """
 

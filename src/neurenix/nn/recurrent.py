@@ -127,7 +127,7 @@ class LSTM(_Recurrent):
         rngs: random streams; the process's own by default.
 
     Example:
-        >>> outputs, (h, c) = LSTM(3, 5)(jnp.ones((2, 7, 3)))
+        >>> outputs, (h, c) = nn.LSTM(3, 5)(nx.ones((2, 7, 3)))
         >>> outputs.shape, h.shape, c.shape
         ((2, 7, 5), (2, 5), (2, 5))
     """
@@ -168,7 +168,7 @@ class GRU(_Recurrent):
     and cuDNN; ``h = (1 - z) · n + z · h``. Arguments as for :class:`LSTM`.
 
     Example:
-        >>> outputs, h = GRU(3, 5)(jnp.ones((2, 7, 3)))
+        >>> outputs, h = nn.GRU(3, 5)(nx.ones((2, 7, 3)))
         >>> outputs.shape, h.shape
         ((2, 7, 5), (2, 5))
     """

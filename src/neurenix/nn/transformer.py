@@ -38,8 +38,7 @@ class TransformerBlock(Module):
         rngs: random streams; the process's own by default.
 
     Example:
-        >>> import jax.numpy as jnp
-        >>> TransformerBlock(16, 4, causal=True)(jnp.ones((2, 5, 16))).shape
+        >>> nn.TransformerBlock(16, 4, causal=True)(nx.ones((2, 5, 16))).shape
         (2, 5, 16)
     """
 

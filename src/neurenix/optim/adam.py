@@ -24,7 +24,7 @@ class Adam(OptimizerSpec):
         eps: added to the root of the second moment.
 
     Example:
-        >>> Adam(1e-3).betas
+        >>> nx.optim.Adam(1e-3).betas
         (0.9, 0.999)
     """
 

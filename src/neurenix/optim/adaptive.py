@@ -27,7 +27,7 @@ class RMSprop(OptimizerSpec):
         centered: subtract the squared mean, so that the variance is divided by.
 
     Example:
-        >>> RMSprop().alpha
+        >>> nx.optim.RMSprop().alpha
         0.99
     """
 

@@ -151,8 +151,7 @@ def matrices_only(params: Any) -> Any:
     of ``nx.models`` do: (L, E) is the bias of L layers.
 
     Example:
-        >>> import jax.numpy as jnp
-        >>> matrices_only({"kernel": jnp.zeros((6, 2, 2)), "bias": jnp.zeros((6, 2))})
+        >>> nx.optim.matrices_only({"kernel": nx.zeros((6, 2, 2)), "bias": nx.zeros((6, 2))})
         {'bias': False, 'kernel': True}
     """
 

@@ -31,7 +31,8 @@ def held_in(
         ArgumentError: the dtype is not one of floating-point numbers.
 
     Example:
-        >>> state = held_in("bfloat16", optax.adam(1e-3)).init({"w": jnp.ones(4)})
+        >>> import optax
+        >>> state = nx.optim.held_in("bfloat16", optax.adam(1e-3)).init({"w": nx.ones(4)})
         >>> state[0].mu["w"].dtype
         dtype(bfloat16)
     """

@@ -42,7 +42,7 @@ def spec(optimizer: str | OptimizerSpec | type[OptimizerSpec]) -> OptimizerSpec:
         ArgumentTypeError: it is none of these.
 
     Example:
-        >>> spec("adamw").weight_decay
+        >>> nx.optim.spec("adamw").weight_decay
         0.01
     """
     if isinstance(optimizer, OptimizerSpec):
@@ -72,7 +72,8 @@ def get(optimizer: OptimizerLike) -> optax.GradientTransformation:
             ``optax.lbfgs``.
 
     Example:
-        >>> isinstance(get("adam"), optax.GradientTransformation)
+        >>> import optax
+        >>> isinstance(nx.optim.get("adam"), optax.GradientTransformation)
         True
     """
     if isinstance(optimizer, optax.GradientTransformation):
@@ -85,7 +86,7 @@ def learning_rate_of(optimizer: Any) -> LearningRate | None:
     """Return the learning rate, a number or a schedule; None for an optax transformation.
 
     Example:
-        >>> learning_rate_of("adam")
+        >>> nx.optim.learning_rate_of("adam")
         0.001
     """
     if isinstance(optimizer, optax.GradientTransformation):

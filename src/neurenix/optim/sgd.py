@@ -23,7 +23,7 @@ class SGD(OptimizerSpec):
         nesterov: look ahead by one momentum step; needs ``momentum``.
 
     Example:
-        >>> SGD(0.1, momentum=0.9).momentum
+        >>> nx.optim.SGD(0.1, momentum=0.9).momentum
         0.9
     """
 

@@ -47,7 +47,7 @@ class Pricing:
         """Return the USD of a chip and an hour, or ``None`` where no price is public.
 
         Example:
-            >>> Pricing(usd_per_chip_hour=2.0).rate(chips.generation("tpu7x"))
+            >>> nx.preflight.Pricing(usd_per_chip_hour=2.0).rate(nx.chips.generation("tpu7x"))
             2.0
         """
         price = self.of(generation)
@@ -57,7 +57,7 @@ class Pricing:
         """Say that no price is public, and which ones are.
 
         Example:
-            >>> Pricing().missing(chips.generation("tpu7x"))
+            >>> nx.preflight.Pricing().missing(nx.chips.generation("tpu7x"))
             'no public price for tpu7x'
         """
         listed = [

@@ -59,7 +59,7 @@ class Deadline:
         A last batch that is not full is a step too: ``fit`` pads it.
 
         Example:
-            >>> Deadline(examples=1001, hours=1).misses(step_seconds=1800, batch=500)
+            >>> nx.preflight.Deadline(examples=1001, hours=1).misses(step_seconds=1800, batch=500)
             'takes 1.5 h (est.), and the deadline is 1 h'
         """
         needed = math.ceil(self.examples / batch) * step_seconds / 3600

@@ -1,8 +1,7 @@
 """Making tensors: from data, of constants, of random numbers.
 
 A tensor *is* a ``jax.Array``: ``Tensor`` makes one, and is the type of every one. Owns the checks
-of what users hand in (ragged lists, objects, numbers that do not fit) and the default dtypes:
-Python and NumPy floats become float32, integers int32, unless a dtype is given.
+of shapes, ranges and keys. What data may be, and of which dtype it becomes, is ``given``'s.
 """
 
 from __future__ import annotations
@@ -20,17 +19,23 @@ from jax.core import Tracer
 
 from neurenix import _dtypes as dtypes
 from neurenix import random
-from neurenix._core.errors import ArgumentError, ArgumentTypeError, DataError, ShapeError
+from neurenix._core.errors import ArgumentError, ArgumentTypeError, ShapeError
 from neurenix._dtypes import cast, expect_held
 from neurenix.device import Device, DeviceType, to
 from neurenix.simulation import simulated
+from neurenix.tensor.given import numbers_of
 
 __all__ = [
     "Tensor",
     "arange",
+    "array",
+    "asarray",
+    "empty",
+    "empty_like",
     "eye",
     "full",
     "full_like",
+    "identity",
     "linspace",
     "ones",
     "ones_like",
@@ -43,13 +48,6 @@ __all__ = [
 
 DeviceLike = Device | DeviceType | str | Any
 Shape = int | Sequence[int]
-
-_NARROW = {
-    np.dtype("float64"): np.dtype("float32"),
-    np.dtype("int64"): np.dtype("int32"),
-    np.dtype("uint64"): np.dtype("uint32"),
-    np.dtype("complex128"): np.dtype("complex64"),
-}
 
 if TYPE_CHECKING:
     # For checkers it is jax.Array itself, whose stub takes any argument: a class of its own would
@@ -91,22 +89,43 @@ else:
 
         def __new__(cls, data: Any, *, dtype: Any = None, device: DeviceLike = None) -> jax.Array:
             """Build the array; see the class."""
-            simulated()
-            wanted = None if dtype is None else dtypes.dtype(dtype)
-            if isinstance(data, jax.Array):
-                array = data if wanted is None else cast(data, wanted, called="Tensor(data)")
-            else:
-                array = _checked(data, wanted)
-            if device is not None:
-                return to(array, device)
-            return jnp.asarray(array)
+            return array(data, dtype, device=device)
+
+
+def array(data: Any, dtype: Any = None, *, device: DeviceLike = None) -> jax.Array:
+    """Return ``Tensor(data, dtype=dtype, device=device)``, under NumPy's and PyTorch's names.
+
+    ``nx.asarray`` and ``nx.tensor`` are the same: an array cannot be changed, so that a copy of one
+    is of no use.
+
+    Raises:
+        DataError: as ``Tensor`` does.
+
+    Example:
+        >>> nx.array([1.0, 2.0])
+        Array([1., 2.], dtype=float32)
+        >>> nx.tensor([1, 2], dtype="bf16").dtype
+        dtype(bfloat16)
+    """
+    simulated()
+    wanted = None if dtype is None else dtypes.dtype(dtype)
+    if isinstance(data, jax.Array):
+        made: Any = data if wanted is None else cast(data, wanted, called="Tensor(data)")
+    else:
+        made = numbers_of(data, wanted)
+    if device is not None:
+        return to(made, device)
+    return jnp.asarray(made)
+
+
+asarray = tensor = array
 
 
 def zeros(shape: Shape, dtype: Any = None, *, device: DeviceLike = None) -> jax.Array:
     """Return an array of zeros, float32 unless ``dtype`` says otherwise.
 
     Example:
-        >>> zeros((2, 3)).shape
+        >>> nx.zeros((2, 3)).shape
         (2, 3)
     """
     return full(shape, 0, _dtype_beside_shape(dtype, "float32"), device=device)
@@ -116,17 +135,22 @@ def ones(shape: Shape, dtype: Any = None, *, device: DeviceLike = None) -> jax.A
     """Return an array of ones, float32 unless ``dtype`` says otherwise.
 
     Example:
-        >>> float(ones((2, 3)).sum())
+        >>> float(nx.ones((2, 3)).sum())
         6.0
     """
     return full(shape, 1, _dtype_beside_shape(dtype, "float32"), device=device)
+
+
+def empty(shape: Shape, dtype: Any = None, *, device: DeviceLike = None) -> jax.Array:
+    """Return an array whose contents do not matter: zeros, as JAX leaves no memory as it was."""
+    return zeros(shape, dtype, device=device)
 
 
 def full(shape: Shape, value: Any, dtype: Any = None, *, device: DeviceLike = None) -> jax.Array:
     """Return an array that is ``value`` everywhere; the dtype is that of ``Tensor(value)``.
 
     Example:
-        >>> full((2,), 7)
+        >>> nx.full((2,), 7)
         Array([7, 7], dtype=int32)
     """
     filling = Tensor(value, dtype=_dtype_beside_shape(dtype, None))
@@ -141,6 +165,11 @@ def zeros_like(array: Any, dtype: Any = None, *, device: DeviceLike = None) -> j
 def ones_like(array: Any, dtype: Any = None, *, device: DeviceLike = None) -> jax.Array:
     """Return ones of the shape and dtype of ``array``."""
     return _placed(jnp.ones_like(_as_array(array), dtype=_optional(dtype)), device)
+
+
+def empty_like(array: Any, dtype: Any = None, *, device: DeviceLike = None) -> jax.Array:
+    """Return an array of the shape and dtype of ``array`` whose contents do not matter: zeros."""
+    return zeros_like(array, dtype, device=device)
 
 
 def full_like(array: Any, value: Any, dtype: Any = None, *, device: DeviceLike = None) -> jax.Array:
@@ -170,7 +199,7 @@ def arange(
         DataError: the dtype is of integers, int32 by default, and cannot hold them.
 
     Example:
-        >>> arange(3)
+        >>> nx.arange(3)
         Array([0, 1, 2], dtype=int32)
     """
     simulated()
@@ -196,7 +225,7 @@ def linspace(
         ArgumentError: ``num`` is no whole number from 0.
 
     Example:
-        >>> linspace(0, 1, 3)
+        >>> nx.linspace(0, 1, 3)
         Array([0. , 0.5, 1. ], dtype=float32)
     """
     simulated()
@@ -211,13 +240,18 @@ def eye(
     """Return ones on the diagonal and zeros elsewhere, float32 unless ``dtype`` says otherwise.
 
     Example:
-        >>> eye(2)
+        >>> nx.eye(2)
         Array([[1., 0.],
                [0., 1.]], dtype=float32)
     """
     simulated()
     rows, columns = _sizes((rows, rows if columns is None else columns))
     return _placed(jnp.eye(rows, columns, dtype=dtypes.dtype(dtype or "float32")), device)
+
+
+def identity(n: int, dtype: Any = None, *, device: DeviceLike = None) -> jax.Array:
+    """Return ``eye(n)``."""
+    return eye(n, dtype=dtype, device=device)
 
 
 def randn(
@@ -246,7 +280,7 @@ def randn(
         ArgumentTypeError: ``key`` is no key.
 
     Example:
-        >>> randn(2, 3).shape, randn((2, 3)).shape
+        >>> nx.randn(2, 3).shape, nx.randn((2, 3)).shape
         ((2, 3), (2, 3))
         >>> import neurenix as nx
         >>> from flax import nnx
@@ -279,9 +313,10 @@ def rand(
         ArgumentTypeError: ``key`` is no key.
 
     Example:
-        >>> bool((rand(100) < 1).all())
+        >>> import jax
+        >>> bool((nx.rand(100) < 1).all())
         True
-        >>> jax.jit(lambda key: rand(2, 3, key=key))(random.next_key()).shape
+        >>> jax.jit(lambda key: nx.rand(2, 3, key=key))(nx.random.next_key()).shape
         (2, 3)
     """
     kind = _inexact("rand", dtype, jnp.floating)
@@ -308,9 +343,10 @@ def randint(
         DataError: the dtype cannot hold the integers; 32 bits must hold ``high``, too.
 
     Example:
-        >>> int(randint(3, 4, (1,))[0])
+        >>> import jax
+        >>> int(nx.randint(3, 4, (1,))[0])
         3
-        >>> jax.jit(lambda key: randint(0, 9, (2,), key=key))(random.next_key()).shape
+        >>> jax.jit(lambda key: nx.randint(0, 9, (2,), key=key))(nx.random.next_key()).shape
         (2,)
     """
     kind = dtypes.dtype(_dtype_beside_shape(dtype, "int32"))
@@ -410,22 +446,6 @@ def _as_array(value: Any) -> Any:
     return value if hasattr(value, "shape") and hasattr(value, "dtype") else Tensor(value)
 
 
-def _checked(data: Any, wanted: np.dtype | None) -> np.ndarray:
-    """Turn what a user handed in into an array of numbers that JAX can take."""
-    if callable(getattr(data, "detach", None)):  # a PyTorch tensor, which may require gradients
-        data = data.detach()
-    try:
-        array = np.asarray(data)
-    except (ValueError, TypeError) as error:
-        raise DataError(f"Tensor(data): {_why_not(data, error)}") from error
-    if not (jnp.issubdtype(array.dtype, jnp.number) or array.dtype == np.bool_):
-        raise DataError(
-            f"Tensor(data): needs numbers, got {_example(array)} (NumPy dtype {array.dtype})."
-        )
-    target = _NARROW.get(array.dtype, array.dtype) if wanted is None else wanted
-    return cast(array, target, called="Tensor(data)")
-
-
 def _kind_of(number: Any) -> Any:
     numpy = isinstance(number, np.generic)
     return jax.dtypes.canonicalize_dtype(number.dtype) if numpy else type(number)
@@ -439,33 +459,3 @@ def _expect_arange_held(start: Any, stop: Any, step: Any, target: np.dtype) -> N
     count = -((start - stop) // step) if whole else math.ceil((stop - start) / step)
     if count > 0:
         expect_held("arange", start, start + (count - 1) * step, target)
-
-
-def _why_not(data: Any, error: Exception) -> str:
-    if isinstance(data, list | tuple):
-        ragged = _ragged(data, "data")
-        if ragged:
-            return f"the list is ragged: {ragged}. Pad it to one length, or batch it by length."
-    return f"cannot be made an array: {error}"
-
-
-def _ragged(data: Sequence[Any], name: str) -> str:
-    lengths = [len(item) if isinstance(item, list | tuple) else None for item in data]
-    for index, length in enumerate(lengths):
-        if length != lengths[0]:
-            return f"{name}[0] has {_length(lengths[0])}, {name}[{index}] has {_length(length)}"
-    for index, item in enumerate(data):
-        if isinstance(item, list | tuple):
-            found = _ragged(item, f"{name}[{index}]")
-            if found:
-                return found
-    return ""
-
-
-def _length(length: int | None) -> str:
-    return "no length (a number)" if length is None else f"length {length}"
-
-
-def _example(array: np.ndarray) -> str:
-    first = array.reshape(-1)[0] if array.size else None
-    return f"{type(first).__name__} {first!r}"

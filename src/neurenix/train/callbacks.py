@@ -317,7 +317,7 @@ class LambdaCallback(Callback):
     """A callback made of functions, under the names of the methods.
 
     Example:
-        >>> callback = LambdaCallback(on_epoch_end=lambda epoch, logs: None)
+        >>> callback = nx.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: None)
     """
 
     def __init__(self, **functions: Callable[..., None]) -> None:

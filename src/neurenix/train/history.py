@@ -17,7 +17,7 @@ class History(Mapping[str, list[float]]):
         epochs: the number of each epoch, from 0.
 
     Example:
-        >>> history = History()
+        >>> history = nx.History()
         >>> history.append(0, {"loss": 0.5})
         >>> history["loss"], history.history
         ([0.5], {'loss': [0.5]})

@@ -32,10 +32,12 @@ class Optimizer(nnx.Pytree):
         optimizer: a name, one of ``nx.optim``, or an optax transformation.
 
     Example:
+        >>> from flax import nnx
+        >>> import jax
         >>> from neurenix import nn
         >>> model = nn.Linear(2, 1)
-        >>> optimizer = Optimizer(model, optim.SGD(0.1))
-        >>> gradients = jax.tree.map(jnp.ones_like, nnx.state(model, nnx.Param))
+        >>> optimizer = nx.Optimizer(model, nx.optim.SGD(0.1))
+        >>> gradients = jax.tree.map(nx.ones_like, nnx.state(model, nnx.Param))
         >>> optimizer.update(model, gradients)
         >>> optimizer.step
         1

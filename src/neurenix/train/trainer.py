@@ -73,7 +73,7 @@ class Trainer(Described, Resumable):
     Example:
         >>> import numpy as np
         >>> from flax import nnx
-        >>> trainer = Trainer(nnx.Linear(4, 1, rngs=nnx.Rngs(0)), optimizer="sgd", loss="mse")
+        >>> trainer = nx.Trainer(nnx.Linear(4, 1, rngs=nnx.Rngs(0)), optimizer="sgd", loss="mse")
         >>> history = trainer.fit(np.ones((64, 4)), np.ones((64, 1)), epochs=2)
         >>> len(history["loss"])
         2

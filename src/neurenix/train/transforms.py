@@ -380,10 +380,10 @@ def jit(
         >>> from neurenix import nn
         >>> import numpy as np
         >>> model = nn.Linear(2, 1)
-        >>> forward = jit(lambda model, x: model(x))
+        >>> forward = nx.jit(lambda model, x: model(x))
         >>> forward(model, np.ones((3, 2), "float32")).shape
         (3, 1)
-        >>> jit(model)(np.ones((3, 2), "float32")).shape
+        >>> nx.jit(model)(np.ones((3, 2), "float32")).shape
         (3, 1)
     """
     if function is None:

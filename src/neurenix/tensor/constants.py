@@ -1,0 +1,5 @@
+"""Numbers by their names, as ``jax.numpy`` has them: ``nx.pi``, ``nx.inf``, ``nx.newaxis``."""
+
+from jax.numpy import e, euler_gamma, inf, nan, newaxis, pi
+
+__all__ = ["e", "euler_gamma", "inf", "nan", "newaxis", "pi"]
