@@ -45,7 +45,9 @@ def rule_pages(folder: Path) -> None:
 def main(folder: Path) -> None:
     """Write one HTML page per public module and per rule."""
     # Public names are imported when first used; pdoc shows what it finds in the module.
-    names = [name for name in neurenix.__all__ if getattr(neurenix, name) is not None]
+    values = {name: getattr(neurenix, name) for name in neurenix.__all__}
+    of_jax = {"fft", "linalg"}  # modules that are JAX's own, with its documentation
+    names = [name for name, value in values.items() if value is not None and name not in of_jax]
     folder.mkdir(parents=True, exist_ok=True)
     # It cannot evaluate annotations that flax and dataclasses write into other modules.
     warnings.filterwarnings("ignore", message="Error parsing type annotation", module="pdoc")
