@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ import neurenix as nx
 from cli_helpers import SCRIPT
 from neurenix import chips, nn
 from neurenix.cli.plan import _changes, _command
+from neurenix.compiler import workers
 from neurenix.preflight import Candidate, Plan, SearchSpace, plan_document
 from neurenix.preflight.choice import Choice, mesh_of
 from neurenix.preflight.cost import Pricing
@@ -325,13 +327,17 @@ def test_limits_of_the_compiler_are_positive(options: Any) -> None:
         nx.preflight.CompileOptions(**options)
 
 
-@pytest.mark.tpu_compile
-def test_a_candidate_that_the_end_of_the_budget_stops_was_not_compiled() -> None:
+@pytest.mark.multiprocess
+def test_a_candidate_that_the_end_of_the_budget_stops_was_not_compiled(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    without_end = [sys.executable, "-c", "import time; time.sleep(60)"]
+    monkeypatch.setattr(workers, "_command", lambda: without_end)
     net: Any = nn.Sequential(nn.Linear(64, 8))
     net.compile(optimizer="adam", loss="mse")
     options = nx.preflight.PreflightOptions(compiler=nx.preflight.CompileOptions(cache=False))
     plan = nx.preflight.search(
-        net, on="v5e-1", input_shape=(64, 64), budget_seconds=0.3, options=options
+        net, on="v5e-1", input_shape=(64, 64), budget_seconds=2.0, options=options
     )
     (candidate,) = plan.candidates
     assert candidate.report is None and "the time for the search was up" in candidate.reason

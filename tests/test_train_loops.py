@@ -17,6 +17,7 @@ import pytest
 from flax import nnx
 
 import neurenix as nx
+from neurenix._functions.binding import Binding
 from neurenix._functions.recompilation import RecompilationWarning
 from train_helpers import MLP, Noisy, assert_same_weights, classification, hand_written
 
@@ -415,6 +416,35 @@ def test_ctrl_c_at_any_moment_loses_no_weights(kind: str) -> None:
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
+
+
+@pytest.mark.parametrize("kind", ["jit", "run"])
+def test_ctrl_c_between_a_call_and_its_writing_loses_no_weights(
+    monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    """Python looks for signals when a function is entered: a moment of a hundred nanoseconds."""
+    model, optimizer, metric = parts()
+    arguments = (model, optimizer, metric, batches()[0])
+    call = nx.jit(step)
+    if kind == "run":
+        strategy = nx.distribute.TPUStrategy()
+        call = lambda *given: strategy.run(step, args=given)  # noqa: E731
+    call(*arguments)
+    before = np.asarray(model(X))
+    write, entered = Binding.write, []
+
+    def interrupted(self: Binding, leaves: Any) -> None:
+        entered.append(self)
+        if len(entered) == 1:
+            raise KeyboardInterrupt
+        write(self, leaves)
+
+    monkeypatch.setattr(Binding, "write", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        call(*arguments)
+    assert len(entered) == 2
+    after = np.asarray(model(X))
+    assert np.isfinite(after).all() and (after != before).any()
 
 
 def test_a_warning_made_an_error_loses_no_weights() -> None:

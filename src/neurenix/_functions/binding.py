@@ -156,14 +156,18 @@ class Binding:
         """Call ``function -> (out, leaves)``, write the leaves, and return ``out``.
 
         The leaves are written even when Ctrl-C arrives during the call, which has given the old
-        ones away.
+        ones away, or before all of them are written.
         """
         results: list[tuple[Any, Any]] = []
         try:
             uninterrupted(results, function, arguments)
         finally:
             if results:
-                self.write(results[0][1])
+                try:
+                    self.write(results[0][1])
+                except BaseException:  # a signal's; it goes on when all are written
+                    self.write(results[0][1])
+                    raise
         return results[0][0]
 
 

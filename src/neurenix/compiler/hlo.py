@@ -18,7 +18,7 @@ from functools import cached_property
 from neurenix._core.errors import CompilationError
 from neurenix._core.source_files import is_library
 from neurenix.compiler.shapes import Shape, parse_shapes
-from neurenix.compiler.source import is_entrance
+from neurenix.compiler.source import is_entrance, is_on_the_way
 
 _QUOTED = re.compile(r'"(?:[^"\\]|\\.)*"', re.DOTALL)
 _COMMENT = re.compile(r"/\*.*?\*/")
@@ -36,7 +36,6 @@ _FRAME = re.compile(r"stack_frame_id=(\d+)")
 _OP_NAME = re.compile(r'op_name="((?:[^"\\]|\\.)*)"')
 _FILE_LINE = re.compile(r'source_file="((?:[^"\\]|\\.)*)" source_line=(\d+)')
 _FIELD = re.compile(r"(\w+)=(\d+)")
-_WORKER = "/neurenix/compiler/worker.py"
 _ESCAPE = re.compile(rb"\\(?:([0-3][0-7]{2})|(.))", re.DOTALL)
 _LETTERS = {b"n": b"\n", b"r": b"\r", b"t": b"\t"}
 _MIRRORED = {"GT": "LT", "GE": "LE", "LT": "GT", "LE": "GE"}
@@ -470,9 +469,7 @@ def _user_line(
     innermost: SourceLine | None = None
     while number in stack:
         line = places.get(stack[number].get("file_location_id", 0))
-        if line is not None and is_entrance(line.file):
-            break
-        if line is not None and line.file.endswith(_WORKER):  # an operation without a line
+        if line is not None and (is_entrance(line.file) or is_on_the_way(line.file)):
             break
         if line is not None and not is_library(line.file):
             return line
