@@ -343,6 +343,10 @@ def from_host(kept: jax.Array) -> jax.Array:
     return jax.device_put(kept, jax.memory.Space.Device) * 2
 
 
+def each_alone(*arrays: jax.Array) -> list[jax.Array]:
+    return [array + 1 for array in arrays]
+
+
 def of_nothing() -> jax.Array:
     return jax.lax.iota("float32", 1024) @ jax.numpy.ones((1024, 128))
 
@@ -357,6 +361,7 @@ PROGRAMS = {
     ),
     "from the host": ("v5e-8", {"data": 8}, from_host, (on_host((64, 128)),), ()),
     "no arguments": ("v4-8", {"data": 4}, of_nothing, (), ()),
+    "one tuple": ("v5e-1", {"data": 1}, each_alone, (spec((8,)),) * 2001, ()),
     "64 bits": ("v5e-1", {"data": 1}, lambda x: x + 2**40, (spec((8, 128), "int64"),), ()),
 }  # fmt: skip
 
