@@ -18,6 +18,9 @@ from neurenix.nn.dot_product import dot_product_attention
 
 RNG = np.random.default_rng(0)
 
+# A kernel that is interpreted runs for longer than it is compiled.
+OPTIMISED = {"xla_backend_optimization_level": 3}
+
 
 def heads(length, count, size=4, batch=2):
     return RNG.normal(size=(batch, length, count, size)).astype(np.float32)
@@ -163,7 +166,8 @@ def test_heads_are_divided_over_the_tensor_axis():
     mesh = jax.make_mesh((2, 2), ("data", "tensor"), axis_types=(AxisType.Auto,) * 2)
     q, k, v = heads(128, 4, 64), heads(128, 2, 64), heads(128, 2, 64)
     with pltpu.force_tpu_interpret_mode(), jax.set_mesh(mesh):
-        found = jax.jit(splash.attention, static_argnames="causal")(q, k, v, causal=True)
+        compiled = jax.jit(splash.attention, static_argnames="causal", compiler_options=OPTIMISED)
+        found = compiled(q, k, v, causal=True)
     assert found.sharding.spec == PartitionSpec("data", None, "tensor")
     np.testing.assert_allclose(found, ref.attention(q, k, v, None, True), rtol=2e-3, atol=2e-3)
 
@@ -193,7 +197,8 @@ def test_the_tpu_kernel_gives_what_numpy_gives(queries, keys, kv_heads, causal):
     q, k, v = heads(queries, 2, 64), heads(keys, kv_heads, 64), heads(keys, kv_heads, 64)
     mesh = jax.make_mesh((2,), ("data",), axis_types=(AxisType.Auto,))
     with pltpu.force_tpu_interpret_mode(), jax.set_mesh(mesh):
-        found = jax.jit(splash.attention, static_argnames="causal")(q, k, v, causal=causal)
+        compiled = jax.jit(splash.attention, static_argnames="causal", compiler_options=OPTIMISED)
+        found = compiled(q, k, v, causal=causal)
     np.testing.assert_allclose(found, ref.attention(q, k, v, None, causal), rtol=2e-3, atol=2e-3)
 
 
@@ -210,7 +215,9 @@ def test_the_tpu_kernels_gradients_are_those_of_plain_attention(kv_heads, causal
 
     wanted = jax.grad(loss, argnums=(1, 2, 3))(dot_product_attention, q, k, v)
     with pltpu.force_tpu_interpret_mode(), jax.set_mesh(mesh):
-        gradient = jax.jit(jax.grad(loss, argnums=(1, 2, 3)), static_argnums=0)
+        gradient = jax.jit(
+            jax.grad(loss, argnums=(1, 2, 3)), static_argnums=0, compiler_options=OPTIMISED
+        )
         found = gradient(splash.attention, q, k, v)
     for one, other in zip(found, wanted, strict=True):
         np.testing.assert_allclose(one, other, rtol=5e-3, atol=5e-3)
