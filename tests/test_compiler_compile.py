@@ -405,6 +405,15 @@ def test_a_worker_of_estimates_needs_no_jax(monkeypatch) -> None:
     assert done.stdout == "False\n"
 
 
+def test_a_jaxlib_of_another_kind_is_no_crash_of_the_compiler(monkeypatch, tmp_path: Path) -> None:
+    (tmp_path / "jaxlib").mkdir()
+    (tmp_path / "jaxlib" / "__init__.py").touch()
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    answer = run()
+    assert isinstance(answer, Refusal)
+    assert answer.kind == "error" and "cannot import name 'xla_client'" in answer.message
+
+
 def test_an_option_that_jax_cannot_read_is_no_verdict(tmp_path: Path) -> None:
     with pytest.raises(ArgumentError, match="compiler_options"):
         run(compiler_options={"optimization_level": "highest"})

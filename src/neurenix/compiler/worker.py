@@ -11,6 +11,7 @@ was killed, it removes the folders that nobody else would. It judges nothing.
 from __future__ import annotations
 
 import errno
+import importlib
 import json
 import os
 import resource
@@ -18,6 +19,7 @@ import shutil
 import sys
 import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -31,9 +33,8 @@ def main() -> NoReturn:
     """Compile what each directory asks for, until the input ends."""
     told: list[Path] = []
     _leave_with_parent(told)
-    from neurenix.compiler import worker_estimates
-
-    del worker_estimates  # imported ahead of the first request
+    with suppress(ImportError):  # ahead of the first request, whose answer says what is missing
+        importlib.import_module("neurenix.compiler.worker_estimates")
     try:
         _serve(told)
     except OSError as error:
