@@ -63,10 +63,7 @@ def lower(
     stablehlo: Any = lowered.compiler_ir("stablehlo")
     module = io.BytesIO()
     stablehlo.operation.write_bytecode(module)
-    try:
-        told = compile_options(mesh.size, options or {})
-    except (TypeError, ValueError) as error:
-        raise ArgumentError(f"compiler_options: {error}") from error
+    told = _compile_options(mesh.size, options or {})
     told.parameter_is_tupled_arguments = len(arguments) > _MOST_PARAMETERS
     # What is given lies where its partition says; for what is returned the compiler decides.
     building = told.executable_build_options
@@ -74,6 +71,17 @@ def lower(
     results = len(jax.tree.leaves(lowered.out_info))
     building.allow_spmd_sharding_propagation_to_output = [True] * results
     return Lowered(module.getvalue(), told.SerializeAsString())
+
+
+def _compile_options(num_devices: int, options: Mapping[str, Any]) -> Any:
+    for name, value in options.items():
+        try:
+            compile_options(num_devices, {name: value})
+        except (TypeError, ValueError) as error:
+            raise ArgumentError(
+                f"compiler_options[{name!r}] has a value that JAX does not take: {value!r}."
+            ) from error
+    return compile_options(num_devices, options)
 
 
 def callable_of(exported: export.Exported, mesh: Mesh | AbstractMesh) -> tuple[Any, list[Any]]:
