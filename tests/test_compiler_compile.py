@@ -115,7 +115,9 @@ def test_what_the_compiler_says_is_told_apart(monkeypatch, text, kind, needed) -
         monkeypatch,
         f"""
         import pathlib
-        pathlib.Path(folder, "result.json").write_text({json.dumps(answer)!r})
+        part = pathlib.Path(folder, "part")
+        part.write_text({json.dumps(answer)!r})
+        part.rename(pathlib.Path(folder, "result.json"))  # whole, or not there
         """,
     )
     answer = run()
@@ -139,7 +141,9 @@ def test_an_option_that_the_compiler_refuses_is_no_verdict(monkeypatch, text, sa
         monkeypatch,
         f"""
         import pathlib
-        pathlib.Path(folder, "result.json").write_text({json.dumps(answer)!r})
+        part = pathlib.Path(folder, "part")
+        part.write_text({json.dumps(answer)!r})
+        part.rename(pathlib.Path(folder, "result.json"))  # whole, or not there
         """,
     )
     with pytest.raises(ArgumentError, match=says):
