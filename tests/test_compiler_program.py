@@ -407,3 +407,20 @@ def test_what_jax_cannot_differentiate_is_told_in_its_words() -> None:
 
     with pytest.raises(CompilationError, match=r"step cannot be compiled.*Derivatives of.*py:\d+"):
         trace(step, (spec((8, 8)),), axes={"data": 1})
+
+
+def test_a_long_chain_and_one_of_many_ways_are_followed_in_one_pass() -> None:
+    """Every step makes three ways of one: there are 3 ** 60 from the input to the end."""
+
+    def squares(x: jax.Array) -> jax.Array:
+        for _ in range(60):
+            x = x * x + x
+        return x
+
+    def sums(x: jax.Array) -> jax.Array:
+        for _ in range(1500):
+            x = x + 1
+        return x
+
+    for function in (squares, sums):
+        trace(function, (spec((8, 8)),), axes={"data": 1})

@@ -49,7 +49,7 @@ def uses_of_inputs(jaxpr: Any) -> tuple[Uses, ...]:
     """
     reader = _Reader()
     plain = getattr(jaxpr, "jaxpr", jaxpr)
-    found = [list(reader.uses(plain, variable)) for variable in plain.invars]
+    found = [reader.uses(plain, variable) for variable in plain.invars]
     return tuple(_together(uses) for uses in found if uses)
 
 
@@ -59,17 +59,35 @@ def _together(uses: list[RowByRow | None]) -> Uses:
 
 
 class _Reader:
-    """Finds uses of variables. It reads each jaxpr once."""
+    """Finds uses of variables. It reads each jaxpr, and follows each variable, once."""
 
     def __init__(self) -> None:
         self._read: dict[int, dict[int, list[tuple[Any, int]]]] = {}
+        self._found: dict[tuple[int, int], list[RowByRow | None]] = {}
 
-    def uses(self, jaxpr: Any, variable: Any) -> Iterator[RowByRow | None]:
-        """Yield each use of a variable, ``None`` for one that leaves its leading axis whole."""
-        for equation, position in self._users(jaxpr)[id(variable)]:
-            yield from self._use(jaxpr, equation, position)
-        if any(out is variable for out in jaxpr.outvars):
-            yield None
+    def uses(self, jaxpr: Any, variable: Any) -> list[RowByRow | None]:
+        """Return the uses of a variable, up to one that leaves its leading axis whole: ``None``."""
+        known = self._found.setdefault((id(jaxpr), id(variable)), [])
+        if not known:
+            for use in self._walk(jaxpr, variable):
+                known.append(use)
+                if use is None:
+                    break
+        return known
+
+    def _walk(self, jaxpr: Any, variable: Any) -> Iterator[RowByRow | None]:
+        """Yield the uses of a variable and of what keeps its shape, each once."""
+        outputs = set(map(id, jaxpr.outvars))
+        seen, reached = {id(variable)}, [variable]
+        for now in reached:  # which grows
+            if id(now) in outputs:
+                yield None
+            for equation, position in self._users(jaxpr)[id(now)]:
+                if not _keeps(equation, position):
+                    yield from self._use(equation, position)
+                elif id(equation.outvars[0]) not in seen:
+                    seen.add(id(equation.outvars[0]))
+                    reached.append(equation.outvars[0])
 
     def _users(self, jaxpr: Any) -> dict[int, list[tuple[Any, int]]]:
         if id(jaxpr) not in self._read:
@@ -79,17 +97,15 @@ class _Reader:
                     users[id(operand)].append((equation, position))
         return self._read[id(jaxpr)]
 
-    def _use(self, jaxpr: Any, equation: Any, position: int) -> Iterator[RowByRow | None]:
+    def _use(self, equation: Any, position: int) -> Iterator[RowByRow | None]:
         name, params = equation.primitive.name, equation.params
         shape = equation.invars[position].aval.shape
         outs = [out.aval.shape for out in equation.outvars]
         consts, carried = scan_counts(equation) if name == "scan" else (0, 0)
         if name == "scan" and position >= consts + carried:
             body = params["jaxpr"].jaxpr
-            within = _together(list(self.uses(body, body.invars[position])))
+            within = _together(self.uses(body, body.invars[position]))
             yield replace(_loop(equation), within=within)
-        elif name in _KEEP and outs == [shape]:
-            yield from self.uses(jaxpr, equation.outvars[0])
         elif name in _TAKE and position == 0 and shape[:1] != (1,) and outs[0] in _rows(shape):
             yield RowByRow()
         elif (inner := _called(equation, position)) is None:
@@ -98,6 +114,11 @@ class _Reader:
             loop = _loop(equation) if name in ("scan", "while") else None
             for use in self.uses(*inner):
                 yield loop if loop and use == RowByRow() else use
+
+
+def _keeps(equation: Any, position: int) -> bool:
+    outs = [out.aval.shape for out in equation.outvars]
+    return equation.primitive.name in _KEEP and outs == [equation.invars[position].aval.shape]
 
 
 def _rows(shape: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
