@@ -6,6 +6,7 @@ Tests that must see a process before anything started do so in a subprocess of t
 
 from __future__ import annotations
 
+import importlib.metadata
 import os
 import subprocess
 import sys
@@ -26,16 +27,27 @@ os.environ.pop("NEURENIX_SIMULATE", None)
 # What runs in a process of its own (examples, the demo, commands) is optimised as a user's is, and
 # what is compiled for a TPU is the same either way.
 _QUICK = "--xla_backend_optimization_level=0"
+if importlib.metadata.version("jaxlib").startswith("0.10."):  # later ones do not know it, and abort
+    _QUICK += " --xla_cpu_use_fusion_emitters=false"  # half of what is left
 os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {_QUICK}".strip()
 
 SLICE = "v5e-8"
 
 
 @pytest.fixture(scope="session", autouse=True)
-def simulated_slice() -> object:
-    """Start the session's one backend: eight TPU devices simulated on the CPU."""
+def simulated_slice(tmp_path_factory: pytest.TempPathFactory) -> object:
+    """Start the session's one backend: eight TPU devices simulated on the CPU.
+
+    Many tests train the same small model, each in functions of its own. What XLA made of one is
+    kept on the disk and taken for the next, by this process alone.
+    """
+    import jax
+
     from neurenix.simulation import simulate
 
+    jax.config.update("jax_compilation_cache_dir", str(tmp_path_factory.mktemp("xla")))
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+    jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
     return simulate(SLICE)
 
 
