@@ -27,8 +27,10 @@ os.environ.pop("NEURENIX_SIMULATE", None)
 # What runs in a process of its own (examples, the demo, commands) is optimised as a user's is, and
 # what is compiled for a TPU is the same either way.
 _QUICK = "--xla_backend_optimization_level=0"
-if importlib.metadata.version("jaxlib").startswith("0.10."):  # later ones do not know it, and abort
-    _QUICK += " --xla_cpu_use_fusion_emitters=false"  # half of what is left
+# The newer emitters of kernels are half of what is left. Later versions have no others, and abort
+# at a flag that they do not know.
+if importlib.metadata.version("jaxlib").startswith("0.10."):
+    _QUICK += " --xla_cpu_use_fusion_emitters=false"
 os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {_QUICK}".strip()
 
 SLICE = "v5e-8"
