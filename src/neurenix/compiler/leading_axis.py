@@ -58,11 +58,22 @@ def _together(uses: list[RowByRow | None]) -> Uses:
     return known if len(known) == len(uses) else ()
 
 
+class _Variables:
+    """Where the variables of a jaxpr go, by identity: to equations, and out of it."""
+
+    def __init__(self, jaxpr: Any) -> None:
+        self.results = set(map(id, jaxpr.outvars))
+        self.users: dict[int, list[tuple[Any, int]]] = defaultdict(list)
+        for equation in jaxpr.eqns:
+            for position, operand in enumerate(equation.invars):
+                self.users[id(operand)].append((equation, position))
+
+
 class _Reader:
     """Finds uses of variables. It reads each jaxpr, and follows each variable, once."""
 
     def __init__(self) -> None:
-        self._read: dict[int, dict[int, list[tuple[Any, int]]]] = {}
+        self._read: dict[int, _Variables] = {}
         self._found: dict[tuple[int, int], list[RowByRow | None]] = {}
 
     def uses(self, jaxpr: Any, variable: Any) -> list[RowByRow | None]:
@@ -77,24 +88,21 @@ class _Reader:
 
     def _walk(self, jaxpr: Any, variable: Any) -> Iterator[RowByRow | None]:
         """Yield the uses of a variable and of what keeps its shape, each once."""
-        outputs = set(map(id, jaxpr.outvars))
+        variables = self._variables(jaxpr)
         seen, reached = {id(variable)}, [variable]
         for now in reached:  # which grows
-            if id(now) in outputs:
+            if id(now) in variables.results:
                 yield None
-            for equation, position in self._users(jaxpr)[id(now)]:
+            for equation, position in variables.users[id(now)]:
                 if not _keeps(equation, position):
                     yield from self._use(equation, position)
                 elif id(equation.outvars[0]) not in seen:
                     seen.add(id(equation.outvars[0]))
                     reached.append(equation.outvars[0])
 
-    def _users(self, jaxpr: Any) -> dict[int, list[tuple[Any, int]]]:
+    def _variables(self, jaxpr: Any) -> _Variables:
         if id(jaxpr) not in self._read:
-            users = self._read[id(jaxpr)] = defaultdict(list)
-            for equation in jaxpr.eqns:
-                for position, operand in enumerate(equation.invars):
-                    users[id(operand)].append((equation, position))
+            self._read[id(jaxpr)] = _Variables(jaxpr)
         return self._read[id(jaxpr)]
 
     def _use(self, equation: Any, position: int) -> Iterator[RowByRow | None]:

@@ -7,6 +7,7 @@ the compiler (``compile``).
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -229,7 +230,7 @@ def _trace(
         raise ArgumentError(f"{name} returns no array, so there is nothing to compile.")
     out = jax.tree.unflatten(out_tree[0], jaxpr.out_avals)
     carried = traits_module.recompiles(args, out, donate_argnums=_whole(args, donated))
-    kept = exported.module_kept_var_idx
+    kept = {leaf: place for place, leaf in enumerate(exported.module_kept_var_idx)}
     roles = options.leaf_roles or roles_of(args, out, donated)
     leaves = tuple(_leaf(leaf_path(paths[i][0]), roles[i], placed[i], mesh) for i in kept)
     return Program(
@@ -238,7 +239,7 @@ def _trace(
         fingerprint=fingerprint(exported.mlir_module()),
         axes=dict(mesh.shape_tuple),
         leaves=leaves,
-        donated=tuple(kept.index(i) for i in donated if i in kept),
+        donated=tuple(kept[i] for i in donated if i in kept),
         model_flops=model_flops(without_dead_code(compiled)),
         output_bytes=sum(
             a.size * a.dtype.itemsize
@@ -393,22 +394,20 @@ def _first_line(error: BaseException) -> str:
     return str(error).strip().split("\n", 1)[0]
 
 
+def _spans(args: Sequence[Any]) -> list[range]:
+    """Return where the leaves of each argument stand among those of all."""
+    ends = list(itertools.accumulate(len(jax.tree.leaves(argument)) for argument in args))
+    return [range(start, end) for start, end in itertools.pairwise([0, *ends])]
+
+
 def _donated(args: Sequence[Any], argnums: tuple[int, ...]) -> tuple[int, ...]:
-    indices: list[int] = []
-    position = 0
-    for number, argument in enumerate(args):
-        count = len(jax.tree.leaves(argument))
-        if number in argnums:
-            indices.extend(range(position, position + count))
-        position += count
-    return tuple(indices)
+    return tuple(leaf for n, own in enumerate(_spans(args)) if n in argnums for leaf in own)
 
 
 def _whole(args: Sequence[Any], leaves: tuple[int, ...]) -> tuple[int, ...]:
     """Return the positions of the arguments of which all leaves are donated."""
     given = set(leaves)
-    positions = (_donated(args, (number,)) for number in range(len(args)))
-    return tuple(n for n, own in enumerate(positions) if own and given.issuperset(own))
+    return tuple(n for n, own in enumerate(_spans(args)) if own and given.issuperset(own))
 
 
 def _compiled_before(function: Any, placed: Sequence[Any], tree: Any) -> Any:
