@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import subprocess
 import sys
@@ -451,9 +452,6 @@ def test_libtpu_agrees_about_the_slice(name: str) -> None:
     expected = chips.resolve(name)
     devices = _described(name)
     assert len(devices) == expected.num_devices
-    found = topology_of_devices(devices)
-    assert found.slice_name == expected.name
-    assert found.num_hosts == expected.num_hosts
     assert devices[0].device_kind == expected.generation.device_kind
-    simulated = topology_of_slice(expected)
-    assert set(found.coordinates) == set(simulated.coordinates)
+    found = topology_of_devices(devices)
+    assert dataclasses.replace(found, is_simulated=True) == topology_of_slice(expected)

@@ -116,17 +116,20 @@ class Slice:
         return self.generation.gke_machine_types.get(self.chips_per_host)
 
     def coordinates(self, device_index: int) -> tuple[int, ...]:
-        """Chip coordinates of a device, fastest axis first, as libtpu numbers them.
+        """Chip coordinates of a device, in libtpu's order: host by host, the first axis fastest.
 
         Example:
-            >>> nx.chips.resolve("v5e-8").coordinates(3)
-            (1, 1)
+            >>> found = nx.chips.resolve("v5e-16")
+            >>> [found.coordinates(index) for index in range(5)]
+            [(0, 0), (1, 0), (0, 1), (1, 1), (2, 0)]
         """
         chip = device_index % self.devices_per_slice // self.devices_per_chip
+        host, chip = divmod(chip, self.chips_per_host)
         position = []
-        for size in self.topology:
-            chip, along = divmod(chip, size)
-            position.append(along)
+        for size, held in zip(self.topology, self.chips_per_host_bounds, strict=False):
+            host, along = divmod(host, size // held)
+            chip, inside = divmod(chip, held)
+            position.append(along * held + inside)
         return tuple(position)
 
     def __str__(self) -> str:
