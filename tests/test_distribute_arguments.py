@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -17,6 +18,7 @@ from neurenix.distribute import (
     ShardingRules,
     TPUStrategy,
     compute_average_loss,
+    constrain,
     get_replica_context,
 )
 
@@ -32,9 +34,18 @@ def strategy() -> TPUStrategy:
 
 
 @pytest.mark.parametrize("axes", [("fsdp", "fsdp"), (("data", "data"), None)])
-def test_a_rule_names_a_mesh_axis_once(axes: Any) -> None:
+def test_a_rule_or_a_constraint_names_a_mesh_axis_once(axes: Any) -> None:
     with pytest.raises(nx.ArgumentError, match="'kernel\\$' names the mesh axis '.*' twice"):
         ShardingRules((("kernel$", axes),))
+    with pytest.raises(nx.ArgumentError, match=r"constrain\(value, .* the mesh axis '.*' twice"):
+        constrain(jnp.ones((8, 8)), *axes)
+
+
+def test_a_constraint_speaks_of_every_axis_of_the_value() -> None:
+    mesh = jax.sharding.AbstractMesh((2, 4), ("data", "fsdp"))
+    with jax.sharding.use_abstract_mesh(mesh):
+        with pytest.raises(nx.ArgumentError, match=r"told of 1 axes.*shape \(8, 4\)"):
+            jax.eval_shape(lambda x: constrain(x, "data"), nx.spec((8, 4)))
 
 
 @pytest.mark.parametrize(

@@ -90,25 +90,34 @@ def _check(rule: Any) -> None:
             "A sharding rule is a pattern and the mesh axes of an array's axes, such as "
             f'("kernel$", ("fsdp", None)); got {rule!r}.'
         )
-    named: set[str] = set()
-    for entry in axes:
-        for name in entry if isinstance(entry, tuple | list) else (entry,):
-            if name is None:
-                continue
-            if name not in MESH_AXES:
-                raise unknown_name("mesh axis", str(name), MESH_AXES)
-            if name in named:
-                raise ArgumentError(
-                    f"The sharding rule {pattern!r} names the mesh axis {name!r} twice, and a mesh "
-                    "axis divides one axis of an array. Name it once, with None for the others."
-                )
-            named.add(name)
+    for name in _named(axes, f"The sharding rule {pattern!r}"):
+        if name not in MESH_AXES:
+            raise unknown_name("mesh axis", str(name), MESH_AXES)
     try:
         re.compile(pattern)
     except re.error as error:
         raise ArgumentError(
             f"The pattern {pattern!r} of a sharding rule is no regular expression: {error}."
         ) from error
+
+
+def _named(axes: Sequence[Any], by: str) -> list[Any]:
+    """Return the mesh axes that a division of an array names.
+
+    Raises:
+        ArgumentError: it names one twice.
+    """
+    named: list[Any] = []
+    for entry in axes:
+        for name in entry if isinstance(entry, tuple | list) else (entry,):
+            if name in named:
+                raise ArgumentError(
+                    f"{by} names the mesh axis {name!r} twice, and a mesh axis divides one axis of "
+                    "an array. Name it once, with None for the others."
+                )
+            if name is not None:
+                named.append(name)
+    return named
 
 
 def as_rules(rules: ShardingRules | Sequence[Rule] | None) -> ShardingRules | None:
@@ -154,13 +163,22 @@ def constrain(value: jax.Array, *axes: Axes) -> jax.Array:
         *axes: for each axis of ``value`` the mesh axis or axes, or None. Those that the mesh does
             not have, or that do not divide, are left out; with no mesh nothing happens.
 
+    Raises:
+        ArgumentError: a mesh axis is named twice, or ``value`` has more or fewer axes.
+
     Example:
         >>> nx.distribute.constrain(nx.ones((8, 4)), ("data", "fsdp"), None).shape
         (8, 4)
     """
+    _named(axes, "constrain(value, …)")
     mesh = jax.sharding.get_abstract_mesh()
     if mesh.empty or mesh.manual_axes:
         return value
+    if len(axes) != value.ndim:
+        raise ArgumentError(
+            f"constrain(value, …) is told of {len(axes)} axes, and the value has the shape "
+            f"{value.shape}. Name a mesh axis or None for each."
+        )
     sizes = dict(mesh.shape)
     partition = PartitionSpec(
         *(_dividing(entry, size, sizes) for entry, size in zip(axes, value.shape, strict=True))
