@@ -99,6 +99,23 @@ def test_a_container_sees_nodes_and_no_bus(box: Machine, installed) -> None:
     assert cuda.availability(box.root).count == 2
 
 
+def test_fewer_nvidia_gpus_than_the_bus_has(box: Machine, installed) -> None:
+    installed("jax_cuda13_plugin")
+    for _ in range(4):
+        box.pci("0x10de", "0x2330")
+    box.write("dev/nvidiactl")
+    box.write("dev/nvidia2")
+    assert cuda.availability(box.root).count == 1
+
+
+def test_an_nvidia_gpu_in_the_linux_of_windows(box: Machine, installed) -> None:
+    installed("jax_cuda13_plugin")
+    box.write("dev/dxg")
+    assert cuda.availability(box.root).found == 0
+    box.write("usr/lib/wsl/lib/libcuda.so.1")
+    assert cuda.availability(box.root).count == 1
+
+
 def test_amd(box: Machine, installed) -> None:
     installed()
     assert "No AMD GPU is attached" in rocm.availability(box.root).problem
@@ -118,6 +135,30 @@ def test_amd(box: Machine, installed) -> None:
     assert rocm.availability(box.root).count == 1
 
 
+def test_some_of_the_amd_gpus(box: Machine, installed, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a container: the bus and the driver show all GPUs, and only some may be used."""
+    installed("jax_rocm60_plugin")
+    for _ in range(4):
+        box.pci("0x1002", "0x74a1", "0x030000")
+    for node in (1, 2):
+        box.write(f"sys/class/kfd/kfd/topology/nodes/{node}/properties", "simd_count 304\n")
+    found = rocm.availability(box.root)
+    assert (found.count, found.found) == (0, 4)
+    box.write("dev/kfd")
+    found = rocm.availability(box.root)
+    assert (found.count, found.found) == (2, 4)
+
+    def refuse(path: Path, **options: str) -> str:
+        if path.parent.name == "2":  # what the kernel says outside of the container's cgroup
+            raise PermissionError(1, "Operation not permitted", str(path))
+        return read(path, **options)
+
+    read = Path.read_text
+    monkeypatch.setattr(Path, "read_text", refuse)
+    found = rocm.availability(box.root)
+    assert (found.count, found.found) == (1, 4)
+
+
 @pytest.mark.parametrize("usb_id", ["1a6e:089a", "18d1:9302"])
 def test_edge_tpu_on_usb(
     box: Machine, installed, monkeypatch: pytest.MonkeyPatch, usb_id: str
@@ -133,10 +174,16 @@ def test_edge_tpu_on_usb(
     assert edge_tpu.availability(box.root).count == 1
 
 
-def test_edge_tpu_on_pci_without_its_driver(box: Machine, installed) -> None:
+def test_edge_tpu_on_pci_without_its_driver_and_with_it(
+    box: Machine, installed, monkeypatch: pytest.MonkeyPatch
+) -> None:
     installed("ai_edge_litert")
     box.pci("0x1ac1", "0x089a", "0x0880ff")
     assert "driver is not loaded" in edge_tpu.availability(box.root).problem
+    monkeypatch.setattr(ctypes.util, "find_library", lambda name: f"lib{name}.so.1")
+    box.write("dev/apex_0")
+    found = edge_tpu.availability(box.root)
+    assert (found.count, found.found) == (1, 1), "one device, on the bus and driven"
 
 
 class _Gpu:
@@ -196,19 +243,23 @@ def test_tpu_chips(box: Machine, installed, monkeypatch: pytest.MonkeyPatch) -> 
     assert "libtpu" in found.problem
     assert 'pip install "jax[tpu]"' in found.fix
 
-    box.write("libtpu.so")
     monkeypatch.setenv("TPU_LIBRARY_PATH", str(box.root / "libtpu.so"))
+    assert tpu.availability(box.root).count == 0, "there is no such file"
+    box.write("libtpu.so")
     assert tpu.availability(box.root).count == 4
 
 
 @pytest.mark.usefixtures("unsimulated")
-def test_tpu_chips_in_a_container(box: Machine, installed, monkeypatch) -> None:
+@pytest.mark.parametrize("variable", ["TPU_ACCELERATOR_TYPE", "TPU_WORKER_ID"])
+def test_tpu_chips_in_a_container(box: Machine, installed, monkeypatch, variable: str) -> None:
     installed("libtpu")
+    monkeypatch.delenv("TPU_ACCELERATOR_TYPE", raising=False)
     monkeypatch.delenv("TPU_WORKER_ID", raising=False)
     box.write("dev/vfio/0")
     box.write("dev/vfio/1")
     box.write("dev/vfio/vfio")
-    monkeypatch.setenv("TPU_ACCELERATOR_TYPE", "v5litepod-8")
+    assert tpu.availability(box.root).found == 0
+    monkeypatch.setenv(variable, "0")
     assert tpu.availability(box.root).count == 2
     box.write("dev/accel0")
     assert tpu.availability(box.root).count == 1

@@ -35,7 +35,7 @@ class Holder:
 def pci_devices(root: Path = ROOT) -> list[PciDevice]:
     """Return every PCI device; an empty list where the kernel shows none."""
     return [
-        PciDevice(*(_text(folder / name) for name in ("vendor", "device", "class")))
+        PciDevice(*(text(folder / name) for name in ("vendor", "device", "class")))
         for folder in sorted((root / "sys/bus/pci/devices").glob("*"))
     ]
 
@@ -43,7 +43,7 @@ def pci_devices(root: Path = ROOT) -> list[PciDevice]:
 def usb_ids(root: Path = ROOT) -> list[str]:
     """Return ``"vendor:product"`` of every USB device."""
     return [
-        f"{_text(folder / 'idVendor')}:{_text(folder / 'idProduct')}"
+        f"{text(folder / 'idVendor')}:{text(folder / 'idProduct')}"
         for folder in sorted((root / "sys/bus/usb/devices").glob("*"))
         if (folder / "idVendor").exists()
     ]
@@ -83,14 +83,18 @@ def _open_files(root: Path) -> Iterator[tuple[int, str]]:
 
 
 def _command(root: Path, pid: int) -> str:
-    raw = _text(root / "proc" / str(pid) / "cmdline")
+    raw = text(root / "proc" / str(pid) / "cmdline")
     command = " ".join(raw.replace("\0", " ").split())
     if len(command) > _COMMAND_LENGTH:
         return command[:_COMMAND_LENGTH] + "…"
     return command or "unknown command"
 
 
-def _text(path: Path) -> str:
+def text(path: Path) -> str:
+    """Return what a file says, without the space around it; nothing if it may not be read.
+
+    In a container the kernel lists what belongs to others, too, and does not let it be read.
+    """
     try:
         return path.read_text(errors="replace").strip()
     except OSError:

@@ -57,6 +57,6 @@ def is_rocm_available() -> bool:
 
 
 def _driven(root: Path) -> int:
-    """Count the GPUs that the compute driver lists; a node without SIMDs is a CPU."""
+    """Count the GPUs that the compute driver offers; a node without SIMDs is a CPU."""
     listed = (root / "sys/class/kfd/kfd/topology/nodes").glob("*/properties")
-    return sum(1 for properties in listed if _SIMD_COUNT.search(properties.read_text()))
+    return sum(1 for properties in listed if _SIMD_COUNT.search(machine.text(properties)))
