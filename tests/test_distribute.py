@@ -21,6 +21,7 @@ from neurenix.distribute import (
     compute_average_loss,
     get_replica_context,
 )
+from neurenix.distribute import strategy as strategy_module
 from train_helpers import MLP, Noisy, assert_same_weights, classification, hand_written
 
 pytestmark = pytest.mark.cpu8
@@ -83,6 +84,21 @@ def test_run_is_compiled_once(strategy: TPUStrategy) -> None:
     assert len(traces) == 1
 
 
+def test_the_functions_that_ran_last_stay_compiled(
+    strategy: TPUStrategy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(strategy_module, "_REMEMBERED_FUNCTIONS", 2)
+    traced = []
+
+    def named(name: str) -> Any:
+        return lambda x: traced.append(name) or x
+
+    functions = {name: named(name) for name in "abc"}
+    for name in "abacac":
+        strategy.run(functions[name], args=(np.float32(0),))
+    assert traced == ["a", "b", "c"]
+
+
 def test_trees_and_no_result(strategy: TPUStrategy) -> None:
     out = strategy.run(lambda x: {"a": x, "b": (x * 2,)}, args=(np.float32(2),))
     assert float(strategy.reduce("sum", out)["b"][0]) == 32.0
@@ -127,6 +143,27 @@ def test_a_distributed_batch_arrives_as_shares(strategy: TPUStrategy) -> None:
     np.testing.assert_array_equal(shares[3], x[6:8])
 
 
+def test_a_batch_of_another_strategy_is_refused(strategy: TPUStrategy) -> None:
+    batches = [np.ones((16, 2), np.float32)]
+    others = nx.distribute.Strategy(["tpu:0", "tpu:1"]), TPUStrategy(mesh={"data": 2, "fsdp": 4})
+    for other in others:
+        batch = next(iter(other.distribute(batches)))
+        with pytest.raises(nx.ArgumentError, match="another strategy.*each of the 8 replicas"):
+            strategy.run(lambda x: x, args=(batch,))
+    alone = nx.distribute.Strategy(["tpu:0"])
+    batch = next(iter(strategy.distribute(batches)))
+    assert alone.run(lambda x: x, args=(batch,))[0].shape == (16, 2)
+
+
+def test_several_batches_at_once_are_split_as_one_is(strategy: TPUStrategy) -> None:
+    batches = iter(strategy.distribute([np.full((16, 2), i, "f") for i in range(4)]))
+    stacked = batches.next_stacked(3)
+    assert stacked.shape == (3, 16, 2)
+    assert stacked.addressable_shards[0].data.shape == (3, 2, 2)
+    with pytest.raises(nx.DataError, match="after 1"):
+        batches.next_stacked(3)
+
+
 def test_r2_over_replicas_is_that_of_all_examples(strategy: TPUStrategy) -> None:
     rng = np.random.default_rng(0)
     years = rng.normal(1998, 10, (3, 64)).astype(np.float32)
@@ -151,6 +188,9 @@ def test_state_comes_together(strategy: TPUStrategy) -> None:
     (_, noise) = strategy.run(forward, args=(model, metric, next(iter(strategy.distribute([x])))))
     np.testing.assert_allclose(float(metric.result()), 3.5)
     assert len({float(value) for value in noise}) == 8, "replicas draw different numbers"
+    (key,) = jax.tree.leaves(nnx.state(model, nnx.RngKey))
+    held = {jax.random.key_data(shard.data).tobytes() for shard in key.addressable_shards}
+    assert len(held) == 1, "and go on from one state"
     kernel, bias = np.asarray(model.inner.kernel[...]), np.asarray(model.inner.bias[...])
     means = (x @ kernel + bias).reshape(8, 8, 8).mean(1).mean(0)
     np.testing.assert_allclose(model.norm.mean[...], 0.1 * means, rtol=1e-4, atol=1e-6)

@@ -15,7 +15,12 @@ import numpy as np
 from jax.extend.core import jaxpr_as_fun
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from neurenix._core.errors import ArgumentTypeError, RecompilationError, ShapeError
+from neurenix._core.errors import (
+    ArgumentError,
+    ArgumentTypeError,
+    RecompilationError,
+    ShapeError,
+)
 from neurenix._functions.arguments import explain, labels, refuse_hidden_modules
 from neurenix._functions.binding import Bindings, is_module
 from neurenix._functions.captured import lifted, name_of, refuse_captured_modules
@@ -41,8 +46,8 @@ class ReplicatedFunction:
     it is made, before it runs, and costs a call nothing.
 
     Raises:
-        ArgumentError: ``function`` uses a module that it is not given, or leaves a variable that
-            may differ between the replicas.
+        ArgumentError: ``function`` uses a module that it is not given, leaves a variable that may
+            differ between the replicas, or is given a batch of another strategy.
     """
 
     def __init__(self, function: Callable[..., Any], mesh: Mesh) -> None:
@@ -110,17 +115,34 @@ class ReplicatedFunction:
                 self._check_entries(leaf)
                 kind, leaf = "entry", leaf.stacked
             else:
-                sharding = getattr(leaf, "sharding", None)
-                split = (
-                    isinstance(sharding, NamedSharding)
-                    and sharding.mesh == self._mesh
-                    and sharding.spec[:1] == (DATA_AXIS,)
-                )
-                kind = "share" if split else "whole"
+                kind = "share" if self._is_share(leaf) else "whole"
             spec = WHOLE if kind == "whole" else SPLIT
             placed.append(place(leaf, NamedSharding(self._mesh, spec)))
             kinds.append(kind)
         return placed, tuple(kinds)
+
+    def _is_share(self, leaf: Any) -> bool:
+        """Tell whether an array is a batch that is split over these replicas.
+
+        Raises:
+            ArgumentError: it is split over those of another strategy.
+        """
+        sharding = getattr(leaf, "sharding", None)
+        if not isinstance(sharding, NamedSharding) or not sharding.spec:
+            return False
+        first = sharding.spec[0]
+        if DATA_AXIS not in (first if isinstance(first, tuple) else (first,)):
+            return False
+        if sharding.mesh == self._mesh:
+            return True
+        replicas = replicas_of(self._mesh)
+        if replicas == 1:
+            return False
+        raise ArgumentError(
+            f"{self._watch.name}: a batch of shape {leaf.shape} is split over the mesh "
+            f"{dict(sharding.mesh.shape)} of another strategy, and would go whole to each of the "
+            f"{replicas} replicas. Split it with distribute of the strategy that runs."
+        )
 
     def _check_entries(self, value: PerReplica) -> None:
         replicas = replicas_of(self._mesh)

@@ -196,8 +196,8 @@ class Strategy:
 
         Raises:
             ArgumentError: the function uses a module that it is not given, leaves a variable that
-                may differ between the replicas, or a metric whose states are no sums; or ``run`` is
-                called inside of ``run``.
+                may differ between the replicas, or a metric whose states are no sums; a batch is
+                split by another strategy; or ``run`` is called inside of ``run``.
             ArgumentTypeError: a module is inside a tuple or a dict, an argument or a result is no
                 array, or ``args`` is no tuple.
             ShapeError: a ``PerReplica`` has not one entry for each replica.
