@@ -160,5 +160,14 @@ def test_fit_and_predict_take_batches_that_a_function_deals_out(strategy: TPUStr
     assert model.evaluate(dealt(X, Y), verbose=0) == pytest.approx(model.evaluate(X, Y, verbose=0))
 
 
+def test_a_per_replica_counts_its_entries_from_either_end(strategy: TPUStrategy) -> None:
+    values = PerReplica(jax.device_put(np.arange(8.0), strategy.batch_sharding()))
+    assert values[-1] == values.values[7] == 7.0 and values[-8] == 0.0
+    assert nx.device_of(values[-1]) == nx.Device("tpu:7"), "no copy"
+    for beyond in (8, -9):
+        with pytest.raises(IndexError, match=f"replica {beyond} of 8"):
+            values[beyond]
+
+
 def test_a_per_replica_of_host_values_prints() -> None:
     assert repr(PerReplica(np.arange(2.0))) == "PerReplica{0: 0., 1: 1.}"

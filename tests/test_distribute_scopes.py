@@ -6,9 +6,11 @@ import copy
 import pickle
 from typing import Any
 
+import jax
 import numpy as np
 import pytest
 from flax import nnx
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import neurenix as nx
 from neurenix import nn
@@ -60,6 +62,22 @@ def test_a_model_that_is_moved_trains_where_it_was_moved_to() -> None:
     model.compile("sgd", "mse").to("tpu:3")
     assert trained_on(model) == 1
     assert str(nx.device_of(model[0].kernel[...])) == "tpu:3"
+
+
+def test_a_model_outside_of_any_scope_trains_on_the_devices_that_hold_it() -> None:
+    some = nx.distribute.Strategy(["tpu:3", "tpu:1"])
+    model = nx.to(made(), some.state_sharding)
+    assert model.compile("sgd", "mse").trainer.strategy.devices == some.devices
+
+    backwards = np.array(jax.devices())[::-1]
+    mesh = Mesh(backwards, ("fsdp",))
+    model = nx.to(nn.Sequential(nn.Linear(8, 8)), NamedSharding(mesh, PartitionSpec("fsdp")))
+    strategy = model.compile("sgd", "mse").trainer.strategy
+    assert strategy.mesh == mesh and strategy.devices[0] == nx.Device("tpu:7")
+
+    rows = NamedSharding(Mesh(backwards, ("rows",)), PartitionSpec("rows"))
+    with pytest.raises(nx.ArgumentError, match="divided over 8 devices and no strategy says how"):
+        _ = nx.to(model, rows).compile("sgd", "mse").trainer.strategy
 
 
 def test_a_scope_is_no_part_of_the_model() -> None:

@@ -253,6 +253,38 @@ def test_the_first_rule_that_matches_decides_and_what_does_not_divide_stays_whol
     assert rules.partition("mlp.kernel", (12, 4), axes) == PartitionSpec(None, None)
     assert rules.partition("scale", (16,), axes) == PartitionSpec()
     assert shard_largest("w", (3, 5), axes) == PartitionSpec()
+    more = nx.distribute.ShardingRules((("attention", ("tensor",)),)) + rules
+    assert more.partition("attention.kernel", (16,), axes) == PartitionSpec("tensor")
+
+
+def test_rules_of_the_strategy_come_before_those_of_the_model() -> None:
+    own, models = (
+        nx.distribute.ShardingRules((("kernel$", axes),))
+        for axes in ((None, "fsdp"), ("fsdp", None))
+    )
+    weights = {"kernel": nx.spec((16, 16))}
+    for rules, wanted in ((own, (None, "fsdp")), (None, ("fsdp", None))):
+        strategy = nx.distribute.TPUStrategy(mesh={"fsdp": 8}, rules=rules)
+        placement = strategy.placement(weights, models)
+        assert placement is not None
+        assert tuple(placement.shardings(weights)["kernel"].spec) == wanted
+
+
+def test_a_mesh_grows_along_the_batch() -> None:
+    strategy = nx.distribute.TPUStrategy(mesh={"data": 2, "tensor": 4})
+    assert strategy.mesh_axes(16) == {"data": 4, "tensor": 4}
+    assert nx.distribute.TPUStrategy().mesh_axes(16) == {"data": 16}
+    with pytest.raises(nx.ShapeError, match="cannot be laid over 6 devices"):
+        strategy.mesh_axes(6)
+
+
+def test_a_constraint_divides_a_value_inside_of_a_program() -> None:
+    mesh = nx.distribute.TPUStrategy(mesh={"data": 2, "fsdp": 4}).mesh
+    with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
+        whole = jax.sharding.NamedSharding(mesh, PartitionSpec())
+        double = jax.jit(lambda x: constrain(x, ("data", "fsdp"), "tensor") * 2, in_shardings=whole)
+        out = double.lower(nx.spec((8, 4))).compile().output_shardings
+    assert out.spec[0] == ("data", "fsdp")
 
 
 def test_an_optimizer_leaf_of_another_shape_stays_whole() -> None:
