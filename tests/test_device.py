@@ -20,6 +20,7 @@ from neurenix._core.errors import (
 from neurenix._nnx import nnx
 from neurenix.device import Device, DeviceType, device_of, devices, from_jax, to
 from neurenix.hardware.availability import Availability
+from neurenix.hardware.memory import MemoryStats, memory_stats_of
 
 pytestmark = pytest.mark.cpu8
 
@@ -43,6 +44,7 @@ def test_names() -> None:
         (("tpu:1", 2), ArgumentError, "two different"),
         (("tpu", -1), ArgumentError, "counts from 0"),
         (("tpu", 1.0), ArgumentTypeError, "integer"),
+        (("tpu", True), ArgumentTypeError, "integer, got bool"),
         ((0,), ArgumentTypeError, "got int"),
     ],
 )
@@ -90,10 +92,30 @@ def test_what_is_missing_is_said_first(monkeypatch: pytest.MonkeyPatch) -> None:
         _ = Device("cuda").jax_device
 
 
-@pytest.mark.parametrize("name", ["edge_tpu", "webgpu"])
-def test_devices_without_arrays_say_so(name: str) -> None:
+def test_why_jax_does_not_start_what_is_here_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(device_module._AVAILABILITY, DeviceType.CUDA, lambda: Availability(1, 1))
+    monkeypatch.setattr(device_module, "backend_error", lambda name: f"{name} wants a new driver")
+    with pytest.raises(DeviceNotFoundError, match="cannot start it: cuda wants a new driver"):
+        _ = Device("cuda").jax_device
+
+
+@pytest.mark.parametrize(("name", "kind"), [("edge_tpu", "Edge TPU"), ("webgpu", "WebGPU adapter")])
+def test_devices_without_arrays_say_so(
+    monkeypatch: pytest.MonkeyPatch, name: str, kind: str
+) -> None:
+    monkeypatch.setitem(device_module._AVAILABILITY, DeviceType(name), lambda: Availability(2, 2))
     with pytest.raises(DeviceNotFoundError, match="arrays|array"):
         _ = Device(name).jax_device
+    assert [str(found) for found in devices(name)] == [f"{name}:0", f"{name}:1"]
+    assert Device(name, 1).kind == kind
+    assert (Device(name, 1).is_available(), Device(name, 2).is_available()) == (True, False)
+    with pytest.raises(DeviceNotFoundError, match=f"no {name}:2: the last one is {name}:1"):
+        _ = Device(name, 2).kind
+
+
+def test_those_that_compute_fastest_come_first() -> None:
+    order = ["tpu", "cuda", "rocm", "cpu", "edge_tpu", "webgpu"]
+    assert [kind.value for kind in device_module.availability()] == order
 
 
 def test_default_device() -> None:
@@ -189,6 +211,27 @@ def test_memory_stats_count_live_arrays() -> None:
     del array
     assert Device("tpu:6").memory_stats().bytes_in_use == before.bytes_in_use
     assert not Device("cpu").memory_stats().is_simulated
+
+
+def test_memory_stats_count_the_part_that_lies_on_the_device() -> None:
+    before = [found.memory_stats().bytes_in_use for found in devices("tpu")]
+    array = to(np.ones((8, 1024), np.float32), nx.distribute.TPUStrategy().batch_sharding())
+    after = [found.memory_stats().bytes_in_use for found in devices("tpu")]
+    assert [a - b for a, b in zip(after, before, strict=True)] == [4096] * 8
+    assert array.nbytes == 8 * 4096
+
+
+class Counting:
+    """A device of which PJRT keeps count."""
+
+    def memory_stats(self) -> dict[str, int]:
+        return {"bytes_in_use": 3, "peak_bytes_in_use": 5, "bytes_limit": 7, "num_allocs": 9}
+
+
+def test_memory_stats_that_pjrt_keeps_are_taken() -> None:
+    found = memory_stats_of(Counting(), "cuda:0")
+    assert found == MemoryStats("cuda:0", 3, 5, 7)
+    assert str(found) == "cuda:0: 3 B in use, peak 5 B, limit 7 B"
 
 
 def test_a_plain_machine_starts_nothing_and_is_quiet(run_python) -> None:

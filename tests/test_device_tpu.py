@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 import warnings
+from dataclasses import dataclass
 
 import jax
 import jax.numpy as jnp
@@ -141,6 +142,29 @@ def test_the_process_that_holds_the_chips_is_named(tmp_path) -> None:
 
 
 @pytest.mark.pure
+@pytest.mark.parametrize("node", ["dev/accel0", "dev/vfio/0"])
+def test_who_holds_the_chips_is_said_where_it_has_to_do_with_the_failure(tmp_path, node) -> None:
+    (tmp_path / node).parent.mkdir(parents=True)
+    (tmp_path / node).touch()
+    folder = tmp_path / "proc/4711/fd"
+    folder.mkdir(parents=True)
+    os.symlink(f"/{node}", folder / "3")
+    for name, text in TEXTS:
+        said = f"Held by process 4711 (unknown command): /{node}" in str(
+            diagnose(text, root=tmp_path)
+        )
+        assert said == (name in ("held", "lockfile", "permission")), name
+
+
+@pytest.mark.pure
+def test_who_holds_the_lock_of_libtpu_is_said(tmp_path) -> None:
+    folder = tmp_path / "proc/4711/fd"
+    folder.mkdir(parents=True)
+    os.symlink(tpu_failures.LOCKFILE, folder / "3")
+    assert "Held by process 4711" in str(diagnose(dict(TEXTS)["lockfile"], root=tmp_path))
+
+
+@pytest.mark.pure
 def test_this_process_is_not_its_own_obstacle(tmp_path, monkeypatch) -> None:
     lock = tmp_path / "libtpu_lockfile"
     monkeypatch.setattr(tpu_failures, "LOCKFILE", str(lock))
@@ -242,6 +266,28 @@ def test_topology_of_the_simulated_slice(backend: TPUBackend) -> None:
     assert found.is_simulated
 
 
+@dataclass(frozen=True)
+class Described:
+    """What is read of a device."""
+
+    coords: tuple[int, ...]
+    device_kind: str = "TPU v5 lite"
+    process_index: int = 0
+
+
+@pytest.mark.pure
+def test_a_part_of_a_slice_is_called_by_its_chips() -> None:
+    part = topology_of_devices([Described((x, 1, 0)) for x in range(3)])
+    assert (part.slice_name, part.shape, part.num_chips) == ("v5e:3x1", (3, 1), 3)
+    assert part.coordinates == ((0, 1), (1, 1), (2, 1))
+
+
+@pytest.mark.pure
+def test_a_tpu_that_is_not_known_is_told() -> None:
+    with pytest.raises(DeviceInitializationError, match="'TPU v99'.*does not know"):
+        topology_of_devices([Described((0, 0, 0), "TPU v99")])
+
+
 @pytest.mark.cpu8
 def test_memory_stats(backend: TPUBackend) -> None:
     stats = backend.memory_stats()
@@ -270,9 +316,9 @@ def test_transfer_does_not_wait(backend: TPUBackend) -> None:
     x = jax.device_put(np.eye(512, dtype=np.float32), backend.devices[0])
     slow.lower(x).compile()
     slow(x).block_until_ready()
-    moving = backend.transfer(slow(slow(x)), "host")
-    assert not moving.done()
-    assert moving.result().shape == (512, 512)
+    moving = backend.transfer((x, slow(slow(x))), "host")
+    assert not moving.done(), "one is here, one is not"
+    assert moving.result()[1].shape == (512, 512)
     assert moving.done()
 
 
@@ -412,6 +458,17 @@ def test_a_start_that_hangs_says_why_meanwhile(monkeypatch, capsys) -> None:
     said = capsys.readouterr().err
     assert "does not run on all of them" in said
     assert "host-a,host-b" in said
+
+
+@pytest.mark.cpu8
+def test_a_start_that_does_not_hang_says_nothing(monkeypatch, capsys) -> None:
+    monkeypatch.setattr(tpu, "_SLOW_SECONDS", 2.0)
+    before = threading.active_count()
+    assert TPUBackend().initialize()
+    until = time.monotonic() + 10
+    while threading.active_count() > before and time.monotonic() < until:
+        time.sleep(0.01)
+    assert capsys.readouterr().err == ""
 
 
 @pytest.mark.cpu8
