@@ -261,6 +261,8 @@ def test_an_unrolled_loop_runs_less_often(growth: str, trips: int) -> None:
         ({"add(%two, %next)": "subtract(%next, %two)", "LT": "LE"}, None),
         ({"add(%two, %next)": "divide(%next, %two)"}, None),
         ({"%zero = u32[] constant(0)": "%zero = u32[] parameter(1)"}, None),
+        ({"%zero = u32[] constant(0)": "%zero = u32[] add(%x, %x)"}, None),
+        ({"%begin = (u32[], f32[8]{0}) tuple(%zero, %x)": "%begin = (u32[]) copy(%x)"}, None),
         ({"compare(%counter.1, %bound)": "compare(%bound, %counter.1)", "LT": "GE"}, 3),
     ],
 )

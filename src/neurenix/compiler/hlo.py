@@ -274,19 +274,23 @@ class Module:
     def _start(
         self, computation: Computation, loop: Instruction, counter: Instruction
     ) -> int | None:
-        """Return the counter's first value: 0 where a loop around has it, None if data decides."""
+        """Return the counter's first value: 0 where a loop around has it, None if data decides.
+
+        In the entry what is no constant comes from data; within a loop XLA carries a constant 0
+        through the tuple of the loop around it.
+        """
+        unseen = None if computation is self.entry else 0
         state = computation.by_name.get(loop.operands[0])
         index = counter.attribute("index")
         if state is None or state.opcode != "tuple" or index is None:
-            return 0
+            return unseen
         value = computation.by_name.get(state.operands[int(index)])
         for _ in range(8):
             if value is None or value.opcode not in ("copy", "bitcast", "convert"):
                 break
             value = computation.by_name.get(value.operands[0])
-        if value is not None and value.opcode == "parameter" and computation is self.entry:
-            return None
-        return _integer(value) or 0
+        start = _integer(value)
+        return unseen if start is None else start
 
 
 def turns(start: int, bound: int, direction: str, factor: int, growth: int) -> int | None:
