@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from neurenix import chips
-from neurenix._core.errors import UnknownNameError
+from neurenix._core.errors import ArgumentTypeError, UnknownNameError
 
 pytestmark = pytest.mark.pure
 
@@ -98,6 +98,21 @@ def test_find_a_generation() -> None:
         chips.generation("v4").source("clock_herz")
 
 
+def nearest(generation: str) -> chips.PublishedRun:
+    return chips.nearest_run(generation, flops_per_token=51e9, num_devices=8, sequence_length=8192)
+
+
+@pytest.mark.parametrize("ask", [chips.generation, chips.price, nearest])
+def test_a_generation_has_its_names_everywhere(ask) -> None:
+    for alias, name in (("v5litepod", "v5e"), (" V5E ", "v5e"), ("trillium", "v6e")):
+        assert ask(alias) == ask(name)
+        assert ask(name) is not None
+    with pytest.raises(UnknownNameError, match="Did you mean 'v5e'"):
+        ask("v5ee")
+    with pytest.raises(ArgumentTypeError, match="such as 'v5e'; got 5"):
+        ask(5)
+
+
 @pytest.mark.parametrize(
     ("generation", "region", "commitment", "usd"),
     [
@@ -124,6 +139,8 @@ def test_no_price_is_no_price() -> None:
     assert chips.generation("tpu7x").prices == ()
     with pytest.raises(UnknownNameError, match="Did you mean 'on-demand'"):
         chips.price("v5e", commitment="ondemand")
+    with pytest.raises(UnknownNameError, match="no region named 'mars'"):
+        chips.price("v5e", "mars")
 
 
 def test_price_arithmetic_of_a_pod() -> None:

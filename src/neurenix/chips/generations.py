@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 from neurenix._core.errors import unknown_name
 from neurenix.chips._generation_data import RECORDS
+from neurenix.chips._names import canonical
 from neurenix.chips.prices import PRICES, Price
 
 
@@ -90,23 +91,19 @@ class Generation:
 
 GENERATIONS: dict[str, Generation] = {record["name"]: Generation(**record) for record in RECORDS}
 
-_BY_ALIAS = {alias: g for g in GENERATIONS.values() for alias in (g.name, *g.aliases)}
-
 
 def generation(name: str) -> Generation:
     """Return a generation by any of its names; case does not matter.
 
     Raises:
+        ArgumentTypeError: ``name`` is no text.
         UnknownNameError: nothing has that name.
 
     Example:
         >>> nx.chips.generation("v5litepod").name, nx.chips.generation("trillium").device_kind
         ('v5e', 'TPU v6 lite')
     """
-    found = _BY_ALIAS.get(name.strip().lower())
-    if found is None:
-        raise unknown_name("TPU generation", name, _BY_ALIAS)
-    return found
+    return GENERATIONS[canonical(name)]
 
 
 def generation_of_kind(device_kind: str) -> Generation | None:

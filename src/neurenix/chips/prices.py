@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from neurenix._core.errors import ArgumentTypeError, unknown_name
+from neurenix.chips._names import canonical
 
 _GPUHUNT = "dstackai/gpuhunt src/gpuhunt/resources/tpu_pricing.json @edc13c0f"
 _SKYPILOT = "skypilot-catalog catalogs/v8/gcp/vms.csv @006059e"
@@ -86,13 +87,14 @@ def price(generation: str, region: str = "us", *, commitment: str = "on-demand")
     discounts: what is not listed is not known. There is no public price of tpu7x: ask the user.
 
     Args:
-        generation: name of a generation, such as ``"v5e"``.
+        generation: any name of a generation, such as ``"v5e"`` or ``"v5litepod"``.
         region: ``"us"``, an area, or a Google Cloud region.
         commitment: ``"on-demand"``, ``"1-year"``, ``"3-year"`` or ``"spot"``.
 
     Raises:
-        ArgumentTypeError: region or commitment is no text.
-        UnknownNameError: a commitment that does not exist, or a region that cannot be one.
+        ArgumentTypeError: generation, region or commitment is no text.
+        UnknownNameError: a generation or a commitment that does not exist, or a region that cannot
+            be one.
 
     Example:
         >>> nx.chips.price("v5e").usd_per_chip_hour
@@ -104,6 +106,7 @@ def price(generation: str, region: str = "us", *, commitment: str = "on-demand")
         >>> nx.chips.price("tpu7x") is None
         True
     """
+    generation = canonical(generation)
     for name, value in (("region", region), ("commitment", commitment)):
         if not isinstance(value, str):
             raise ArgumentTypeError(f"{name} must be text; got {value!r}.")

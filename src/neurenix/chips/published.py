@@ -85,13 +85,15 @@ def nearest_run(
     The generation counts most, then the model FLOPs of a token, the sequence, the devices.
 
     Args:
-        generation: name of a generation, such as ``"v5e"``.
+        generation: any name of a generation, such as ``"v5e"`` or ``"v5litepod"``.
         flops_per_token: model FLOPs of one training step ÷ tokens, more than 0.
         num_devices: JAX devices.
         sequence_length: tokens of one example.
 
     Raises:
+        ArgumentTypeError: ``generation`` is no text.
         ArgumentError: a number is not positive.
+        UnknownNameError: a generation that does not exist.
 
     Example:
         >>> llama = {"flops_per_token": 50e9, "num_devices": 8, "sequence_length": 8192}
@@ -99,6 +101,7 @@ def nearest_run(
         >>> run.id, run.model, run.num_chips
         ('T12', 'llama3.1-8b', 8)
     """
+    generation = generation_named(generation).name
     asked = (flops_per_token, num_devices, sequence_length)
     if not all(number > 0 for number in asked):
         raise ArgumentError(
