@@ -70,12 +70,15 @@ def test_exchanges_wait_for_one_another_on_the_same_links() -> None:
     assert total == pytest.approx(2 * exchange_seconds())
 
 
-def test_permutations_in_both_directions_run_at_once() -> None:
+@pytest.mark.parametrize("distance", [1, 2, 3])
+def test_permutations_in_both_directions_run_at_once(distance: int) -> None:
     def permute(name: str, channel: int, pairs: str) -> str:
         attributes = f"channel_id={channel}, source_target_pairs={{{pairs}}}"
         return f"%{name} = ({MIB}, {MIB}) collective-permute-start(%p), {attributes}"
 
-    forwards, backwards = "{0,1},{1,2},{2,3},{3,0}", "{0,3},{1,0},{2,1},{3,2}"
+    forwards, backwards = (
+        ",".join(f"{{{i},{(i + sign * distance) % 8}}}" for i in range(8)) for sign in (1, -1)
+    )
     ends = tuple(f"%{n}d = {MIB} collective-permute-done(%{n})" for n in "ab")
     _, both = schedule(permute("a", 1, forwards), permute("b", 2, backwards), *ends)
     _, same = schedule(permute("a", 1, forwards), permute("b", 2, forwards), *ends)
@@ -299,6 +302,53 @@ def test_of_branches_the_dearest_is_counted_and_nothing_of_the_others() -> None:
     assert spread == pytest.approx(2e6 / CLOCK)
     floor = 2 * 2**20 / V5E.generation.hbm_bandwidth_bytes_per_second_per_device
     assert walked.operations["work.b"].floor_seconds == pytest.approx(floor)
+
+
+def conditioned(compared: str) -> str:
+    """Return a program whose loop runs six turns of 1000 cycles, and what its condition does."""
+    state = f"(s32[], {MIB})"
+    return f"""HloModule m, is_scheduled=true
+
+%turn (t: x) -> y {{
+  %t = {state} parameter(0)
+  %n = s32[] get-tuple-element(%t), index=0
+  %p = {MIB} get-tuple-element(%t), index=1
+  %one = s32[] constant(1)
+  %next = s32[] add(%n, %one)
+  {busy("body", 1000)}
+  ROOT %u = {state} tuple(%next, %body)
+}}
+
+%ends (e: x) -> pred[] {{
+  %e = {state} parameter(0)
+  %n = s32[] get-tuple-element(%e), index=0
+  %p = {MIB} get-tuple-element(%e), index=1
+  %six = s32[] constant(6)
+  {compared}
+  ROOT %k = pred[] compare(%n, %six), direction=LT
+}}
+
+ENTRY %main (p: x) -> y {{
+  %p = {MIB} parameter(0)
+  %zero = s32[] constant(0)
+  %s = {state} tuple(%zero, %p)
+  ROOT %loop = {state} while(%s), condition=%ends, body=%turn
+}}
+"""
+
+
+@pytest.mark.parametrize(
+    ("compared", "cycles", "names"),
+    [
+        ("%both = pred[] and(%n, %n)", 6 * 1000, set()),
+        (busy("sum", 1e6), 6 * 1000 + 7 * 1e6, {"sum", "k"}),
+    ],
+)
+def test_a_loops_condition_is_computed_once_more_than_its_body(compared, cycles, names) -> None:
+    walked = Schedule(parse(conditioned(compared)), V5E, calibrated=False)
+    assert walked.run() == pytest.approx(cycles / CLOCK, rel=1e-4)
+    assert set(walked.operations) == {"body", "next", *names}
+    assert all(walked.operations[name].count == 7 for name in names)
 
 
 def test_the_interval_contains_the_estimate_also_where_a_floor_decides() -> None:

@@ -44,6 +44,8 @@ DIRECTIONS = ("ici forwards", "ici backwards")
 def directions(instruction: Instruction) -> tuple[str, ...]:
     """Return which directions of the ring an exchange occupies: one for a permutation, else both.
 
+    Round a ring most of the devices' numbers move the short way, and few jump back over its end.
+
     Example:
         >>> pairs = "source_target_pairs={{0,1},{1,2},{2,0}}"
         >>> directions(Instruction("p", "collective-permute-start", (), (), "", pairs, False))
@@ -52,7 +54,7 @@ def directions(instruction: Instruction) -> tuple[str, ...]:
     if base_opcode(instruction) != "collective-permute":
         return DIRECTIONS
     steps = [int(target) - int(source) for source, target in _PAIR.findall(instruction.attributes)]
-    forwards = sum(step == 1 for step in steps) > sum(step == -1 for step in steps)
+    forwards = sum(step > 0 for step in steps) > sum(step < 0 for step in steps)
     return (DIRECTIONS[0],) if forwards else (DIRECTIONS[1],)
 
 
@@ -116,7 +118,7 @@ def ici_seconds(instruction: Instruction, where: Slice, *, hops: bool = True) ->
     shapes = instruction.shapes
     if instruction.opcode.endswith("-start") and opcode != "all-reduce":
         shapes = shapes[len(instruction.operands) :] or shapes
-    payload = sum(shape.padded_bytes for shape in shapes if math.prod(shape.sizes) > 1 or opcode)
+    payload = sum(shape.padded_bytes for shape in shapes)
     rate = where.generation.ici_link_bytes_per_second
     share = (devices - 1) / devices
     if opcode == "collective-permute":

@@ -1,14 +1,15 @@
 """The walk over a program's schedule: what waits for what, and how long each part takes.
 
 Owns the walk: cycles of compute, transfers and collectives that run beside it and are waited for
-where the program waits, loops times their trip counts, of branches the dearest. What remains
-visible of a transfer is *exposed*. It does not own what an instruction has to do at least
-(``work``), what a collective costs (``collectives``) or how the sum becomes seconds of hardware
-(``time``).
+where the program waits, loops times their trip counts and their conditions once more, of branches
+the dearest. What remains visible of a transfer is *exposed*. It does not own what an instruction
+has to do at least (``work``), what a collective costs (``collectives``) or how the sum becomes
+seconds of hardware (``time``).
 """
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import dataclass, field
 
@@ -50,6 +51,8 @@ _UNMODELLED_SECONDS = 1e-6
 """Above, an operation that the compiler gives no cycles is named to the user: a judgement. Many are
 shorter (a reshape, a counter), and would fill the list without changing the step."""
 HOST_LANES = ("from host", "to host")  # PCIe carries both ways at once
+_ON_SCALARS = frozenset("add and compare convert copy multiply not or subtract xor".split())
+"""What counters are compared with: a scalar unit's work, nothing beside a turn of any loop."""
 _CHANNEL = re.compile(r"channel_id=(\d+)")
 
 
@@ -178,7 +181,11 @@ class Schedule:
             self.unknown_loops.append(loop)
             trips = 1
         body = self.module.computations[called_as(loop, "body")]
-        return trips * self._computation(body, count * trips)
+        seconds = trips * self._computation(body, count * trips)
+        condition = self.module.computations.get(called_as(loop, "condition"))
+        if condition is None or not any(map(_takes_time, condition.instructions)):
+            return seconds
+        return seconds + (trips + 1) * self._computation(condition, count * (trips + 1))
 
     def _dearest(self, conditional: Instruction, count: int) -> float:
         """Walk over all branches, and keep what the one that takes longest does."""
@@ -374,6 +381,13 @@ def _bound(work: Work, compute: float, floor: float, seconds: float) -> str:
     if element_wise and work.transfer_seconds < seconds / _VECTOR_OVER_TRANSFER:
         return "vector"
     return "hbm"
+
+
+def _takes_time(instruction: Instruction) -> bool:
+    """Return whether an instruction of a loop's condition is more than arithmetic on scalars."""
+    if instruction.opcode in _ON_SCALARS:
+        return any(math.prod(shape.sizes) > 1 for shape in instruction.shapes)
+    return instruction.opcode not in FREE
 
 
 def _kernel_name(instruction: Instruction) -> str:
