@@ -1,53 +1,36 @@
-"""The walk over a schedule: what runs beside what, and what the links cost."""
+"""The walk over a schedule: what runs beside what, and how a step's time is made of it."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 
 import pytest
 
 from neurenix import chips
 from neurenix.compiler.calibration import calibration
-from neurenix.compiler.collectives import dcn_seconds, group_size, ici_seconds
-from neurenix.compiler.hlo import Instruction, parse
+from neurenix.compiler.hlo import parse
 from neurenix.compiler.operations import Operation
 from neurenix.compiler.schedule import Schedule
-from neurenix.compiler.shapes import parse_shapes
 from neurenix.compiler.time import step_time
-from neurenix.compiler.traffic import moved_bytes
 from neurenix.compiler.utilization import utilization
+from schedule_helpers import (
+    CLOCK,
+    DONE,
+    FETCH_SECONDS,
+    GROUPS,
+    MIB,
+    PRODUCT,
+    START,
+    V5E,
+    branch,
+    busy,
+    exchange_seconds,
+    fetch,
+    module,
+    schedule,
+)
 
 pytestmark = pytest.mark.pure
-
-V5E = chips.resolve("v5e-8")
-CLOCK = V5E.generation.clock_hertz
-MIB = "f32[512,512]{1,0:T(8,128)}"
-
-
-def module(*body: str) -> str:
-    lines = "\n".join(f"  {line}" for line in body)
-    return f"HloModule m, is_scheduled=true\n\nENTRY %main (p: x) -> y {{\n{lines}\n}}\n"
-
-
-def schedule(*body: str, where: chips.Slice = V5E) -> tuple[Schedule, float]:
-    walked = Schedule(parse(module(f"%p = {MIB} parameter(0)", *body)), where, calibrated=False)
-    return walked, walked.run()
-
-
-def busy(name: str, cycles: float) -> str:
-    config = f'backend_config={{"window_config":{{"estimated_cycles":"{cycles:.0f}"}}}}'
-    return f"%{name} = {MIB} negate(%p), {config}"
-
-
-GROUPS = "replica_groups=[1,8]<=[8]"
-START = f"%r = ({MIB}, {MIB}) all-gather-start(%p), channel_id=1, {GROUPS}"
-DONE = f"%d = {MIB} all-gather-done(%r)"
-
-
-def exchange_seconds() -> float:
-    """2^20 bytes, seven eighths of them through two links, and the length of the slice in hops."""
-    return 2**20 * 7 / 8 / (2 * V5E.generation.ici_link_bytes_per_second) + 4e-6
 
 
 def test_an_exchange_is_hidden_behind_compute_that_is_long_enough() -> None:
@@ -91,15 +74,6 @@ def test_a_copy_into_vmem_runs_beside_an_exchange() -> None:
     assert total == pytest.approx(exchange_seconds())
 
 
-def fetch(name: str) -> tuple[str, str]:
-    """Return both halves of a copy of 1 MiB from HBM into VMEM."""
-    start = f"%{name} = ({MIB[:-1]}S(1)}}, {MIB}, u32[]) copy-start(%p)"
-    return start, f"%{name}d = {MIB[:-1]}S(1)}} copy-done(%{name})"
-
-
-FETCH_SECONDS = 2**20 / V5E.generation.hbm_bandwidth_bytes_per_second_per_device
-
-
 def test_copies_from_hbm_share_its_bandwidth() -> None:
     starts, ends = zip(*map(fetch, "abcd"), strict=True)
     assert schedule(*starts, *ends)[1] == pytest.approx(4 * FETCH_SECONDS)
@@ -120,128 +94,6 @@ def test_no_step_is_faster_than_its_bytes_in_hbm() -> None:
     rate = chips.generation("v5p").hbm_bandwidth_bytes_per_second_per_device
     assert step_time(walked, 0.0, 0).low == pytest.approx(6 * 2**20 / rate)
     assert raw > 0
-
-
-SLICED = f"""HloModule m, is_scheduled=true
-
-%part (a: x, i: s32[]) -> y {{
-  %a = f32[32,512,512]{{2,1,0:T(8,128)}} parameter(0)
-  %i = s32[] parameter(1)
-  %b = f32[32,512,512]{{2,1,0:T(8,128)}} bitcast(%a)
-  %s = f32[1,512,512]{{2,1,0:T(8,128)}} dynamic-slice(%b, %i), dynamic_slice_sizes={{1,512,512}}
-  ROOT %n = {MIB} bitcast(%s)
-}}
-
-%put (a: x, v: y, i: s32[]) -> x {{
-  %a = f32[32,512,512]{{2,1,0:T(8,128)}} parameter(0)
-  %v = f32[1,512,512]{{2,1,0:T(8,128)}} parameter(1)
-  %i = s32[] parameter(2)
-  ROOT %u = f32[32,512,512]{{2,1,0:T(8,128)}} dynamic-update-slice(%a, %v, %i)
-}}
-
-%whole (a: x, i: s32[]) -> y {{
-  %a = f32[32,512,512]{{2,1,0:T(8,128)}} parameter(0)
-  %i = s32[] parameter(1)
-  %s = f32[1,512,512]{{2,1,0:T(8,128)}} dynamic-slice(%a, %i), dynamic_slice_sizes={{1,512,512}}
-  ROOT %r = f32[32,512,512]{{2,1,0:T(8,128)}} add(%a, %s)
-}}
-
-%turn (a: x) -> x {{
-  %a = f32[32,512,512]{{2,1,0:T(8,128)}} parameter(0)
-  ROOT %b = f32[32,512,512]{{2,1,0:T(8,128)}} bitcast(%a)
-}}
-
-%nested (a: x) -> x {{
-  %a = f32[32,512,512]{{2,1,0:T(8,128)}} parameter(0)
-  %f = f32[32,512,512]{{2,1,0:T(8,128)}} fusion(%a), kind=kLoop, calls=%turn
-  ROOT %n = f32[32,512,512]{{2,1,0:T(8,128)}} negate(%f)
-}}
-
-ENTRY %main (p: x, v: y, i: s32[]) -> z {{
-  %p = f32[32,512,512]{{2,1,0:T(8,128)}} parameter(0)
-  %v = f32[1,512,512]{{2,1,0:T(8,128)}} parameter(1)
-  %i = s32[]{{:T(128)S(6)}} parameter(2)
-  %taken = {MIB} fusion(%p, %i), kind=kLoop, calls=%part
-  %put.1 = f32[32,512,512]{{2,1,0:T(8,128)}} fusion(%p, %v, %i), kind=kLoop, calls=%put
-  %read = f32[32,512,512]{{2,1,0:T(8,128)}} fusion(%p, %i), kind=kLoop, calls=%whole
-  %in = f32[32,512,512]{{2,1,0:T(8,128)}} fusion(%p), kind=kOutput, calls=%nested
-  ROOT %t = (f32[1]) tuple(%taken, %put.1, %read, %in)
-}}
-"""
-
-
-def test_of_an_array_that_is_sliced_or_updated_in_place_the_slice_is_moved() -> None:
-    read = parse(SLICED)
-    moved = {
-        name: moved_bytes(read, read.entry, read.entry.by_name[name])[0]
-        for name in ("taken", "put.1", "read", "in")
-    }
-    mib = 2**20
-    assert moved == {"taken": 2 * mib, "put.1": 2 * mib, "read": 64 * mib, "in": 64 * mib}
-
-
-@pytest.mark.parametrize("name", ["v5e-256", "v5p-128"])
-def test_an_exchange_of_all_with_all_is_bound_by_the_slices_bisection(name: str) -> None:
-    where = chips.resolve(name)
-    shapes = parse_shapes("bf16[256,32768]{1,0:T(8,128)(2,1)}")
-    exchange = Instruction("a", "all-to-all", shapes, (), "", "", False)
-    seconds = ici_seconds(exchange, where, hops=False)
-    # Half of each device's array crosses the middle, over the links of the longest axis there.
-    longest = max(where.topology)
-    links = 2 * where.devices_per_slice / longest / where.devices_per_chip
-    crossing = where.devices_per_slice / 2 * shapes[0].padded_bytes / 2
-    bound = crossing / (links * where.generation.ici_link_bytes_per_second)
-    assert seconds == pytest.approx(bound)
-    assert 0 < ici_seconds(exchange, where) - seconds < 20e-6
-
-
-def collective(opcode: str, attributes: str, shape: str = "f32[16384,1024]") -> Instruction:
-    """Return one that makes 64 MiB."""
-    shapes = parse_shapes(f"{shape}{{1,0:T(8,128)}}")
-    return Instruction("c", opcode, shapes, ("p",), "", attributes, False)
-
-
-@pytest.mark.parametrize(
-    ("name", "groups", "links"),
-    [
-        ("v5e-8", "replica_groups=[2,4]<=[8]", 1),  # a line of 4: its end has one link into it
-        ("v5e-64", "replica_groups=mesh['a'=8,'b'=8] {'b'}", 1),
-        ("v5e-64", "replica_groups=[16,4]<=[64]", 1),  # half of an axis
-        ("v5e-64", "replica_groups={}", 2),  # a corner of the grid
-        ("v5e-256", "replica_groups=[16,16]<=[256]", 2),  # a ring
-        ("v5e-256", "replica_groups=[8,32]<=[256]", 3),  # rings in pairs
-        ("v5e-256", "replica_groups={}", 4),
-        ("v5p-128", "replica_groups=[16,4]<=[64]", 2),
-    ],
-)
-def test_a_group_has_the_links_of_the_device_at_its_end(name: str, groups: str, links: int) -> None:
-    where = chips.resolve(name)
-    devices = group_size(collective("all-gather", groups), where.devices_per_slice)
-    seconds = ici_seconds(collective("all-gather", groups), where, hops=False)
-    received = 2**26 * (devices - 1) / devices
-    rate = where.generation.ici_link_bytes_per_second
-    assert seconds == pytest.approx(received / (links * rate))
-
-
-@pytest.mark.parametrize(
-    ("name", "distance", "arrays"),
-    [
-        ("v5e-64", 1, 1),
-        ("v5e-64", 32, 4),
-        ("v5e-64", 16, 2),
-        ("v5e-256", 128, 4),
-        ("v5e-256", 8, 4),
-    ],
-)
-def test_a_permutation_is_as_slow_as_its_busiest_link(
-    name: str, distance: int, arrays: int
-) -> None:
-    where = chips.resolve(name)
-    count = where.devices_per_slice
-    pairs = ",".join(f"{{{i},{(i + distance) % count}}}" for i in range(count))
-    permuted = collective("collective-permute", f"source_target_pairs={{{pairs}}}")
-    rate = where.generation.ici_link_bytes_per_second
-    assert ici_seconds(permuted, where, hops=False) == pytest.approx(arrays * 2**26 / rate)
 
 
 def test_no_step_is_faster_than_the_bytes_on_its_links() -> None:
@@ -278,14 +130,6 @@ def test_a_sum_of_which_each_keeps_a_part_is_half_of_one_on_the_links() -> None:
     rate = 2 * V5E.generation.ici_link_bytes_per_second
     assert time.device_seconds == pytest.approx(2**26 * 7 / 8 / rate)
     assert (time.bound, set(time.shares)) == ("ici", {"ici"})
-
-
-def branch(name: str, cycles: float) -> str:
-    return (
-        f"%{name} (a: x) -> y {{\n  %p.{name} = {MIB} parameter(0)\n  ROOT "
-        + busy(f"work.{name}", cycles).replace("%p)", f"%p.{name})")
-        + "\n}\n\n"
-    )
 
 
 def test_of_branches_the_dearest_is_counted_and_nothing_of_the_others() -> None:
@@ -360,80 +204,6 @@ def test_the_interval_contains_the_estimate_also_where_a_floor_decides() -> None
             assert time.low <= time.seconds < time.high
 
 
-SCATTERED = """HloModule m, is_scheduled=true
-
-%set (old: f32[], new: f32[]) -> f32[] {
-  %old = f32[] parameter(0)
-  ROOT %new = f32[] parameter(1)
-}
-
-%rows (a: x, i: s32[64], u: y) -> x {
-  %a = f32[65536,128]{1,0:T(8,128)} parameter(0)
-  %i = s32[64]{0:T(128)} parameter(1)
-  %u = f32[64,128]{1,0:T(8,128)} parameter(2)
-  %b = f32[65536,128]{1,0:T(8,128)} bitcast(%a)
-  ROOT %s = f32[65536,128]{1,0:T(8,128)} scatter(%b, %i, %u), to_apply=%set
-}
-
-%read_again (a: x, i: s32[64], u: y) -> x {
-  %a = f32[65536,128]{1,0:T(8,128)} parameter(0)
-  %i = s32[64]{0:T(128)} parameter(1)
-  %u = f32[64,128]{1,0:T(8,128)} parameter(2)
-  %s = f32[65536,128]{1,0:T(8,128)} scatter(%a, %i, %u), to_apply=%set
-  ROOT %n = f32[65536,128]{1,0:T(8,128)} negate(%s)
-}
-
-%made (i: s32[64], u: y) -> x {
-  %i = s32[64]{0:T(128)} parameter(0)
-  %u = f32[64,128]{1,0:T(8,128)} parameter(1)
-  %z = f32[] constant(0)
-  %a = f32[65536,128]{1,0:T(8,128)} broadcast(%z), dimensions={}
-  ROOT %s = f32[65536,128]{1,0:T(8,128)} scatter(%a, %i, %u), to_apply=%set
-}
-
-ENTRY %main (p: x, i: s32[64], u: y) -> z {
-  %p = f32[65536,128]{1,0:T(8,128)} parameter(0)
-  %i = s32[64]{0:T(128)S(6)} parameter(1)
-  %u = f32[64,128]{1,0:T(8,128)} parameter(2)
-  %fused = f32[65536,128]{1,0:T(8,128)} fusion(%p, %i, %u), kind=kCustom, calls=%rows
-  %plain = f32[65536,128]{1,0:T(8,128)} scatter(%p, %i, %u), to_apply=%set
-  %again = f32[65536,128]{1,0:T(8,128)} fusion(%p, %i, %u), kind=kCustom, calls=%read_again
-  %zeros = f32[65536,128]{1,0:T(8,128)} fusion(%i, %u), kind=kCustom, calls=%made
-  ROOT %t = (f32[1]) tuple(%fused, %plain, %again, %zeros)
-}
-"""
-
-
-def test_of_an_array_that_is_scattered_into_the_updated_rows_are_moved() -> None:
-    read = parse(SCATTERED)
-    moved = {
-        name: moved_bytes(read, read.entry, read.entry.by_name[name])[0]
-        for name in ("fused", "plain", "again", "zeros")
-    }
-    rows, table = 64 * 512, 65536 * 512
-    assert moved["fused"] == moved["plain"] == 3 * rows  # updates, and rows read and written
-    assert moved["again"] == 2 * table + rows
-    assert moved["zeros"] == table + rows
-
-
-def test_a_scatter_has_no_cycles_and_is_told() -> None:
-    big = SCATTERED.replace("64,128", "8192,128").replace("s32[64]", "s32[8192]")
-    walked = Schedule(parse(big), V5E)
-    walked.run()
-    assert walked.operations["fused"].uncounted
-    assert "scatter" in walked.unmodelled
-
-
-PRODUCT = """HloModule m, is_scheduled=true
-
-ENTRY %main (p: x, q: y) -> z {
-  %p = bf16[4096,4096]{1,0:T(8,128)(2,1)} parameter(0)
-  %q = bf16[4096,4096]{1,0:T(8,128)(2,1)} parameter(1)
-  ROOT %c = bf16[4096,4096]{1,0:T(8,128)(2,1)} convolution(%p, %q), dim_labels=bf_io->bf, CYCLES
-}
-""".replace("CYCLES", busy("", 1.1e6).partition("negate(%p), ")[2])
-
-
 def test_work_that_no_device_does_is_no_utilization() -> None:
     walked = Schedule(parse(PRODUCT), V5E)
     seconds = step_time(walked, walked.run(), 0).seconds
@@ -450,77 +220,6 @@ def test_work_that_no_device_does_is_no_utilization() -> None:
 def test_a_plain_exchange_is_wholly_exposed() -> None:
     walked, total = schedule(f"%r = {MIB} all-reduce(%p), {GROUPS}")
     assert total == walked.operations["r"].seconds == pytest.approx(2 * exchange_seconds())
-
-
-def test_a_transfer_between_slices_is_dcn() -> None:
-    where = chips.resolve("2x v5e-8")
-    body = (
-        f"%s = ({MIB}, u32[], token[]) send(%p), channel_id=1, is_host_transfer=true",
-        f"%v = ({MIB}, u32[], token[]) recv(%p), channel_id=2, is_host_transfer=true",
-        "%x = token[] send-done(%s)",
-        f"%y = ({MIB}, token[]) recv-done(%v)",
-    )
-    walked, total = schedule(*body, where=where)
-    assert {o.kind for o in walked.operations.values()} == {"dcn"}
-    assert total == pytest.approx(dcn_seconds(2**20, where)) == pytest.approx(2**20 * 8 / 25e9)
-
-
-@pytest.mark.parametrize("slices", [2, 3, 4, 8])
-@pytest.mark.parametrize(
-    ("kind", "received", "expected"),
-    [
-        # In MiB, of the one that a device sends.
-        ("ALL_GATHER", lambda k: k, lambda k: k - 1),
-        ("ALL_REDUCE", lambda k: 1, lambda k: 2 * (k - 1) / k),
-        ("REDUCE_SCATTER", lambda k: 1 / k, lambda k: 1),
-        ("ALL_TO_ALL", lambda k: 1, lambda k: 1),
-        ("ONE_TO_ONE", lambda k: 1, lambda k: 1),
-    ],
-)
-def test_what_arrives_from_more_slices_takes_longer(
-    slices: int, kind: str, received: Callable, expected: Callable
-) -> None:
-    where = chips.resolve(f"{slices}x v5e-8")
-    tag = f'frontend_attributes={{_xla_megascale_transfer_type="{kind}"}}'
-    arrives = f"f32[{int(received(slices) * 256)},1024]{{1,0:T(1,128)}}"
-    _, total = schedule(
-        f"%s = ({MIB}, u32[], token[]) send(%p), channel_id=2, is_host_transfer=true, {tag}",
-        f"%v = ({arrives}, u32[], token[]) recv(%p), channel_id=1, is_host_transfer=true, {tag}",
-        "%x = token[] send-done(%s)",
-        f"%y = ({arrives}, token[]) recv-done(%v)",
-        where=where,
-    )
-    one = dcn_seconds(2**20, where)
-    if slices == 2:
-        assert total == one  # to the bit: the calibration stands on it
-    assert total == pytest.approx(expected(slices) * one, rel=1e-6)
-
-
-@pytest.mark.parametrize(
-    ("groups", "size"),
-    [
-        ("replica_groups={{0,1,2,3},{4,5,6,7}}", 4),
-        ("replica_groups=[4,2]<=[8]", 2),
-        ("replica_groups=mesh['axis_0'=8,'axis_1'=1] {'axis_0'}", 8),
-        ("replica_groups=mesh['a'=2,'b'=4,'c'=1], device_ids=([4,2]T(1,0)) {'b'}", 4),
-        ("replica_groups=mesh['a'=2,'b'=4] {'a','b'}", 8),
-        ("replica_groups={}", 16),
-    ],
-)
-def test_groups_in_every_spelling(groups: str, size: int) -> None:
-    instruction = Instruction("r", "all-reduce", (), (), "", groups, False)
-    assert group_size(instruction, 16) == size
-
-
-def test_a_ring_that_closes_is_twice_as_fast_as_a_line() -> None:
-    shapes = parse_shapes("f32[8192,8192]{1,0:T(8,128)}")
-    gather = Instruction("r", "all-gather", shapes, (), "", "", False)
-    open_, closed = (ici_seconds(gather, chips.resolve(n)) for n in ("v5e-64", "v5e-256"))
-    assert open_ / closed == pytest.approx(2, rel=0.05)
-
-
-def test_one_device_exchanges_nothing() -> None:
-    assert schedule(f"%r = {MIB} all-reduce(%p)", where=chips.resolve("v5e-1"))[1] == 0
 
 
 def test_the_interval_contains_the_estimate_and_names_its_basis() -> None:
