@@ -146,3 +146,51 @@ def test_a_ring_that_closes_is_twice_as_fast_as_a_line() -> None:
 
 def test_one_device_exchanges_nothing() -> None:
     assert schedule(f"%r = {MIB} all-reduce(%p)", where=chips.resolve("v5e-1"))[1] == 0
+
+
+LINK = 45e9
+FAR = ",".join(f"{{{i},{(i + 32) % 64}}}" for i in range(64))
+
+
+@pytest.mark.parametrize(
+    ("opcode", "groups", "name", "seconds"),
+    [
+        ("reduce-scatter", "replica_groups=[1,8]<=[8]", "v5e-8", 2**26 * 7 / (2 * LINK)),
+        # Two devices of two chips: the chips' one link, and the rate of tpu7x.
+        ("all-gather", "replica_groups=[4,2]<=[8]", "tpu7x-8", 2**26 / 2 / (2 * 100e9)),
+        (
+            "collective-permute",
+            "source_target_pairs={{0,2},{1,3}}",
+            "tpu7x-8",
+            2 * 2**26 / 100e9,  # both devices of a chip send over the same link
+        ),
+        # What the second slice does is what the first does.
+        ("collective-permute", "source_target_pairs={{0,1},{8,9}}", "2x v5e-8", 2**26 / LINK),
+    ],
+)
+def test_bytes_over_links(opcode: str, groups: str, name: str, seconds: float) -> None:
+    found = ici_seconds(collective(opcode, groups), chips.resolve(name), hops=False)
+    assert found == pytest.approx(seconds)
+
+
+@pytest.mark.parametrize(
+    ("opcode", "groups", "hops"),
+    [
+        ("collective-permute", f"source_target_pairs={{{FAR}}}", 4),
+        ("all-gather", "replica_groups=[16,4]<=[64]", 2),
+    ],
+)
+def test_the_way_counts_a_microsecond_for_each_hop(opcode: str, groups: str, hops: int) -> None:
+    one, where = collective(opcode, groups), chips.resolve("v5e-64")
+    alone = ici_seconds(one, where, hops=False)
+    assert ici_seconds(one, where) - alone == pytest.approx(hops * 1e-6)
+
+
+def test_an_exchange_that_starts_counts_its_result_once() -> None:
+    start = f"%a = ({MIB}, {MIB}) collective-permute-start(%p), source_target_pairs={{{{0,1}}}}"
+    _, total = schedule(start, f"%ad = {MIB} collective-permute-done(%a)")
+    assert total == pytest.approx(2**20 / LINK + 1e-6)
+
+
+def test_a_hosts_devices_share_its_network() -> None:
+    assert dcn_seconds(2**20, chips.resolve("2x tpu7x-8")) == pytest.approx(2**20 * 8 / 25e9)

@@ -316,3 +316,131 @@ def test_cycles_that_overflowed_in_the_compiler_are_none() -> None:
     assert overflowed.unmodelled == {"fusion": 1}
     time = step_time(overflowed, least, 0)
     assert time.high > 5 * time.device_seconds
+
+
+def walked_with(before: str, *body: str, where: chips.Slice = V5E) -> tuple[Schedule, float]:
+    """Walk a program that calls the computations ``before`` it."""
+    text = module(f"%p = {MIB} parameter(0)", *body).replace("ENTRY", before + "ENTRY")
+    made = Schedule(parse(text), where, calibrated=False)
+    return made, made.run()
+
+
+OPEN_LOOP = f"""%turn (t: x) -> y {{
+  %t = (s32[], {MIB}) parameter(0)
+  ROOT %u = (s32[], {MIB}) tuple(%t, %t)
+}}
+
+%ends (e: x) -> pred[] {{
+  %e = (s32[], {MIB}) parameter(0)
+  ROOT %k = pred[] compare(%e, %e), direction=LT
+}}
+
+%dear (a: x) -> y {{
+  %q = {MIB} parameter(0)
+  %i = s32[] parameter(1)
+  %r = {MIB} all-reduce(%q), channel_id=1, {GROUPS}
+  %so = {MIB} sort(%q), dimensions={{0}}
+  %st = (s32[], {MIB}) tuple(%i, %q)
+  %lo = (s32[], {MIB}) while(%st), condition=%ends, body=%turn
+  ROOT %c2 = {MIB} conditional(%i, %q, %q), branch_computations={{%a, %b}}
+}}
+
+"""
+
+
+def test_what_is_not_known_of_the_dearest_branch_is_told() -> None:
+    made, _ = walked_with(
+        branch("a", 1e6) + branch("b", 3e6) + OPEN_LOOP,
+        "%i = s32[] parameter(1)",
+        f"ROOT %c = {MIB} conditional(%i, %p, %p), branch_computations={{%dear, %a}}",
+    )
+    assert [loop.name for loop in made.unknown_loops] == ["lo"]
+    assert made.unmodelled == {"sort": 1}
+    assert set(made.branches) == {"c", "c2"}
+    assert len(made.links) == 2
+
+
+def test_a_branch_in_a_loop_is_taken_at_every_turn() -> None:
+    text = conditioned("").replace(
+        busy("body", 1000),
+        f"%body = {MIB} conditional(%n, %p, %p), branch_computations={{%a, %b}}",
+    )
+    text = text.replace("%turn (", branch("a", 1e6) + branch("b", 3e6) + "%turn (", 1)
+    made = Schedule(parse(text), V5E, calibrated=False)
+    assert made.run() == pytest.approx(6 * 3e6 / CLOCK, rel=1e-4)
+    assert made.branches["body"][1] == pytest.approx(6 * 2e6 / CLOCK)
+
+
+def test_what_a_call_runs_takes_its_time() -> None:
+    _, total = walked_with(branch("a", 1e6), f"ROOT %c = {MIB} call(%p), to_apply=%a")
+    assert total == pytest.approx(1e6 / CLOCK)
+
+
+def test_the_halves_of_a_fused_exchange_are_waited_for_as_one() -> None:
+    inner = "".join(
+        f"%{name} (a: x) -> y {{\n  %p.{name} = {MIB} parameter(0)\n"
+        f"  ROOT %g.{name} = {MIB} all-gather(%p.{name}), channel_id=7, {GROUPS}\n}}\n\n"
+        for name in ("s", "d")
+    )
+    made, total = walked_with(
+        inner,
+        f"%async-collective-start.1 = ({MIB}, {MIB}) fusion(%p), kind=kCustom, calls=%s",
+        f"%g = {MIB} get-tuple-element(%async-collective-start.1), index=1",
+        busy("work", 1e6),
+        f"%async-collective-done.1 = {MIB} fusion(%g), kind=kCustom, calls=%d",
+    )
+    assert total == pytest.approx(1e6 / CLOCK)
+    assert made.operations["async-collective-start.1"].seconds == 0
+
+
+HOSTED = MIB[:-1] + "S(5)}"
+
+
+@pytest.mark.parametrize(("name", "rate"), [("v5e-8", 15e9), ("tpu7x-8", 16e9)])
+def test_the_host_is_sent_to_and_heard_from_at_once(name: str, rate: float) -> None:
+    _, total = schedule(
+        f"%h = {HOSTED} parameter(1)",
+        f"%a = ({HOSTED}, {MIB}, u32[]) copy-start(%p)",
+        f"%b = ({MIB}, {HOSTED}, u32[]) copy-start(%h)",
+        f"%ad = {HOSTED} copy-done(%a)",
+        f"%bd = {MIB} copy-done(%b)",
+        where=chips.resolve(name),
+    )
+    assert total == pytest.approx(2**20 / rate)
+
+
+def test_a_slice_that_is_fetched_takes_the_time_of_the_slice() -> None:
+    big, near = "f32[32,512,512]{2,1,0:T(8,128)}", MIB[:-1] + "S(1)}"
+    _, total = schedule(
+        f"%b = {big} parameter(1)",
+        f"%s = (({big}), {near}, s32[]) slice-start(%b)",
+        f"%d = {near} slice-done(%s)",
+    )
+    assert total == pytest.approx(FETCH_SECONDS)
+
+
+KERNEL = f'%k = {MIB} custom-call(%p), custom_call_target="tpu_custom_call"'
+STATED = (
+    'backend_config={"custom_call_config":{"cost_estimate":{"flops":"197000000000",'
+    '"transcendentals":"0","bytes_accessed":"8"}}}'
+)
+
+
+def test_a_kernel_whose_cost_nobody_states_is_told() -> None:
+    made, _ = schedule(KERNEL)
+    assert made.operations["k"].uncounted and made.operations["k"].unstated
+    (told,) = made.unmodelled
+    assert told.startswith("what the Pallas kernel k does")
+    made, total = schedule(f"{KERNEL}, {STATED}")
+    assert total == pytest.approx(1e-3)
+    assert made.unmodelled == {} and not made.operations["k"].unstated
+
+
+def test_what_takes_no_time_and_what_is_a_plain_copy_is_not_told() -> None:
+    assert schedule(f'%k = {MIB} custom-call(), custom_call_target="AllocateBuffer"')[1] == 0
+    short = "f32[1024]{0:T(1024)}"
+    for body in (
+        [f"%k = {MIB} copy(%p)"],
+        [f"%q = {short} parameter(1)", f"%k = {short} sort(%q)"],
+    ):
+        assert schedule(*body)[0].unmodelled == {}

@@ -10,6 +10,7 @@ from neurenix.compiler.traffic import moved_bytes
 from schedule_helpers import (
     MIB,
     V5E,
+    module,
 )
 
 pytestmark = pytest.mark.pure
@@ -135,3 +136,53 @@ def test_a_scatter_has_no_cycles_and_is_told() -> None:
     walked.run()
     assert walked.operations["fused"].uncounted
     assert "scatter" in walked.unmodelled
+
+
+BIG = "f32[32,512,512]{2,1,0:T(8,128)}"
+NEAR = MIB[:-1] + "S(1)}"
+WRITES = f"""%f (a: x) -> y {{
+  %a = {BIG} parameter(0)
+  %u = {MIB} parameter(1)
+  %z = s32[] constant(0)
+  %d = {BIG} dynamic-update-slice(%a, %u, %z, %z, %z)
+  ROOT %t = ({BIG}, {MIB}) tuple(%d, %u)
+}}
+
+"""
+
+
+def moved(*body: str, before: str = "") -> tuple[int, int]:
+    """Return the bytes that ``%o`` moves in HBM and in VMEM."""
+    read = parse(module(*body).replace("ENTRY", before + "ENTRY"))
+    return moved_bytes(read, read.entry, read.entry.by_name["o"])
+
+
+@pytest.mark.parametrize("opcode", ["slice", "gather"])
+def test_what_is_taken_out_of_an_array_is_moved_and_not_the_array(opcode: str) -> None:
+    assert moved(f"%p = {BIG} parameter(0)", f"%o = {MIB} {opcode}(%p)") == (2 * 2**20, 0)
+
+
+def test_memories_are_counted_apart() -> None:
+    assert moved(f"%p = {NEAR} parameter(0)", f"%o = {MIB} negate(%p)") == (2**20, 2**20)
+
+
+def test_a_scatter_into_several_arrays_moves_the_updates_of_each() -> None:
+    rows = (
+        f"%p = {BIG} parameter(0)",
+        f"%q = {BIG} parameter(1)",
+        "%i = s32[8]{0:S(6)} parameter(2)",
+        f"%u = {MIB} parameter(3)",
+        "%w = bf16[256,512]{1,0:T(8,128)} parameter(4)",
+        f"%o = ({BIG}, {BIG}) scatter(%p, %q, %i, %u, %w), to_apply=%add",
+    )
+    assert moved(*rows) == (3 * 2**20 + 3 * 2**18, 0)
+
+
+def test_an_update_in_a_fusion_of_several_results_is_of_its_slice() -> None:
+    found, _ = moved(
+        f"%p = {BIG} parameter(0)",
+        f"%q = {MIB} parameter(1)",
+        f"%o = ({BIG}, {MIB}) fusion(%p, %q), kind=kLoop, calls=%f",
+        before=WRITES,
+    )
+    assert 3 * 2**20 <= found < 32 * 2**20
