@@ -8,66 +8,37 @@ from pathlib import Path
 
 import pytest
 
-from neurenix import chips, models, rules
+from findings_helpers import (
+    GIB,
+    LINE,
+    evidence,
+    operation,
+    product,
+    reduces,
+    rules,
+    waiting,
+    with_traits,
+    written,
+)
+from neurenix import chips, models
+from neurenix import rules as pages
 from neurenix.compiler import findings
 from neurenix.compiler.calibration import DISPATCH_SECONDS
 from neurenix.compiler.captured_arrays import Captured
 from neurenix.compiler.compile import Refusal
-from neurenix.compiler.findings import REFUSALS, Evidence, find, of_refusal
-from neurenix.compiler.hlo import Instruction, SourceLine, parse
-from neurenix.compiler.memory import Buffer, Memory
-from neurenix.compiler.operations import MatrixProduct, Operation, top_level_products
-from neurenix.compiler.program import Leaf, Program
+from neurenix.compiler.findings import REFUSALS, find, of_refusal
+from neurenix.compiler.hlo import SourceLine, parse
+from neurenix.compiler.memory import Buffer
+from neurenix.compiler.operations import top_level_products
+from neurenix.compiler.program import Leaf
 from neurenix.compiler.target import Target
-from neurenix.compiler.time import StepTime
 from neurenix.compiler.training import TRAINERS_STEP
 from neurenix.compiler.traits import Kernel, Recompile, Traits, WrittenProduct
 
 pytestmark = pytest.mark.pure
 
-LINE = SourceLine("/home/me/train.py", 7, "loss")
-GIB = 2**30
-PAGES = Path(rules.__file__).parent
-NOTHING = Instruction("c", "convolution", (), (), "", "", False)
 
-
-def product(depth: int = 512, columns: int = 512, dtype: str = "bf16", highest: bool = False):
-    flops = 2.0 * 1024 * depth * columns
-    return MatrixProduct(1, 1024, depth, columns, (dtype, dtype), highest, NOTHING, flops)
-
-
-def operation(kind: str = "compute", seconds: float = 0.01, name: str = "fusion.1", **fields):
-    base = Operation(
-        name=name,
-        opcode="fusion",
-        kind=kind,
-        seconds=seconds,
-        floor_seconds=0,
-        busy_seconds=seconds,
-        count=1,
-        flops=1e9,
-        bytes=10**9,
-        shape="f32[1024,512]",
-        op_name="",
-        source=LINE,
-    )
-    return replace(base, **fields)
-
-
-def evidence(*operations: Operation, slice_name: str = "v5e-8", **memory) -> Evidence:
-    where = chips.resolve(slice_name)
-    leaf = Leaf("x", "batch", (64,), "float32", ("data",), (8,))
-    program = Program("step", b"", "", {"data": where.num_devices}, (leaf,), (0,), 1e12, 0)
-    limit = where.generation.hbm_bytes_per_device
-    known = {"arguments_bytes": GIB, "outputs_bytes": GIB, "aliased_bytes": GIB, **memory}
-    base = Memory(2 * GIB, limit, 0, 0, 0, 0, 0, 0, {}, ())
-    raw = sum(o.seconds for o in operations) or 0.01
-    time = StepTime(raw * 1.1, raw, raw * 2, raw * 1.1, 5e-5, "compute", {"compute": 1.0}, "")
-    return Evidence(program, where, replace(base, **known), operations, time, raw)
-
-
-def rules(found: Evidence) -> list[str]:
-    return [finding.rule for finding in find(found)]
+PAGES = Path(pages.__file__).parent
 
 
 def test_a_clean_program_has_no_findings() -> None:
@@ -165,6 +136,8 @@ ENTRY %main (g: f32[128,16,16,128], w: f32[3,3,COLUMNS,128]) -> f32[128,32,32,CO
   ROOT %c = f32[128,32,32,COLUMNS]{3,2,1,0:T(8,128)} convolution(%g, %w), WINDOW
 }
 """
+
+
 WINDOW = "window={size=3x3 pad=1_2x1_2 lhs_dilate=2x2 rhs_reversal=1x1}, dim_labels=b01f_01oi->b01f"
 
 
@@ -279,18 +252,6 @@ def test_exposed_exchanges(kind: str) -> None:
     work = operation(products=(product(),))
     assert rules(evidence(work, operation(kind, name="all-reduce.1"))) == ["exposed-collective"]
     assert rules(evidence(work, operation(kind, name="all-reduce.1", seconds=0.0))) == []
-
-
-def waiting(name: str, device: float, host: float, *, steps: int = 1, dtype: str = "float32"):
-    """Return the host-bound finding of a program so called, with such times in seconds."""
-    found = evidence(operation(products=(product(),)))
-    leaf = Leaf("1.x", "batch", (64, 8), dtype, ("data",), (8, 8))
-    traits = Traits(steps_per_call=steps)
-    program = replace(found.program, name=name, leaves=(leaf,), traits=traits)
-    time = replace(found.time, bound="host", device_seconds=device, host_seconds=host)
-    (finding,) = find(replace(found, program=program, time=time))
-    assert finding.rule == "host-bound"
-    return finding
 
 
 def test_steps_that_the_host_cannot_start_fast_enough() -> None:
@@ -428,15 +389,6 @@ def test_operations_of_one_line_are_one_finding() -> None:
     assert "2 operations of this line" in finding.message
 
 
-def written(depth: int, rows: int, columns: int, **fields: object) -> WrittenProduct:
-    base = WrittenProduct(8, rows, depth, columns, ("bfloat16",) * 2, 1, False, 0, "", LINE)
-    return replace(base, **fields)
-
-
-def with_traits(found: Evidence, **traits: object) -> Evidence:
-    return replace(found, program=replace(found.program, traits=Traits(**traits)))
-
-
 @pytest.mark.parametrize(
     ("slice_name", "head", "expected"),
     [
@@ -504,10 +456,6 @@ def test_double_precision_arguments() -> None:
     leaf = replace(found.program.leaves[0], dtype="float64")
     wide = replace(found, program=replace(found.program, leaves=(leaf,)))
     assert rules(wide) == ["unsupported-type"]
-
-
-def reduces(name: str, shape: str, op_name: str) -> Operation:
-    return operation("ici", opcode="all-reduce", name=name, shape=shape, op_name=op_name)
 
 
 def test_channel_statistics_are_told_from_gradients_and_losses() -> None:
