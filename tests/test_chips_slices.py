@@ -161,6 +161,8 @@ def test_rings(name: str, wraps: tuple[bool, ...]) -> None:
         ("tpu8t-8", "generations: v2, v3"),
         ("tpu7-8", "'tpu7x-8'"),
         ("v5e:3x3", "must be even"),
+        ("v5e:2x3", "must be even"),
+        ("1025x v5e-1", "at most 1,024"),
         ("v5e:2x4x1", "joined in 2"),
         ("v5p:2x2", "joined in 3"),
         ("v5e:32x32", "slices of v5e have 1 to 256"),
@@ -204,6 +206,7 @@ def test_several_slices_are_suggested_only_where_there_are_such(name: str) -> No
 
 def test_as_many_slices_as_were_ever_joined() -> None:
     assert chips.resolve("199x v5e-256").num_chips == 50_944
+    assert chips.resolve("1024x v5e-1").num_chips == 1024
 
 
 def test_what_is_suggested_can_be_asked_for() -> None:

@@ -28,6 +28,7 @@ from neurenix._core.errors import (
     CompilationError,
     DeviceInitializationError,
 )
+from neurenix.compiler import lowering
 from neurenix.compiler import workers as workers_module
 from neurenix.compiler.cache import Cache, key
 from neurenix.compiler.compile import (
@@ -37,7 +38,6 @@ from neurenix.compiler.compile import (
     check_machine,
     compile_all,
 )
-from neurenix.compiler.lowering import lower
 from neurenix.compiler.program import Program, TraceOptions, spec, trace
 from neurenix.compiler.target import Target
 from neurenix.compiler.workers import NOT_WRITTEN, kept_workers
@@ -106,12 +106,18 @@ REFUSALS = [
         "vmem",
         None,
     ),
+    (
+        "RESOURCE_EXHAUSTED: Ran out of memory in memory space hbm. Used 20.00G of 15.75G hbm.",
+        "hbm",
+        20 * 2**30,
+    ),
+    ("RESOURCE_EXHAUSTED: Ran out of memory on HBM.", "hbm", None),
     ("INVALID_ARGUMENT: something else", "error", None),
 ]
 
 
-@pytest.mark.parametrize(("text", "kind", "needed"), REFUSALS)
-def test_what_the_compiler_says_is_told_apart(monkeypatch, text, kind, needed) -> None:
+def refusing(monkeypatch, text: str) -> None:
+    """Put a worker in the place of the real one that answers so."""
     answer = {"outcome": "refused", "error_type": "E", "error": text}
     worker(
         monkeypatch,
@@ -122,9 +128,15 @@ def test_what_the_compiler_says_is_told_apart(monkeypatch, text, kind, needed) -
         part.rename(pathlib.Path(folder, "result.json"))  # whole, or not there
         """,
     )
+
+
+@pytest.mark.parametrize(("text", "kind", "needed"), REFUSALS)
+def test_what_the_compiler_says_is_told_apart(monkeypatch, text, kind, needed) -> None:
+    refusing(monkeypatch, text)
     answer = run()
     assert isinstance(answer, Refusal)
     assert (answer.kind, answer.needed_bytes) == (kind, needed)
+    assert "CompilationResultProto" not in answer.message
 
 
 @pytest.mark.parametrize(
@@ -138,17 +150,14 @@ def test_what_the_compiler_says_is_told_apart(monkeypatch, text, kind, needed) -
     ],
 )
 def test_an_option_that_the_compiler_refuses_is_no_verdict(monkeypatch, text, says) -> None:
-    answer = {"outcome": "refused", "error_type": "E", "error": text}
-    worker(
-        monkeypatch,
-        f"""
-        import pathlib
-        part = pathlib.Path(folder, "part")
-        part.write_text({json.dumps(answer)!r})
-        part.rename(pathlib.Path(folder, "result.json"))  # whole, or not there
-        """,
-    )
+    refusing(monkeypatch, text)
     with pytest.raises(ArgumentError, match=says):
+        run()
+
+
+def test_a_compiler_that_another_process_holds_is_no_verdict(monkeypatch) -> None:
+    refusing(monkeypatch, "The TPU is in use; the lockfile /tmp/libtpu_lockfile is held.")
+    with pytest.raises(DeviceInitializationError, match=r"could not start for v5e-1.*lockfile"):
         run()
 
 
@@ -270,19 +279,22 @@ def test_the_worker_of_a_killed_process_removes_its_folders(tmp_path: Path, havi
 def test_ctrl_c_leaves_no_process_and_no_file(tmp_path: Path) -> None:
     note, scratch = tmp_path / "pid", tmp_path / "scratch"
     scratch.mkdir()
-    process = subprocess.Popen(
+    with subprocess.Popen(
         [sys.executable, "-c", textwrap.dedent(SLEEPING), str(note)],
         env={**os.environ, "TMPDIR": str(scratch)},
         stderr=subprocess.PIPE,
         text=True,
-    )
-    deadline = time.monotonic() + 120
-    while not (note.exists() and note.read_text()) and time.monotonic() < deadline:
-        time.sleep(0.1)
-    child = int(note.read_text())
-    assert list(scratch.iterdir())
-    process.send_signal(signal.SIGINT)
-    _, errors = process.communicate(timeout=60)
+    ) as process:
+        try:
+            deadline = time.monotonic() + 120
+            while not (note.exists() and note.read_text()) and time.monotonic() < deadline:
+                time.sleep(0.1)
+            child = int(note.read_text())
+            assert list(scratch.iterdir())
+            process.send_signal(signal.SIGINT)
+            _, errors = process.communicate(timeout=60)
+        finally:
+            process.kill()
     assert "KeyboardInterrupt" in errors
     assert not Path(f"/proc/{child}").exists()
     assert list(scratch.iterdir()) == []
@@ -395,15 +407,17 @@ def without_frames(hlo: str) -> list[str]:
     return [head, *re.sub(r" ?stack_frame_id=\d+", "", hlo[start:]).splitlines()]
 
 
-@pytest.mark.parametrize(("count", "one_tuple"), [(2000, False), (2001, True)])
-def test_very_many_parameters_are_one_tuple(count: int, one_tuple: bool) -> None:
-    """As ``jax.jit`` has it for a TPU; compiling so many takes most of a minute."""
-    program = trace(
-        lambda *arrays: jax.lax.concatenate(arrays, 0), (spec((8,)),) * count, axes={"data": 1}
-    )
-    options = lower(program.serialized, program.axes).options
-    told = xla_client.CompileOptions.ParseFromString(options)
-    assert told.parameter_is_tupled_arguments is one_tuple
+def test_very_many_parameters_are_one_tuple(monkeypatch) -> None:
+    """As ``jax.jit`` has it for a TPU, whose 2,000 take long to trace."""
+    assert lowering._MOST_PARAMETERS == 2000
+    monkeypatch.setattr(lowering, "_MOST_PARAMETERS", 20)
+    for count, one_tuple in ((20, False), (21, True)):
+        program = trace(
+            lambda *arrays: jax.lax.concatenate(arrays, 0), (spec((8,)),) * count, axes={"data": 1}
+        )
+        options = lowering.lower(program.serialized, program.axes).options
+        told = xla_client.CompileOptions.ParseFromString(options)
+        assert told.parameter_is_tupled_arguments is one_tuple
 
 
 def test_a_worker_of_estimates_needs_no_jax(monkeypatch) -> None:

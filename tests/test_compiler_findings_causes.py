@@ -87,7 +87,9 @@ def test_an_argument_that_a_loop_writes_over_is_to_be_donated(ask) -> None:
     assert len({(found.source.file, found.source.line) for found in first if found.source}) == len(
         first
     )
-    for found in of(ask(jax.jit(loop, donate_argnums=0), SQUARE, SQUARE), "copy"):
+    donated = of(ask(jax.jit(loop, donate_argnums=0), SQUARE, SQUARE), "copy")
+    assert donated
+    for found in donated:
         assert "an argument that a loop" not in found.message
         assert "carries" in found.message
 
@@ -233,21 +235,12 @@ def test_a_kernel_without_a_stated_cost_takes_what_its_products_and_blocks_take(
     assert any("Pallas kernel" in note for note in report.analysis.notes)
 
 
-@pytest.mark.parametrize(
-    ("start", "goes_on", "advance"),
-    [
-        (0, lambda i: i < 10, lambda i: i + 1),
-        (10, lambda i: i > 0, lambda i: i - 1),
-        (0, lambda i: i != 20, lambda i: i + 2),
-        (1, lambda i: i < 1024, lambda i: i * 2),
-    ],
-)
-def test_ten_turns_are_ten_in_time_and_in_flops(ask, start, goes_on, advance) -> None:
+def test_ten_turns_are_ten_in_time_and_in_flops(ask) -> None:
     def turn(x: Any, w: Any) -> Any:
         def body(carry: Any) -> Any:
-            return advance(carry[0]), jnp.tanh(carry[1] @ w)
+            return carry[0] * 2, jnp.tanh(carry[1] @ w)
 
-        return jax.lax.while_loop(lambda carry: goes_on(carry[0]), body, (start, x))[1]
+        return jax.lax.while_loop(lambda carry: carry[0] < 1024, body, (1, x))[1]
 
     report = ask(turn, LARGE, LARGE)
     assert report.analysis.program.model_flops == 10 * TURN
@@ -293,7 +286,7 @@ def test_a_branch_that_is_seldom_taken_is_told(ask) -> None:
     assert "Which branch is taken" in note
 
 
-def test_the_branch_that_keeps_weights_finite_is_not_told() -> None:
+def test_the_branch_that_keeps_weights_finite_is_not_told(ask) -> None:
     model = nx.nn.Linear(1024, 1024).compile(loss="mse")
-    report = nx.preflight(model, nx.spec((64, 1024)), on="v5e-1")
+    report = ask(model, nx.spec((64, 1024)))
     assert not [note for note in report.analysis.notes if "branch" in note]

@@ -51,11 +51,10 @@ def trained(loss: Callable[..., Any]) -> Callable[..., Any]:
     return step
 
 
-@pytest.mark.parametrize("activation", [jax.nn.relu, jax.nn.softplus])
-def test_an_ensemble_is_no_attention(ask, activation) -> None:
+def test_an_ensemble_is_no_attention(ask) -> None:
     def perceptron(p: Any, x: Any) -> Any:
-        h = activation(x @ p["w1"] + p["b1"])
-        return activation(h @ p["w2"]) @ p["w3"]
+        h = jax.nn.softplus(x @ p["w1"] + p["b1"])  # which has an exponential, as attention
+        return jax.nn.softplus(h @ p["w2"]) @ p["w3"]
 
     def loss(p: Any, x: Any, y: Any) -> Any:
         made = jax.vmap(perceptron, (0, None))(p, x)

@@ -123,6 +123,10 @@ def test_escaped_names_and_sources_are_read() -> None:
         ("s32[]{:T(128)}", 4),
         ("f32[5]{0:T(128)}", 512),
         ("f8e4m3fn[8,128]{1,0}", 1024),
+        ("s4[3]{0}", 2),  # half bytes, rounded up
+        ("s4[256,128]{1,0:T(8,128)}", 16_384),
+        ("f32[8]{0:T(8,128)}", 4096),  # a tile of more axes than the array
+        ("weird[8]", 32),  # a type that nobody knows is taken to have 32 bits
     ],
 )
 def test_padded_bytes(text: str, bytes_: int) -> None:
@@ -274,6 +278,13 @@ def test_counters_that_change_in_another_way(changes: dict[str, str], trips: int
     module = parse(text)
     (loop,) = loops(module)
     assert module.trip_count(module.entry, loop) == trips
+
+
+def test_turns_that_the_compiler_states_are_believed() -> None:
+    stated = 'body=%body, backend_config={"known_trip_count":{"n":"17"}}'
+    module = parse(UNROLLED.replace("body=%body", stated))
+    (loop,) = loops(module)
+    assert module.trip_count(module.entry, loop) == 17
 
 
 def test_a_computation_of_a_sparse_core_ends_where_it_ends() -> None:

@@ -17,7 +17,7 @@ from neurenix.compiler.analysis import Analysis, analyse
 from neurenix.compiler.captured_arrays import Captured
 from neurenix.compiler.compile import CompileOptions, compile_all
 from neurenix.compiler.hlo import parse
-from neurenix.compiler.memory import Memory, largest, of_compiled
+from neurenix.compiler.memory import Memory, largest, of_compiled, of_refused
 from neurenix.compiler.program import Program, TraceOptions, spec, trace
 from neurenix.compiler.target import Target
 from neurenix.preflight import Report
@@ -122,7 +122,47 @@ class TestLiveRanges:
         assert liveness.peak(arrays).bytes == 3 * 4096
 
 
+CHAIN = f"""%p = {KIB4} parameter(0)
+    %a = {KIB4} negate(%p)
+    %b = {KIB4} cosine(%a)
+    ROOT %c = {KIB4} sine(%b)"""
 VMEM = KIB4.replace(")}", ")S(1)}")
+
+
+@pytest.mark.pure
+@pytest.mark.parametrize(
+    "opcode",
+    ["opt-barrier", "add-dependency", "domain", "custom-call-update", "async-update", "bitcast"],
+)
+def test_what_hands_a_buffer_on_makes_none(opcode: str) -> None:
+    assert len(liveness.values(module(CHAIN))) == 4
+    assert len(liveness.values(module(CHAIN.replace("cosine(%a)", f"{opcode}(%a)")))) == 3
+
+
+@pytest.mark.pure
+@pytest.mark.parametrize("result", ["f32[2048]{0:T(1024)}", VMEM])
+def test_a_result_that_is_larger_or_elsewhere_overwrites_nothing(result: str) -> None:
+    in_place = CHAIN.replace("cosine(%a)", f"cosine(%a), {IN_PLACE}")
+    assert len(liveness.values(module(in_place))) == 3
+    other = in_place.replace(f"%b = {KIB4}", f"%b = {result}")
+    assert len(liveness.values(module(other))) == 4
+
+
+@pytest.mark.pure
+def test_branches_write_their_result_into_the_same_memory() -> None:
+    branches = "\n\n".join(
+        f"%f{n} (x: y) -> z {{\n  %x{n} = {KIB4} parameter(0)\n"
+        f"  ROOT %r{n} = {KIB4} negate(%x{n})\n}}"
+        for n in "01"
+    )
+    entry = f"""%p = {KIB4} parameter(0)
+        %i = s32[]{{:T(128)}} parameter(1)
+        %a = {KIB4} sine(%p)
+        ROOT %c = {KIB4} conditional(%i, %a, %a), branch_computations={{%f0, %f1}}"""
+    arrays = [v for v in liveness.values(module(entry, branches)) if v.bytes == 4096]
+    assert len(arrays) == 3 and liveness.peak(arrays).bytes == 3 * 4096
+
+
 SPILL = f"({KIB4}, {VMEM}, u32[]{{:S(2)}})"
 FETCH = f"({VMEM}, {KIB4}, u32[]{{:S(2)}})"
 FORWARD = 'metadata={op_name="jvp(net)/sin" source_file="net.py" source_line=7}'
@@ -145,6 +185,42 @@ def described(entry: str, captured: int = 0) -> Memory:
     arrays = (Captured("float32[8]", captured, None),) if captured else ()
     program = Program("step", b"", "", {"data": 1}, (), (), 0.0, 0, captured=arrays)
     return of_compiled(program, module(entry), STATS, limit_bytes=2**30)
+
+
+EMPTY = Program("step", b"", "", {"data": 1}, (), (), 0.0, 0)
+
+
+@pytest.mark.pure
+@pytest.mark.parametrize(
+    ("stats", "peak_bytes"),
+    [
+        ({}, 12_288),  # what is live together
+        ({"temp_size_in_bytes": 0}, 8192),  # never more than the compiler's parts
+        ({"peak_memory_in_bytes": 10_000}, 10_000),  # nor than its own peak,
+        ({"peak_memory_in_bytes": 2**28}, 12_288),  # of which some may be on the chip
+        ({"peak_memory_in_bytes": 2**28 + 20_000}, 16_384),
+        # With memory of the host in it, that number says nothing.
+        ({"peak_memory_in_bytes": 9000, "host_temp_size_in_bytes": 1}, 12_288),
+    ],
+)
+def test_the_peak_is_between_the_compilers_counts(stats: dict[str, int], peak_bytes: int) -> None:
+    found = of_compiled(EMPTY, module(CHAIN), STATS | stats, limit_bytes=2**30)
+    assert found.peak_bytes == peak_bytes
+
+
+@pytest.mark.pure
+def test_a_result_in_the_place_of_an_argument_is_on_the_host_once() -> None:
+    host = {f"host_{part}_size_in_bytes": 4096 for part in ("argument", "output", "alias")}
+    assert of_compiled(EMPTY, module(CHAIN), STATS | host, limit_bytes=2**30).host_bytes == 4096
+
+
+@pytest.mark.pure
+def test_a_program_that_was_refused_needs_at_least_its_arguments() -> None:
+    program = trace(lambda x: x + 1, (spec((1024,)),), axes={"data": 1})
+    for needed, peak_bytes in ((1, 4096), (None, 4096), (10_000, 10_000)):
+        found = of_refused(program, needed, limit_bytes=2**30)
+        assert (found.peak_bytes, found.arguments_bytes) == (peak_bytes, 4096)
+        assert found.temporaries_bytes == peak_bytes - 4096
 
 
 @pytest.mark.pure
@@ -185,6 +261,8 @@ def test_constants_are_what_is_left_of_captured_arrays(constant, captured, left)
     memory = described(entry, captured)
     assert memory.roles.get("constants", 0) == left
     assert memory.code_bytes == 10_000 - left
+    if captured:
+        assert memory.peak_bytes == described(entry).peak_bytes + left
 
 
 def scanned(w: Any, x: Any) -> Any:

@@ -12,7 +12,7 @@ import pytest
 
 from neurenix._core.errors import ArgumentError, ArgumentTypeError, CompilationError, ShapeError
 from neurenix.compiler import traits
-from neurenix.compiler.flops import model_flops
+from neurenix.compiler.flops import model_flops, without_dead_code
 from neurenix.compiler.program import TraceOptions, spec, trace
 
 pytestmark = pytest.mark.cpu8
@@ -145,6 +145,31 @@ def test_flops_of_a_training_step_leave_recomputation_out() -> None:
     assert plain == recomputed == 3 * forward
 
 
+def test_flops_of_a_complex_product_are_four_real_ones() -> None:
+    x = jax.ShapeDtypeStruct((8, 8), "complex64")
+    assert flops(jnp.matmul, x, x) == 4 * 2 * 8**3
+
+
+@pytest.mark.parametrize(
+    ("start", "goes_on", "advance"),
+    [
+        (0, lambda i: i < 10, lambda i: i + 1),
+        (10, lambda i: i > 0, lambda i: i - 1),
+        (0, lambda i: i != 20, lambda i: i + 2),
+        (1, lambda i: i < 1024, lambda i: i * 2),
+    ],
+)
+def test_ten_turns_are_ten_in_flops(start, goes_on, advance) -> None:
+    def turn(x, w):
+        def body(carry):
+            return advance(carry[0]), jnp.tanh(carry[1] @ w)
+
+        return jax.lax.while_loop(lambda carry: goes_on(carry[0]), body, (start, x))[1]
+
+    x = jax.ShapeDtypeStruct((8, 8), "float32")
+    assert flops(turn, x, x) == 10 * 2 * 8**3
+
+
 def in_a_row(layer, w, x):
     for i in range(len(w)):
         x = layer(x, w[i])
@@ -184,10 +209,11 @@ with_own_gradient.defvjp(_forward, _backward)
 @pytest.mark.parametrize("gradient", [jax.grad, jax.value_and_grad])
 def test_flops_of_a_checkpointed_loss_are_those_of_the_loss(loss, layer, gradient) -> None:
     """Its forward pass is dead code where nobody asks for its value, and still recomputed."""
+    shapes = [jax.ShapeDtypeStruct(shape, "float32") for shape in ((5, 16, 16), (16, 16))]
 
     def counted(around_loss, around_layer) -> float:
         step = gradient(around_loss(partial(loss, around_layer(layer))))
-        return trace(step, (spec((5, 16, 16)), spec((16, 16))), axes={"data": 1}).model_flops
+        return model_flops(without_dead_code(jax.jit(step).trace(*shapes).jaxpr))
 
     def plain(function):
         return function
