@@ -7,7 +7,7 @@ import math
 import pytest
 
 from neurenix import chips
-from neurenix.compiler.calibration import calibration
+from neurenix.compiler.calibration import WEIGHTS, calibration
 from neurenix.compiler.hlo import parse
 from neurenix.compiler.operations import Operation
 from neurenix.compiler.schedule import Schedule
@@ -434,6 +434,8 @@ def test_a_kernel_whose_cost_nobody_states_is_told() -> None:
     made, total = schedule(f"{KERNEL}, {STATED}")
     assert total == pytest.approx(1e-3)
     assert made.unmodelled == {} and not made.operations["k"].unstated
+    weighed = Schedule(parse(module(f"%p = {MIB} parameter(0)", f"{KERNEL}, {STATED}")), V5E)
+    assert weighed.run() == pytest.approx(WEIGHTS["kernel"] * 1e-3)
 
 
 def test_what_takes_no_time_and_what_is_a_plain_copy_is_not_told() -> None:
