@@ -48,6 +48,18 @@ def test_two_percent_are_told_and_ten_are_a_warning(seconds: float, severities: 
     assert [finding.severity for finding in found] == severities
 
 
+@pytest.mark.parametrize(("exchange", "order"), [(4e-3, [2, 1, 0]), (1.8e-3, [1, 2, 0])])
+def test_the_gravest_come_first_and_then_those_of_the_largest_effect(exchange, order) -> None:
+    parts = ("hbm", "copy", 5e-4), ("hbm", "copy", 2.5e-3), ("ici", "all-to-all", exchange)
+    told = [
+        operation(kind, seconds, f"o.{line}", opcode=opcode, source=replace(LINE, line=line))
+        for line, (kind, opcode, seconds) in enumerate(parts)
+    ]
+    found = find(evidence(CLEAN, *told))
+    assert [f.source.line for f in found if f.source] == order
+    assert [f.severity for f in found] == ["warning", "warning", "note"]
+
+
 @pytest.mark.parametrize(("columns", "expected"), [(104, []), (102, ["padded-matmul"])])
 def test_a_product_that_fills_four_fifths_is_not_named(columns: int, expected: list[str]) -> None:
     assert rules(evidence(operation(products=(product(columns=columns),)))) == expected
