@@ -365,6 +365,22 @@ def test_options_out_of_range(build):
         build()
 
 
+@pytest.mark.parametrize(
+    "build",
+    [lambda: losses.Huber("1"), lambda: losses.BinaryCrossentropy(label_smoothing=[0.1])],
+)
+def test_options_that_are_no_numbers(build):
+    with pytest.raises(ArgumentTypeError, match="must be a number"):
+        build()
+
+
+def test_a_huber_loss_without_an_end_is_half_the_squared_error():
+    loss, half = losses.Huber(np.inf), 0.5 * np.square(Y - X)
+    np.testing.assert_allclose(loss.elementwise(Y, X), half, rtol=1e-6)
+    gradient = jax.grad(lambda p: loss(Y, p))(X)
+    np.testing.assert_allclose(gradient, (X - Y) / X.size, rtol=1e-6)
+
+
 def test_losses_compare_by_their_options_and_have_names():
     assert losses.Huber(2.0) == losses.Huber(2.0) != losses.Huber(1.0)
     assert hash(SPARSE) == hash(losses.SparseCategoricalCrossentropy(from_logits=True))

@@ -124,6 +124,8 @@ def test_sizes_that_cannot_be_are_refused() -> None:
         TINY.replace(latent=5)
     with pytest.raises(ArgumentTypeError, match="rope_scaling is one of"):
         TINY.replace(rope_scaling=3)
+    with pytest.raises(ArgumentError, match="two waves, a head_dim of 4 or more; got 2"):
+        TINY.replace(head_dim=2, rope_scaling=models.YarnScaling())
     heads = jnp.ones((1, 4, 2, 8))
     for wrong in (0, "a", 1.5):
         with pytest.raises(ArgumentError, match="`window` is a whole number of at least 1"):
@@ -137,6 +139,14 @@ def test_sizes_that_follow_from_others_follow_them() -> None:
     assert (changed.head_dim, changed.num_kv_heads) == (32, 2)
 
 
+def test_whole_numbers_of_numpy_are_sizes() -> None:
+    changed = TINY.replace(vocab_size=np.int64(100))
+    assert changed == TINY.replace(vocab_size=100) and type(changed.vocab_size) is int
+    for wrong in (100.0, True, "100", np.float32(100)):
+        with pytest.raises(ArgumentError, match="vocab_size must be a whole number"):
+            TINY.replace(vocab_size=wrong)
+
+
 def test_what_a_decoder_cannot_take_is_said() -> None:
     model = models.build("tiny")
     with pytest.raises(ArgumentTypeError, match="as integers"):
@@ -145,6 +155,9 @@ def test_what_a_decoder_cannot_take_is_said() -> None:
         model(jnp.zeros(4, jnp.int32))
     with pytest.raises(ShapeError, match="256 tokens; got 300"):
         model(jnp.zeros((1, 300), jnp.int32))
+    for empty in ((1, 0), (0, 4)):
+        with pytest.raises(ShapeError, match="one token or more"):
+            model(jnp.zeros(empty, jnp.int32))
 
 
 # --- numbers ------------------------------------------------------------------------------------

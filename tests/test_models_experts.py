@@ -152,3 +152,11 @@ def test_sizes_that_cannot_be_are_refused() -> None:
         deepseek.replace(num_dense_layers=61)
     with pytest.raises(ArgumentError, match="no sinks and no qk_norm"):
         deepseek.replace(sinks=True)
+    with pytest.raises(
+        ArgumentError, match="experts_per_token=8 must lie in 1 … 4, .* of 8 groups"
+    ):
+        deepseek.replace(num_experts=8)
+    with pytest.raises(ArgumentError, match="expert_groups=8 needs router='sigmoid'"):
+        deepseek.replace(router="softmax")
+    with pytest.raises(ArgumentError, match="num_shared_experts=1 stand beside others"):
+        models.get("tiny").replace(num_shared_experts=1)

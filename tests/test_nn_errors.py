@@ -85,6 +85,12 @@ OPTIONS = {
     "padding of a pool": (lambda: nn.MaxPool2d(2, padding=2), ArgumentError, "half"),
     "output padding": (lambda: nn.ConvTranspose2d(3, 4, 3, output_padding=1), ArgumentError, "out"),
     "dropout": (lambda: nn.Dropout(1.5), ArgumentError, "`p`"),
+    "dropout a word": (lambda: nn.Dropout("0.5"), ArgumentTypeError, "`p`.*number"),
+    "momentum a word": (
+        lambda: nn.BatchNorm(3, momentum="a"),
+        ArgumentTypeError,
+        "`momentum`.*number",
+    ),
     "axes of dropout": (
         lambda: nn.Dropout(broadcast_dims="ab"),
         ArgumentTypeError,

@@ -315,6 +315,12 @@ WRONG = {
     "values": (lambda: schedules.PiecewiseConstant((1, 2), (1.0,)), ArgumentError, "boundaries"),
     "order": (lambda: schedules.PiecewiseConstant((2, 1), (1, 2, 3)), ArgumentError, "increase"),
     "warm-up": (lambda: schedules.WarmupCosine(1.0, 10, 10), ArgumentError, "step 0"),
+    "no steps": (lambda: schedules.WarmupCosine(1.0, 10, math.nan), ArgumentError, "decay_steps"),
+    "steps a word": (
+        lambda: schedules.WarmupCosine(1.0, 10, "20"),
+        ArgumentTypeError,
+        "decay_steps",
+    ),
 }
 
 
@@ -400,6 +406,22 @@ def test_a_compiled_root_ends_at_its_end() -> None:
 @pytest.mark.parametrize("step", [120, np.uint8(120), np.uint32(120), np.float32(120)])
 def test_past_its_end_a_decay_stays_there(step) -> None:
     assert float(schedules.PolynomialDecay(1.0, 100, 0.25)(step)) == 0.25
+
+
+@pytest.mark.parametrize(
+    "schedule",
+    [
+        schedules.CosineDecay(1.0, 300),
+        schedules.PolynomialDecay(1.0, 300),
+        schedules.LinearWarmup(1.0, 300, schedules.Constant(0.5)),
+        schedules.WarmupCosine(1.0, 300, 400),
+        schedules.PiecewiseConstant((300,), (1.0, 0.5)),
+    ],
+    ids=lambda schedule: type(schedule).__name__,
+)
+@pytest.mark.parametrize("kind", [np.uint8, np.int8, np.uint32])
+def test_a_step_of_few_bits_is_held_against_many_steps(schedule, kind) -> None:
+    assert float(schedule(kind(3))) == float(schedule(3))
 
 
 # --- nx.Optimizer -------------------------------------------------------------------------------

@@ -301,7 +301,7 @@ def test_a_shape_that_is_none_is_told(make: Any, shape: Any) -> None:
     with pytest.raises(ShapeError, match="whole numbers from 0"):
         make(shape)
     assert make((0, 2)).shape == (0, 2)
-    assert make(np.int32(3)).shape == (3,)
+    assert make(np.int32(3)).shape == make(np.array(3)).shape == (3,)
 
 
 WRONG = {

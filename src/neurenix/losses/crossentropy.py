@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from neurenix._core.errors import ArgumentError, ArgumentTypeError, DataError, ShapeError
+from neurenix._core.options import check_number
 from neurenix.losses.base import (
     EPSILON,
     ORDER,
@@ -288,7 +289,8 @@ def log_probabilities(y_pred: jax.Array, *, from_logits: bool) -> jax.Array:
 
 
 def check_smoothing(value: float) -> None:
-    """Raise ArgumentError unless ``value`` lies in [0, 1)."""
+    """Raise unless ``value`` is a number in [0, 1)."""
+    check_number("label_smoothing", value)
     if not 0 <= value < 1:
         raise ArgumentError(f"The argument `label_smoothing` must lie in [0, 1); got {value}.")
 

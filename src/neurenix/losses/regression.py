@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from neurenix._core.errors import ArgumentError
+from neurenix._core.options import check_number
 from neurenix.losses.base import EPSILON, Loss, check_range, paired
 
 
@@ -80,6 +81,7 @@ class Huber(Loss):
 
     def __post_init__(self) -> None:
         """Check the options."""
+        check_number("delta", self.delta)
         if not self.delta > 0:
             raise ArgumentError(f"The argument `delta` must be above 0; got {self.delta}.")
 
@@ -87,8 +89,8 @@ class Huber(Loss):
         """Return the Huber loss of every number."""
         y_true, y_pred = paired(self.name, y_true, y_pred)
         distance = jnp.abs(y_true - y_pred)
-        near = 0.5 * jnp.square(distance)
-        return jnp.where(distance <= self.delta, near, self.delta * (distance - 0.5 * self.delta))
+        near = jnp.minimum(distance, self.delta)  # no product with delta, which may be infinite
+        return near * (distance - 0.5 * near)
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from neurenix._nnx import nnx
 from neurenix.distribute.rules import constrain
 from neurenix.models.base import Model, Rules
 from neurenix.models.layers import BATCH, SEQUENCE, Norm, Projection, normal
-from neurenix.models.rope import Scaling, angles
+from neurenix.models.rope import Scaling, YarnScaling, angles
 from neurenix.models.stack import DTYPES, StackConfig, one_of, positive
 from neurenix.models.stacked import STACK_RULES, Stack
 from neurenix.nn._checks import expect_array
@@ -72,8 +72,21 @@ class DecoderConfig(StackConfig):
                 f"{self.name}: rope_scaling is one of models.LinearScaling, RopeScaling and "
                 f"YarnScaling, or None; got {self.rope_scaling!r}."
             )
-        if self.positions == "rope" and self.head_dim % 2:
-            raise ArgumentError(f"{self.name}: rope needs an even head_dim; got {self.head_dim}.")
+        if self.positions != "rope":
+            return
+        name = "latent.qk_rope_head_dim" if self.latent else "head_dim"
+        if self.rotary_dim % 2:
+            raise ArgumentError(f"{self.name}: rope needs an even {name}; got {self.rotary_dim}.")
+        if isinstance(self.rope_scaling, YarnScaling) and self.rotary_dim < 4:
+            raise ArgumentError(
+                f"{self.name}: YarnScaling needs two waves, a {name} of 4 or more; got "
+                f"{self.rotary_dim}."
+            )
+
+    @property
+    def rotary_dim(self) -> int:
+        """The part of a head's queries and keys that positions rotate."""
+        return self.latent.qk_rope_head_dim if self.latent else self.head_dim
 
     @property
     def query_factor(self) -> float:
@@ -95,7 +108,7 @@ class Decoder(Model):
         ArgumentTypeError: when called with numbers that are not integers.
         DataError: when called, outside of a compiled function, with an id from ``vocab_size`` on,
             or below 0; a compiled one gives NaN, which ``fit`` and ``predict`` trace to it.
-        ShapeError: when called with another rank, or with more than ``max_length`` positions.
+        ShapeError: when called with another rank, no token, or more than ``max_length`` positions.
 
     Example:
         >>> model = nx.models.Decoder(nx.models.get("tiny"))
@@ -162,7 +175,7 @@ class Decoder(Model):
     def _turns(self, length: int) -> tuple[jax.Array | None, jax.Array | None]:
         """Return the angles of positions, and those of layers with a window if they differ."""
         config = self.config
-        size = config.latent.qk_rope_head_dim if config.latent else config.head_dim
+        size = config.rotary_dim
         if config.positions != "rope":
             return None, None
         turns = angles(length, size, config.rope_theta, config.rope_scaling)
@@ -182,12 +195,16 @@ class Decoder(Model):
 
 def _without_experts(config: DecoderConfig) -> DecoderConfig:
     return config.replace(
-        num_experts=0, expert_groups=1, groups_per_token=1, mlp_dim=config.dense_mlp_dim
+        num_experts=0,
+        num_shared_experts=0,
+        expert_groups=1,
+        groups_per_token=1,
+        mlp_dim=config.dense_mlp_dim,
     )
 
 
 def check_tokens(tokens: Any, config: Any, *, called: str = "token ids") -> None:
-    """Raise unless ``tokens`` are integers (N, T) with T up to ``config.max_length``."""
+    """Raise unless ``tokens`` are integers (N, T), some, with T up to ``config.max_length``."""
     expect_array(config.name, tokens)
     if tokens.ndim != 2:
         raise ShapeError(f"{config.name} takes {called} (N, T); got the shape {tokens.shape}.")
@@ -195,6 +212,8 @@ def check_tokens(tokens: Any, config: Any, *, called: str = "token ids") -> None
         raise ArgumentTypeError(
             f"{config.name} takes {called} as integers; got {tokens.dtype}, shape {tokens.shape}."
         )
+    if 0 in tokens.shape:
+        raise ShapeError(f"{config.name} takes one token or more; got the shape {tokens.shape}.")
     if tokens.shape[1] > config.max_length:
         raise ShapeError(
             f"{config.name} has positions for {config.max_length} tokens; got {tokens.shape[1]}. "

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import operator
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -95,8 +96,8 @@ class StackConfig(Replaceable):
         num_dense_layers: first layers of a decoder that have an MLP in place of experts.
         dense_mlp_dim: F of these.
         router: how a position weighs its experts, ``"softmax"`` or ``"sigmoid"``; see ``experts``.
-        expert_groups: groups of which a position takes only the ``groups_per_token`` best, with
-            ``"sigmoid"``.
+        expert_groups: groups of which a position takes only the ``groups_per_token`` best; more
+            than one with ``"sigmoid"`` only.
         groups_per_token: see there.
         routed_scaling: what the weights of a position's experts add up to.
         balance: weight of what keeps the experts evenly used; 0.01 as in Switch Transformers
@@ -170,29 +171,45 @@ class StackConfig(Replaceable):
                 f"num_heads={self.num_heads}."
             )
         at_least(self, 0, "query_pre_attn_scalar", "window", "global_every")
+        at_least(self, 0, "num_experts", "experts_per_token", "num_shared_experts")
         one_of(self, "mlp", ("gated", "plain", "clamped"))
         one_of(self, "activation", ACTIVATIONS)
         one_of(self, "norm", ("rms", "layer"))
         one_of(self, "dtype", DTYPES)
         one_of(self, "router", ("softmax", "sigmoid"))
         check_remat(self.remat)
-        if self.num_experts and not 1 <= self.experts_per_token <= self.num_experts:
-            raise ArgumentError(
-                f"{self.name}: experts_per_token={self.experts_per_token} must lie in 1 … "
-                f"num_experts={self.num_experts}."
-            )
-        self._check_groups()
+        self._check_experts()
+        self._check_dense_layers()
         if not isinstance(self.balance, (int, float)) or not self.balance >= 0:
             raise ArgumentError(f"{self.name}: balance is a number from 0; got {self.balance!r}.")
 
-    def _check_groups(self) -> None:
+    def _check_experts(self) -> None:
         positive(self, "expert_groups", "groups_per_token")
-        at_least(self, 0, "num_dense_layers")
         if self.num_experts % self.expert_groups or self.groups_per_token > self.expert_groups:
             raise ArgumentError(
                 f"{self.name}: expert_groups={self.expert_groups} must divide num_experts="
                 f"{self.num_experts}, and groups_per_token={self.groups_per_token} be among them."
             )
+        if self.expert_groups > 1 and self.router != "sigmoid":
+            raise ArgumentError(
+                f"{self.name}: expert_groups={self.expert_groups} needs router='sigmoid'; got "
+                f"{self.router!r}."
+            )
+        if self.num_shared_experts and not self.num_experts:
+            raise ArgumentError(
+                f"{self.name}: num_shared_experts={self.num_shared_experts} stand beside others, "
+                "and num_experts is 0."
+            )
+        most = self.num_experts // self.expert_groups * self.groups_per_token
+        if self.num_experts and not 1 <= self.experts_per_token <= most:
+            taken = f" in groups_per_token={self.groups_per_token} of {self.expert_groups} groups"
+            raise ArgumentError(
+                f"{self.name}: experts_per_token={self.experts_per_token} must lie in 1 … {most}, "
+                f"of num_experts={self.num_experts}{taken if self.expert_groups > 1 else ''}."
+            )
+
+    def _check_dense_layers(self) -> None:
+        at_least(self, 0, "num_dense_layers")
         if not self.num_dense_layers:
             return
         positive(self, "dense_mlp_dim")
@@ -245,13 +262,21 @@ def positive(config: Any, *names: str) -> None:
 
 
 def at_least(config: Any, least: int, *names: str) -> None:
-    """Raise ArgumentError unless each of these fields is a whole number of at least ``least``."""
+    """Raise ArgumentError unless each of these fields is a whole number of at least ``least``.
+
+    One of NumPy becomes an int, so that configurations of the same sizes are equal and print alike.
+    """
     for name in names:
         value = getattr(config, name)
-        if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        try:
+            whole = least - 1 if isinstance(value, bool) else operator.index(value)
+        except TypeError:
+            whole = least - 1
+        if whole < least:
             raise ArgumentError(
                 f"{config.name}: {name} must be a whole number of at least {least}; got {value!r}."
             )
+        object.__setattr__(config, name, whole)
 
 
 def one_of(config: Any, name: str, choices: tuple[str, ...]) -> None:

@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from neurenix._core.errors import ArgumentError, ArgumentTypeError, ShapeError
+from neurenix._core.options import check_number
 
 # Layouts by number of spatial axes.
 LAYOUTS = {1: "NLC", 2: "NHWC", 3: "NDHWC"}
@@ -188,7 +189,8 @@ def _is_whole(value: Any) -> bool:
     return isinstance(value, numbers.Integral) and not isinstance(value, bool)
 
 
-def probability(name: str, value: float) -> None:
-    """Raise ArgumentError unless ``value`` lies in [0, 1]."""
+def share(name: str, value: float) -> None:
+    """Raise ArgumentTypeError unless ``value`` is a number, ArgumentError unless in [0, 1]."""
+    check_number(name, value)
     if not 0 <= value <= 1:
         raise ArgumentError(f"The argument `{name}` must lie in [0, 1]; got {value!r}.")

@@ -10,10 +10,10 @@ import jax.numpy as jnp
 from jax import lax
 
 from neurenix._batches.examples import examples_of
-from neurenix._core.errors import ArgumentError, ShapeError
+from neurenix._core.errors import ShapeError
 from neurenix._nnx import nnx
 from neurenix.distribute import get_replica_context
-from neurenix.nn._checks import expect_features, positive
+from neurenix.nn._checks import expect_features, positive, share
 from neurenix.nn._parameters import parameter_dtype
 from neurenix.nn.module import Module
 from neurenix.nn.norm import affine, widen
@@ -62,8 +62,7 @@ class BatchNorm(Module):
         dtype: jax.typing.DTypeLike | None = None,
     ) -> None:
         (num_features,) = positive(num_features=num_features)
-        if not 0 <= momentum <= 1:
-            raise ArgumentError(f"The argument `momentum` must lie in [0, 1]; got {momentum}.")
+        share("momentum", momentum)
         self.num_features, self.eps, self.momentum = num_features, eps, momentum
         self.use_running_average = False
         self.mean = nnx.BatchStat(jnp.zeros(num_features, jnp.float32))

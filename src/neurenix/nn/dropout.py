@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import jax
 
 from neurenix._nnx import nnx
-from neurenix.nn._checks import as_inexact, axes_of, expect_axes, probability
+from neurenix.nn._checks import as_inexact, axes_of, expect_axes, share
 from neurenix.nn._parameters import rngs_or_default
 from neurenix.nn.module import Module
 
@@ -45,7 +45,7 @@ class Dropout(Module, nnx.Dropout):
         broadcast_dims: int | Sequence[int] = (),
         rngs: nnx.Rngs | None = None,
     ) -> None:
-        probability("p", p)
+        share("p", p)
         rngs = rngs_or_default(rngs)
         shared = axes_of("broadcast_dims", broadcast_dims)
         nnx.Dropout.__init__(self, float(p), broadcast_dims=shared, rngs=rngs)

@@ -69,7 +69,7 @@ class CosineDecay:
     def __call__(self, step: Step) -> jax.Array:
         """Return the rate at a step."""
         schedule = optax.cosine_decay_schedule(self.initial, self.decay_steps, self.alpha)
-        return jnp.asarray(schedule(step))
+        return jnp.asarray(schedule(_signed(step)))
 
 
 @dataclass(frozen=True)
@@ -164,8 +164,7 @@ class PolynomialDecay:
     def __call__(self, step: Step) -> jax.Array:
         """Return the rate at a step."""
         # Not 1 - a quotient: compiled, that is below 0 at the end, and has no square root.
-        # The lesser one first: a step may be unsigned.
-        left = (self.decay_steps - jnp.minimum(step, self.decay_steps)) / self.decay_steps
+        left = jnp.maximum(self.decay_steps - _signed(step), 0) / self.decay_steps
         return self.end + (self.initial - self.end) * jnp.power(left, self.power)
 
 
@@ -193,7 +192,7 @@ class LinearWarmup:
 
     def __call__(self, step: Step) -> jax.Array:
         """Return the rate at a step."""
-        step = jnp.asarray(step)
+        step = _signed(step)
         rising = self.peak * jnp.minimum(step / self.warmup_steps, 1.0)
         if self.after is None:
             return rising
@@ -223,6 +222,7 @@ class WarmupCosine:
         check_number("peak", self.peak, low=0)
         check_number("end", self.end, low=0)
         check_number("warmup_steps", self.warmup_steps, low=0, open_low=True)
+        check_number("decay_steps", self.decay_steps, low=0, open_low=True)
         if self.decay_steps <= self.warmup_steps:
             raise ArgumentError(
                 f"`decay_steps` counts from step 0 and must be above `warmup_steps`; got "
@@ -234,7 +234,15 @@ class WarmupCosine:
         schedule = optax.warmup_cosine_decay_schedule(
             0.0, self.peak, self.warmup_steps, self.decay_steps, self.end
         )
-        return jnp.asarray(schedule(step))
+        return jnp.asarray(schedule(_signed(step)))
+
+
+def _signed(step: Step) -> jax.Array:
+    """Return a step that can be compared with any number of steps, and have it taken away."""
+    step = jnp.asarray(step)
+    if jnp.issubdtype(step.dtype, jnp.integer) and step.dtype.itemsize <= 4:
+        return step.astype(jnp.int32)
+    return step
 
 
 def _whole_periods(step: jax.Array, length: float) -> jax.Array:

@@ -406,8 +406,8 @@ def _sizes(shape: Any) -> tuple[int, ...]:
     Raises:
         ShapeError: a size is no whole number from 0.
     """
-    sizes = tuple(shape) if isinstance(shape, Sequence | np.ndarray) else (shape,)
-    if len(sizes) == 1 and isinstance(sizes[0], Sequence | np.ndarray):
+    sizes = tuple(shape) if _is_row(shape) else (shape,)
+    if len(sizes) == 1 and _is_row(sizes[0]):
         sizes = tuple(sizes[0])
     try:
         checked = tuple(map(operator.index, sizes))
@@ -416,6 +416,11 @@ def _sizes(shape: Any) -> tuple[int, ...]:
     if min(checked, default=0) < 0 or any(isinstance(size, bool) for size in sizes):
         raise ShapeError(f"The sizes of a shape are whole numbers from 0; got {shape!r}.")
     return checked
+
+
+def _is_row(shape: Any) -> bool:
+    """Tell a sequence of sizes from one size, which may be an array without axes."""
+    return isinstance(shape, Sequence) or (isinstance(shape, np.ndarray) and shape.ndim > 0)
 
 
 def _placed(array: jax.Array, device: DeviceLike) -> jax.Array:
