@@ -1,4 +1,4 @@
-"""The decoder in NumPy, float64, one position and one head at a time; for one sequence (T,)."""
+"""Models in NumPy, float64, one position and one head at a time; for one sequence or image."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import math
 
 import numpy as np
 from scipy import special
+
+import nn_reference as nn_ref
 
 
 def array(parameter, layer=None):
@@ -205,3 +207,96 @@ def deepseek_3(model, ids):
         else:
             x = x + dense(stack.mlp, y, layer)
     return norm(model.norm, x) @ array(model.unembedding.kernel)
+
+
+def exact_gelu(x):
+    return x * special.ndtr(x)
+
+
+def centred(part, x, layer=None):
+    """LayerNorm."""
+    scale, bias = array(part.scale, layer), array(part.bias, layer)
+    return nn_ref.layer_norm(x, scale, bias, eps=part.eps)
+
+
+def plain_layers(model, x, activation, *, causal=False):
+    """The layers of GPT-2, BERT and ViT: LayerNorm before each part or after the sum, one MLP."""
+    config, stack = model.config, model.layers
+
+    def attend(y, layer):
+        part = stack.attention
+        q, k, v = (
+            linear(one, y, layer).reshape(1, len(y), config.num_heads, -1)
+            for one in (part.query, part.key, part.value)
+        )
+        mixed = nn_ref.attention(q, k, v, causal=causal)[0]
+        return linear(part.out, mixed.reshape(len(y), -1), layer)
+
+    def mlp(y, layer):
+        return linear(stack.mlp.down, activation(linear(stack.mlp.up, y, layer)), layer)
+
+    for layer in range(config.num_layers):
+        for norm_of, part in ((stack.attention_norm, attend), (stack.mlp_norm, mlp)):
+            if config.norm_first:
+                x = x + part(centred(norm_of, x, layer), layer)
+            else:
+                x = centred(norm_of, x + part(x, layer), layer)
+    return x
+
+
+def gpt2(model, ids):
+    """Logits (T, V)."""
+    x = array(model.embedding)[ids] + array(model.positions)[: len(ids)]
+    x = plain_layers(model, x, gelu, causal=True)
+    return centred(model.norm, x) @ array(model.embedding).T
+
+
+def bert(model, ids, kinds):
+    """Logits (T, V) of tokens in segments."""
+    x = array(model.embedding)[ids] + array(model.positions)[: len(ids)]
+    x = centred(model.embedding_norm, x + array(model.segments)[kinds])
+    x = plain_layers(model, x, exact_gelu)
+    x = centred(model.transform_norm, exact_gelu(linear(model.transform, x, None)))
+    return x @ array(model.embedding).T + array(model.unembedding_bias)
+
+
+def vit(model, image):
+    """Logits of the classes of one image (S, S, C)."""
+    size = model.config.patch_size
+    places = range(0, len(image), size)
+    patches = [image[r : r + size, c : c + size].reshape(-1) for r in places for c in places]
+    x = np.concatenate([array(model.class_token), linear(model.patch, np.stack(patches), None)])
+    x = plain_layers(model, x + array(model.positions), exact_gelu)
+    return linear(model.head, centred(model.norm, x)[0], None)
+
+
+def resnet(model, images, strides):
+    """Logits of the classes of images (N, H, W, C), in evaluation; a stride for each block."""
+
+    def part(layers, x, stride=1, pads=0):
+        kernel, norm_of = layers[0], layers[1]
+        y = nn_ref.conv(x, array(kernel.kernel), stride=stride, pads=pads)
+        mean, variance = array(norm_of.mean), array(norm_of.var)
+        y = (y - mean) / np.sqrt(variance + norm_of.eps)
+        return y * array(norm_of.scale) + array(norm_of.bias)
+
+    def relu(x):
+        return np.maximum(x, 0)
+
+    y = relu(part(model.stem, images, 2, 3))
+    y = nn_ref.pool(y, 3, 2, 1, reduce=np.max, fill=-np.inf)
+    for block, stride in zip(model.blocks, strides, strict=True):
+        inner = relu(part(block.middle, relu(part(block.reduce, y)), stride, 1))
+        same = y if block.shortcut is None else part(block.shortcut, y, stride)
+        y = relu(part(block.expand, inner) + same)
+    return linear(model.head, y.mean((1, 2)), None)
+
+
+def llama_3(frequency, scaling):
+    """Frequencies as Llama 3.1 has them, by wavelengths as its published code."""
+    length = 2 * np.pi / frequency
+    short, long = (scaling.original_length / turns for turns in (scaling.high, scaling.low))
+    smooth = (scaling.original_length / length - scaling.low) / (scaling.high - scaling.low)
+    between = (1 - smooth) * frequency / scaling.factor + smooth * frequency
+    slowed = np.where(length > long, frequency / scaling.factor, between)
+    return np.where(length < short, frequency, slowed)

@@ -54,7 +54,8 @@ def test_a_decoder_gives_what_numpy_gives(name: str) -> None:
     model = moved(models.build(name, **SMALL[name]))
     ids = jnp.asarray(RNG.integers(0, 64, (1, 14)), jnp.int32)
     wanted = REFERENCES[name](model, np.asarray(ids[0]))
-    np.testing.assert_allclose(model(ids)[0], wanted, rtol=1e-3, atol=1e-3)
+    found = nnx.jit(lambda model, ids: model(ids))(model, ids)
+    np.testing.assert_allclose(found[0], wanted, rtol=1e-3, atol=1e-3)
 
 
 @pytest.mark.parametrize("name", SMALL)
@@ -99,7 +100,7 @@ def test_it_trains_alike_with_fit_on_one_device_and_on_eight(name: str) -> None:
             history = model.fit(x, y, epochs=6, batch_size=32, shuffle=False, verbose=0)
         losses.append(history["loss"])
         assert history["accuracy"][-1] > 0.9
-    np.testing.assert_allclose(losses[1][0], losses[0][0], rtol=1e-3)
+    np.testing.assert_allclose(losses[1], losses[0], rtol=1e-2)
 
 
 def test_only_the_bias_of_the_choice_balances_experts_by_sigmoid() -> None:

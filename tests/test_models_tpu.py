@@ -42,13 +42,6 @@ def test_a_decoder_of_shapes_compiles_divided_over_two_axes(options: PreflightOp
     assert report.hbm.roles["parameters"] == pytest.approx(share, rel=0.02)
 
 
-def test_experts_compile_divided(options: PreflightOptions) -> None:
-    report = preflight(
-        options, "v5e-8", {"fsdp": 4, "tensor": 2}, num_experts=8, experts_per_token=2, remat="full"
-    )
-    assert report.fits
-
-
 def test_named_values_wait_on_the_host(options: PreflightOptions) -> None:
     names = ("decoder_layer_input", "query_proj", "key_proj", "value_proj", "out_proj")
     report = preflight(
