@@ -46,6 +46,7 @@ CALLS = {
     "gru features": (lambda: nn.GRU(3, 4), (2, 5, 4), r"\(\.\.\., 3\)"),
     "conv kernel": (lambda: nn.Conv2d(3, 4, 5), (2, 4, 8, 3), r"reaches over \(5, 5\).*same"),
     "conv padding": (lambda: nn.Conv1d(3, 4, 7, padding=1), (2, 4, 3), "6,.* with padding"),
+    "conv valid": (lambda: nn.Conv1d(3, 4, 3, padding="valid"), (1, 2, 3), "reaches"),
     "conv dilation": (lambda: nn.Conv1d(3, 4, 3, dilation=3), (2, 6, 3), r"reaches over \(7,\)"),
     "residual": (lambda: nn.Residual(nn.Linear(4, 3)), (2, 4), "shortcut"),
     "flatten": (lambda: nn.Flatten(3), (2, 4), "start_dim=3"),
@@ -83,6 +84,11 @@ OPTIONS = {
     "padding name": (lambda: nn.Conv2d(3, 4, 3, padding="sane"), UnknownNameError, "'same'"),
     "causal image": (lambda: nn.Conv2d(3, 4, 3, padding="causal"), UnknownNameError, "causal"),
     "padding of a pool": (lambda: nn.MaxPool2d(2, padding=2), ArgumentError, "half"),
+    "groups of a transpose": (
+        lambda: nn.ConvTranspose2d(3, 4, 3, groups=2),
+        ArgumentError,
+        "groups",
+    ),
     "output padding": (lambda: nn.ConvTranspose2d(3, 4, 3, output_padding=1), ArgumentError, "out"),
     "dropout": (lambda: nn.Dropout(1.5), ArgumentError, "`p`"),
     "dropout a word": (lambda: nn.Dropout("0.5"), ArgumentTypeError, "`p`.*number"),
@@ -254,11 +260,16 @@ LAYERS: dict[str, Callable[[Any], Any]] = {
     "Linear": lambda dtype: nn.Linear(2, 3, dtype=dtype),
     "Conv2d": lambda dtype: nn.Conv2d(2, 3, 3, dtype=dtype),
     "ConvTranspose2d": lambda dtype: nn.ConvTranspose2d(2, 3, 3, dtype=dtype),
+    "DepthwiseConv2d": lambda dtype: nn.DepthwiseConv2d(2, 3, dtype=dtype),
     "LayerNorm": lambda dtype: nn.LayerNorm(3, dtype=dtype),
+    "RMSNorm": lambda dtype: nn.RMSNorm(3, dtype=dtype),
+    "GroupNorm": lambda dtype: nn.GroupNorm(1, 3, dtype=dtype),
     "BatchNorm": lambda dtype: nn.BatchNorm(3, dtype=dtype),
     "Embedding": lambda dtype: nn.Embedding(3, 2, dtype=dtype),
     "LSTM": lambda dtype: nn.LSTM(3, 2, dtype=dtype),
+    "GRU": lambda dtype: nn.GRU(3, 2, dtype=dtype),
     "MultiHeadAttention": lambda dtype: nn.MultiHeadAttention(4, 2, dtype=dtype),
+    "TransformerBlock": lambda dtype: nn.TransformerBlock(4, 2, dtype=dtype),
 }
 
 

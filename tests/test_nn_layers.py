@@ -31,6 +31,10 @@ def transposed(layer, x, **options):
     return ref.conv_transpose(x, array(layer.kernel), layer.bias and array(layer.bias), **options)
 
 
+def around(x, mode):
+    return np.pad(x, [(0, 0), (1, 1), (1, 1), (0, 0)], mode=mode)
+
+
 def block(layer, x):
     def norm(part, x):
         return ref.layer_norm(x, array(part.scale), array(part.bias))
@@ -61,6 +65,16 @@ PARAMETRIC = {
         lambda m, x: x @ array(m.kernel),
     ),
     "conv1d": (lambda: nn.Conv1d(4, 6, 3), SEQUENCE, conv),
+    "conv2d circular": (
+        lambda: nn.Conv2d(4, 3, 3, padding="circular"),
+        IMAGES,
+        lambda m, x: conv(m, around(x, "wrap")),
+    ),
+    "conv2d reflect": (
+        lambda: nn.Conv2d(4, 3, 3, padding="reflect"),
+        IMAGES,
+        lambda m, x: conv(m, around(x, "reflect")),
+    ),
     "conv1d causal": (
         lambda: nn.Conv1d(4, 6, 3, padding="causal", dilation=2),
         SEQUENCE,
@@ -82,6 +96,7 @@ PARAMETRIC = {
         IMAGES,
         lambda m, x: conv(m, x, groups=2, dilation=2),
     ),
+    "conv1d valid": (lambda: nn.Conv1d(4, 6, 3, padding="valid"), SEQUENCE, conv),
     "conv3d": (
         lambda: nn.Conv3d(4, 3, 2, padding=1),
         VOLUME,
@@ -106,6 +121,11 @@ PARAMETRIC = {
         lambda: nn.ConvTranspose2d(4, 3, 2, padding=1, dilation=2, bias=False),
         IMAGES,
         lambda m, x: transposed(m, x, padding=1, dilation=2),
+    ),
+    "transpose1d dilation, output padding": (
+        lambda: nn.ConvTranspose1d(4, 3, 3, dilation=2, output_padding=1),
+        SEQUENCE,
+        lambda m, x: transposed(m, x, dilation=2, output_padding=1),
     ),
     "transpose3d": (
         lambda: nn.ConvTranspose3d(4, 2, 2, stride=(1, 2, 2)),
@@ -221,6 +241,11 @@ PLAIN = {
     "global max1d": (lambda: nn.GlobalMaxPool1d(), SEQUENCE, lambda m, x: x.max(1)),
     "global max2d": (lambda: nn.GlobalMaxPool2d(), IMAGES, lambda m, x: x.max((1, 2))),
     "global max3d": (lambda: nn.GlobalMaxPool3d(), VOLUME, lambda m, x: x.max((1, 2, 3))),
+    "global max2d kept": (
+        lambda: nn.GlobalMaxPool2d(keepdims=True),
+        IMAGES,
+        lambda m, x: x.max((1, 2), keepdims=True),
+    ),
     "adaptive avg1d": (
         lambda: nn.AdaptiveAvgPool1d(4),
         SEQUENCE,
@@ -259,6 +284,7 @@ PLAIN = {
     "relu": (lambda: nn.ReLU(), ROWS, lambda m, x: np.maximum(x, 0)),
     "relu6": (lambda: nn.ReLU6(), ROWS * 9, lambda m, x: np.clip(x, 0, 6)),
     "leaky": (lambda: nn.LeakyReLU(), ROWS, lambda m, x: np.where(x > 0, x, 0.01 * x)),
+    "leaky slope": (lambda: nn.LeakyReLU(0.2), ROWS, lambda m, x: np.where(x > 0, x, 0.2 * x)),
     "elu": (lambda: nn.ELU(0.7), ROWS, lambda m, x: np.where(x > 0, x, 0.7 * np.expm1(x))),
     "selu": (
         lambda: nn.SELU(),
@@ -345,9 +371,11 @@ def test_gradients_reach_every_parameter_and_the_input(name):
         # A bias of the keys moves all scores of a query alike, which softmax does not see.
         if "key" not in str(path) or "bias" not in str(path):
             assert float(jnp.abs(gradient).max()) > 1e-6, path
-    direction = jnp.asarray(np.random.default_rng(2).normal(size=x.shape), jnp.float32) * 1e-2
+    # Half along the gradient: there the difference is no sum of what cancels.
+    random = jnp.asarray(np.random.default_rng(2).normal(size=x.shape), jnp.float32)
+    direction = 1e-1 * (of_x / jnp.linalg.norm(of_x) + random / jnp.linalg.norm(random))
     difference = loss(params, x + direction) - loss(params, x - direction)
-    np.testing.assert_allclose(2 * jnp.sum(of_x * direction), difference, rtol=0.05, atol=5e-3)
+    np.testing.assert_allclose(2 * jnp.sum(of_x * direction), difference, rtol=0.1)
 
 
 @pytest.mark.parametrize("name", ["conv2d", "batch norm, training", "attention", "lstm"])
@@ -355,14 +383,6 @@ def test_compiled_and_not_compiled_agree(name):
     make, x, _ = PARAMETRIC[name]
     layer, x = make(), jnp.asarray(x, jnp.float32)
     np.testing.assert_allclose(layer(x), call(layer, x), rtol=1e-5, atol=1e-5)
-
-
-@pytest.mark.parametrize("name", PARAMETRIC)
-def test_parameters_can_be_made_in_another_dtype(name):
-    make, x, _ = PARAMETRIC[name]
-    graph, state = nnx.split(make())
-    state = jax.tree.map(lambda v: v.astype(jnp.bfloat16) if v.dtype == jnp.float32 else v, state)
-    assert applied((graph, state), jnp.asarray(x, jnp.bfloat16)).dtype == jnp.bfloat16
 
 
 def test_integers_are_taken_by_layers_of_numbers():
@@ -446,6 +466,7 @@ INITIAL = {
     "conv": (lambda: nn.Conv2d(16, 64, 3), "kernel", 1 / 12),
     "conv groups": (lambda: nn.Conv2d(16, 64, 3, groups=4), "kernel", 1 / 6),
     "transpose": (lambda: nn.ConvTranspose2d(64, 16, 3), "kernel", 1 / 12),
+    "transpose groups": (lambda: nn.ConvTranspose2d(64, 16, 3, groups=4), "kernel", 1 / 6),
     "lstm": (lambda: nn.LSTM(30, 64), "recurrent_kernel", 1 / 8),
     "gru bias": (lambda: nn.GRU(30, 400), "input_bias", 1 / 20),
 }
@@ -461,6 +482,8 @@ def test_attention_starts_from_xavier_and_zero_biases():
     layer = nn.MultiHeadAttention(64, 4)
     assert uniform_bound(layer.query.kernel[...], np.sqrt(6 / (64 + 3 * 64)))
     assert not any(np.any(part.bias[...]) for part in (layer.query, layer.key, layer.out))
+    grouped = nn.MultiHeadAttention(64, 4, num_kv_heads=1)  # 64 and twice 16 outputs
+    assert uniform_bound(grouped.query.kernel[...], np.sqrt(6 / (64 + 96)))
 
 
 def test_all_names_are_exported():

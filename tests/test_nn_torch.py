@@ -1,4 +1,8 @@
-"""Layers, losses, optimisers and embeddings against PyTorch, with PyTorch's own weights."""
+"""Layers, losses, optimisers and embeddings against PyTorch, with PyTorch's own weights.
+
+PyTorch is in neither lock file, so that CI skips all of this: what must hold there is held against
+NumPy in the other files. To run it: ``pip install torch``, then ``pytest tests/test_nn_torch.py``.
+"""
 
 from __future__ import annotations
 
