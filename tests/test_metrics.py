@@ -201,14 +201,24 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("weighted", [False, True], ids=["plain", "weighted"])
+@nnx.jit
+def compiled(metric, *batch):
+    metric.update(*batch)
+
+
+@pytest.mark.parametrize("weighted", [False, True], ids=["compiled", "weighted"])
 @pytest.mark.parametrize("name", CASES)
 def test_a_metric_agrees_with_an_independent_one(name, weighted):
     make, y_true, y_pred, expected, tolerance = CASES[name]
     weight = WEIGHT if weighted else np.ones(N, np.float32)
     metric = make()
-    for part in (slice(0, 7), slice(7, 30), slice(30, N)):
-        metric.update(y_true[part], y_pred[part], weight[part] if weighted else None)
+    first = 7 if weighted else N // 2  # of one size where each would be compiled
+    for part in (slice(0, first), slice(first, N)):
+        batch = y_true[part], y_pred[part]
+        if weighted:
+            metric.update(*batch, weight[part])
+        else:
+            compiled(metric, *batch)
     np.testing.assert_allclose(metric.result(), expected(weight), atol=tolerance)
     np.testing.assert_array_equal(metric.result(), metric.compute())
     metric.reset()
@@ -227,19 +237,6 @@ def test_states_are_sums_so_replicas_add_up(name):
     whole = make()
     nnx.update(whole, jax.tree.map(jnp.add, *parts))
     np.testing.assert_allclose(whole.result(), expected(np.ones(N)), atol=tolerance)
-
-
-@pytest.mark.parametrize("name", CASES)
-def test_an_update_can_be_compiled(name):
-    make, y_true, y_pred, expected, tolerance = CASES[name]
-    metric = make()
-
-    @nnx.jit
-    def update(metric, y_true, y_pred):
-        metric.update(y_true, y_pred)
-
-    update(metric, y_true, y_pred)
-    np.testing.assert_allclose(metric.result(), expected(np.ones(N)), atol=tolerance)
 
 
 def test_mean_takes_numbers_arrays_and_weights():
@@ -455,6 +452,43 @@ def test_a_label_outside_of_the_scores_is_not_among_the_best():
     metric = metrics.TopKCategoricalAccuracy(C)
     metric.update(np.array([0, -1, C, -100]), SCORES[:4])
     assert float(metric.result()) == 0.25
+
+
+def test_classes_of_the_same_score_do_not_push_each_other_out():
+    metric = metrics.TopKCategoricalAccuracy(1)
+    metric.update(np.array([0, 2]), np.array([[1.0, 1.0, 0.0], [1.0, 1.0, 0.0]]))
+    assert float(metric.result()) == 0.5
+
+
+def test_a_score_at_the_threshold_says_no():
+    metric = metrics.BinaryAccuracy()
+    metric.update(np.array([0, 1]), np.array([0.5, 0.5]))
+    assert float(metric.result()) == 0.5
+    metric = metrics.BinaryAccuracy()
+    metric.update(np.array([0.5]), np.array([0.1]))  # a target at it, too
+    assert float(metric.result()) == 1.0
+
+
+def test_r2_may_begin_with_examples_that_do_not_count():
+    metric, x = metrics.R2Score(), np.float32([1e4, 1e4 + 1, 1e4 + 2, 1e4 + 3])
+    metric.update(x, x, np.zeros(4))
+    metric.update(x, x + 0.5)
+    np.testing.assert_allclose(metric.result(), 1 - 0.25 / 1.25, rtol=1e-5)
+
+
+SHORT_NAMES = {
+    "rmse": metrics.RootMeanSquaredError,
+    "f1": metrics.F1Score,
+    "r2": metrics.R2Score,
+    "mae": metrics.MeanAbsoluteError,
+    "top5": metrics.TopKCategoricalAccuracy,
+}
+
+
+@pytest.mark.parametrize("name", SHORT_NAMES)
+def test_a_metric_is_found_by_a_short_name(name):
+    found = metrics.get(name)
+    assert type(found) is SHORT_NAMES[name] and getattr(found, "k", 5) == 5
 
 
 def test_every_metric_says_which_way_is_better():

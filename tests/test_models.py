@@ -42,28 +42,30 @@ def as_float64(module: nnx.Module, *path: str) -> np.ndarray:
 
 # --- sizes --------------------------------------------------------------------------------------
 
-# In millions. Those of MaxText, Llama and GPT-3 are the totals that the published runs were
-# counted with; the others are those of the models' own releases, exact.
+# In millions. Those of MaxText and GPT-3 are the totals that the published runs were counted with;
+# the others are those of the models' own releases, exact.
 PARAMETERS = {
     "gpt2": 124.439808,
     "bert-base": 109.514298,
     "vit-b16": 86.567656,
     "resnet50": 25.557032,
     "gpt3-175b": 175_182.4,
-    "llama2-70b": 68_976.6,
-    "llama3.1-8b": 8_030.0,
-    "llama3.1-70b": 70_552.4,
-    "llama3.1-405b": 405_849.2,
-    "mistral-7b": 7_241.7,
+    "llama2-7b": 6_738.415616,
+    "llama2-13b": 13_015.86432,
+    "llama2-70b": 68_976.648192,
+    "llama3.1-8b": 8_030.261248,
+    "llama3.1-70b": 70_553.706496,
+    "llama3.1-405b": 405_853.3888,
+    "mistral-7b": 7_241.732096,
     "gemma3-1b": 999.885952,
-    "gpt-oss-20b": 20_914.8,
-    "gpt-oss-120b": 116_829.2,
-    "deepseek3-671b": 671_026.4,
-    "gemma3-4b": 3_880.1,
-    "gemma3-12b": 11_765.8,
-    "gemma3-27b": 27_009.0,
-    "mixtral-8x7b": 46_702.8,
-    "mixtral-8x22b": 140_630.0,
+    "gpt-oss-20b": 20_914.757184,
+    "gpt-oss-120b": 116_829.156672,
+    "deepseek3-671b": 671_026.4192,
+    "gemma3-4b": 3_880.099328,
+    "gemma3-12b": 11_765.788416,
+    "gemma3-27b": 27_009.00224,
+    "mixtral-8x7b": 46_702.792704,
+    "mixtral-8x22b": 140_630.071296,
     "mt-16b": 15_831.4,
     "mt-32b": 31_662.8,
     "mt-64b": 62_801.3,
@@ -79,7 +81,7 @@ PARAMETERS = {
 @pytest.mark.parametrize("name", PARAMETERS)
 def test_a_model_of_shapes_has_as_many_parameters_as_the_published_one(name: str) -> None:
     model = models.abstract(name)
-    exact = PARAMETERS[name] < 1000
+    exact = not name.startswith(("mt-", "gpt3"))
     assert model.num_parameters / 1e6 == pytest.approx(
         PARAMETERS[name], rel=1e-12 if exact else 3e-3
     )

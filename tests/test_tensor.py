@@ -202,6 +202,23 @@ def test_creation(made, expected: np.ndarray) -> None:
     assert device_of(array) == Device("tpu:1")
 
 
+def test_a_dtype_may_stand_after_what_is_made() -> None:
+    for made in (
+        nt.zeros_like([1, 2], "bf16"),
+        nt.ones_like([1, 2], "bf16"),
+        nt.full_like([1, 2], 2, "bf16"),
+        nt.linspace(0, 1, 3, "bf16"),
+        nt.eye(2, dtype="bf16"),
+        nt.rand(2, dtype="bf16"),
+    ):
+        assert made.dtype == jnp.bfloat16
+
+
+@pytest.mark.parametrize("name", ["rand", "randn", "randint"])
+def test_random_numbers_are_put_on_their_device(name: str) -> None:
+    assert device_of(DRAWS[name](device="tpu:1")) == Device("tpu:1")
+
+
 def test_random_numbers_follow_the_seed() -> None:
     random.seed(5)
     first = nt.randn(1000), nt.rand(1000), nt.randint(0, 10, 1000)
