@@ -51,6 +51,11 @@ def simulated_slice(tmp_path_factory: pytest.TempPathFactory) -> object:
 
     from neurenix.simulation import simulate
 
+    # What libtpu compiled is kept for all processes of a run, and not for the next run. Where tests
+    # run in several, each has a folder of its own in the one of the run.
+    folder = tmp_path_factory.getbasetemp()
+    run = folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder
+    os.environ["NEURENIX_CACHE_DIR"] = str(run / "preflight")
     jax.config.update("jax_compilation_cache_dir", str(tmp_path_factory.mktemp("xla")))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
@@ -96,14 +101,8 @@ def run_python(tmp_path: Path) -> RunPython:
     return run
 
 
-@pytest.fixture(scope="module")
-def compile_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return where the commands of a module keep what was compiled."""
-    return tmp_path_factory.mktemp("cache")
-
-
 @pytest.fixture
-def command(run_python: RunPython, compile_cache: Path, tmp_path: Path) -> RunPython:
+def command(run_python: RunPython, tmp_path: Path) -> RunPython:
     """Return ``run(*arguments, script=…, prelude="")``: ``neurenix`` in a clean process.
 
     The script, ``cli_helpers.SCRIPT`` by default, is in ``train.py``; the prelude is Python that
@@ -114,15 +113,20 @@ def command(run_python: RunPython, compile_cache: Path, tmp_path: Path) -> RunPy
         *arguments: str, script: str = cli_helpers.SCRIPT, prelude: str = ""
     ) -> subprocess.CompletedProcess[str]:
         (tmp_path / "train.py").write_text(script)
-        env = {"NEURENIX_CACHE_DIR": str(compile_cache), "COLUMNS": "100"}
         code = f"import sys; sys.argv[0] = 'neurenix'; {prelude}"
         code += "\nfrom neurenix.cli.app import main; main()"
-        return run_python(*arguments, code=code, env=env)
+        return run_python(*arguments, code=code, env={"COLUMNS": "100"})
 
     return run
 
 
 @pytest.fixture
-def mistakes(run_python: RunPython, compile_cache: Path) -> Callable[..., list[str]]:
+def commands(run_python: RunPython, tmp_path: Path) -> Callable[..., list[cli_helpers.Done]]:
+    """Return ``run(name, cases)``: a command on several scripts; see ``cli_helpers``."""
+    return partial(cli_helpers.commands, run_python, tmp_path)
+
+
+@pytest.fixture
+def mistakes(run_python: RunPython, tmp_path: Path) -> Callable[..., list[str]]:
     """Return ``run(name, cases)``: what a command says to mistakes; see ``cli_helpers``."""
-    return partial(cli_helpers.mistakes, run_python, compile_cache)
+    return partial(cli_helpers.mistakes, run_python, tmp_path)

@@ -80,52 +80,49 @@ def test_a_program_that_does_not_fit_fails_unless_told_otherwise(preflight) -> N
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_json_on_the_output_is_all_there_is(preflight) -> None:
-    slices = "v5e-8,v6e-8"
-    done = preflight("train.py", "--on", slices, "--json", "-", "--price", "3")
-    assert done.returncode == 0, done.stderr
-    reports = json.loads(done.stdout)
-    assert [report["slice"]["name"] for report in reports] == slices.split(",")
+def test_what_the_output_holds_and_what_it_is_compared_with(commands, tmp_path: Path) -> None:
+    one, both, wider = ("--on", "v5e-8"), ("--on", "v5e-8,v6e-8"), SCRIPT.replace("128", "512")
+    own, far = ("--price", "5"), ("--region", "europe-west4")
+    cases: dict[str, tuple[str, tuple[str, ...]]] = {
+        "json": (SCRIPT, (*both, "--json", "-", "--price", "3")),
+        "before": (SCRIPT, (*one, "--json", "before.json")),
+        "changed": (wider, (*both, "--compare", "before.json")),
+        "own": (SCRIPT, (*one, *own, "--json", "own.json")),
+        "as own": (SCRIPT, (*one, *own, "--compare", "own.json")),
+        "region": (SCRIPT, (*both, *far, "--fail-if", "fits")),
+        "no price": (
+            SCRIPT,
+            (*one, *far, "--commitment", "3-year", "--fail-if", "cost_per_step > 1 USD"),
+        ),
+    }
+    ended = commands("preflight", [(s, ("train.py", *given)) for s, given in cases.values()])
+    done = dict(zip(cases, ended, strict=True))
+    failed = {"region", "no price"}  # what is not known has not passed
+    for name, one_done in done.items():
+        assert one_done.status == ("1" if name in failed else "0"), (name, one_done)
+
+    # JSON on the output is all there is.
+    reports = json.loads(done["json"].stdout)
+    assert [report["slice"]["name"] for report in reports] == ["v5e-8", "v6e-8"]
     assert reports[0]["estimated_cost"]["usd_per_chip_hour"] == 3
     for text in ("arguments: []", "from a child", "Preflight of training step"):
-        assert text in done.stderr
+        assert text in done["json"].stderr
 
+    assert "Compared with before.json: training step on v5e-8" in done["changed"].stdout
+    grown = r"\n    parameters +41\.00 KiB → 1\d\d\.\d\d KiB \(\+"
+    assert re.search(grown, done["changed"].stdout)
+    assert "the slice was v5e-8 and is v6e-8" in done["changed"].stdout
 
-def test_what_changed_since_a_file(preflight, tmp_path: Path) -> None:
-    assert preflight("train.py", "--on", "v5e-8", "--json", "before.json").returncode == 0
-    wider = SCRIPT.replace("128", "512")
-    done = preflight("train.py", "--on", "v5e-8,v6e-8", "--compare", "before.json", script=wider)
-    assert done.returncode == 0, done.stderr
-    assert "Compared with before.json: training step on v5e-8" in done.stdout
-    assert re.search(r"\n    parameters +41\.00 KiB → 1\d\d\.\d\d KiB \(\+", done.stdout)
-    assert "the slice was v5e-8 and is v6e-8" in done.stdout
+    # A price of one's own changes nothing since a file with it.
+    _, _, compared = done["as own"].stdout.partition("Compared with own.json")
+    assert compared and "5 USD" not in compared and "cost" not in compared
 
-
-def test_a_price_of_ones_own_changes_nothing_since_a_file_with_it(preflight) -> None:
-    asked = ("train.py", "--on", "v5e-8", "--price", "5")
-    assert preflight(*asked, "--json", "own.json").returncode == 0
-    done = preflight(*asked, "--compare", "own.json")
-    assert done.returncode == 0, done.stderr
-    compared = done.stdout[done.stdout.index("Compared with own.json") :]
-    assert "5 USD" not in compared
-    assert "cost" not in compared
-
-
-def test_prices_by_region_and_commitment(preflight) -> None:
-    done = preflight(
-        "train.py", "--on", "v5e-8,v6e-8", "--region", "europe-west4", "--fail-if", "fits"
-    )
-    assert done.returncode == 1, done.stderr
-    text = " ".join(done.stdout.split())
+    text = " ".join(done["region"].stdout.split())
     assert "8 chips at 1.56 USD an hour (europe-west4 on-demand" in text
     assert "8 chips at 2.97 USD an hour (europe-west4 on-demand" in text
-    done = preflight(
-        "train.py", "--on", "v5e-8", "--region", "europe-west4", "--commitment", "3-year",
-        "--fail-if", "cost_per_step > 1 USD",
-    )  # fmt: skip
-    assert "no public price for v5e in europe-west4, 3-year" in " ".join(done.stdout.split())
-    assert done.returncode == 1  # what is not known has not passed
-    assert "cost_per_step = not known" in done.stderr
+    text = " ".join(done["no price"].stdout.split())
+    assert "no public price for v5e in europe-west4, 3-year" in text
+    assert "cost_per_step = not known" in done["no price"].stderr
 
 
 # Mistakes: one message, status 2, no traceback.
@@ -216,14 +213,12 @@ def test_a_step_that_the_script_catches_is_a_step(preflight) -> None:
     assert "caught" in done.stdout and "Preflight of training step" in done.stdout
 
 
-IN_A_THREAD = SCRIPT.replace(
-    "model.fit(", "import threading, time\nthread = threading.Thread(target=lambda: model.fit("
-).replace("batch_size=64)\n", "batch_size=64))\nthread.start()\n")
-
-
-@pytest.mark.parametrize("then", ["thread.join()\ntime.sleep(60)", "time.sleep(60)", ""])
-def test_a_step_in_a_thread_is_a_step_and_ends_the_script(preflight, then: str) -> None:
-    script = IN_A_THREAD.replace('print("trained")', f"{then}\n{'print(1, 2)' if then else ''}")
+def test_a_step_in_a_thread_is_a_step_and_ends_the_script(preflight) -> None:
+    script = SCRIPT.replace(
+        "model.fit(",
+        "import threading, time\nthread = threading.Thread(target=lambda: model.fit(",
+    ).replace("batch_size=64)\n", "batch_size=64))\nthread.start()\n")
+    script = script.replace('print("trained")', "thread.join()\ntime.sleep(60)\nprint(1, 2)")
     started = time.monotonic()
     done = preflight("train.py", "--on", "v5e-8", script=script)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -265,12 +260,11 @@ def test_sigterm_leaves_no_folder_and_is_status_143(tmp_path: Path) -> None:
     assert list(scratch.iterdir()) == []
 
 
-def test_a_reader_that_is_gone_ends_it_quietly(tmp_path: Path, compile_cache: Path) -> None:
+def test_a_reader_that_is_gone_ends_it_quietly(tmp_path: Path) -> None:
     quiet = [line for line in SCRIPT.splitlines() if not line.startswith(("print", "os.system"))]
     (tmp_path / "train.py").write_text("\n".join(quiet))
-    environment = {**os.environ, "NEURENIX_CACHE_DIR": str(compile_cache)}
     for arguments in ([], ["--json", "-"]):
-        process = start(tmp_path, "train.py", "--on", "v5e-8", *arguments, env=environment)
+        process = start(tmp_path, "train.py", "--on", "v5e-8", *arguments)
         assert process.stdout is not None and process.stderr is not None
         process.stdout.close()
         with process.stderr:
@@ -279,13 +273,12 @@ def test_a_reader_that_is_gone_ends_it_quietly(tmp_path: Path, compile_cache: Pa
         assert "Broken pipe" not in said and "Error" not in said and "Exception" not in said
 
 
-def test_json_through_a_pipe_by_its_number(tmp_path: Path, compile_cache: Path) -> None:
+def test_json_through_a_pipe_by_its_number(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(SCRIPT)
-    environment = {**os.environ, "NEURENIX_CACHE_DIR": str(compile_cache)}
     reads, writes = os.pipe()
     process = start(
         tmp_path, "train.py", "--on", "v5e-8", "--json", f"/dev/fd/{writes}",
-        env=environment, pass_fds=(writes,),
+        pass_fds=(writes,),
     )  # fmt: skip
     os.close(writes)
     with open(reads, encoding="utf-8") as file:

@@ -27,9 +27,7 @@ from neurenix._core.errors import ArgumentError
 from neurenix.compiler.hlo import SourceLine
 from neurenix.preflight import (
     Candidate,
-    CompileOptions,
     Plan,
-    PreflightOptions,
     Report,
     Suggestion,
     html,
@@ -59,20 +57,14 @@ class Narrow(nn.Module):
 
 
 @pytest.fixture(scope="module")
-def options(tmp_path_factory: pytest.TempPathFactory) -> PreflightOptions:
-    directory = tmp_path_factory.mktemp("cache")
-    return PreflightOptions(compiler=CompileOptions(cache_directory=directory))
-
-
-@pytest.fixture(scope="module")
-def reports(options: PreflightOptions) -> list[Report]:
+def reports() -> list[Report]:
     loss = nx.losses.SparseCategoricalCrossentropy(from_logits=True)
     model = Narrow().compile(optimizer=nx.optim.Adam(1e-3), loss=loss)
-    return nx.preflight(model, on=["v5e-8", "v6e-8"], input_shape=(2048, 784), options=options)
+    return nx.preflight(model, on=["v5e-8", "v6e-8"], input_shape=(2048, 784))
 
 
 @pytest.fixture(scope="module")
-def hostile(options: PreflightOptions) -> Report:
+def hostile() -> Report:
     """A program whose function, scope and buffer are named to break out of a page."""
 
     def function(tree: dict[str, jax.Array]) -> jax.Array:
@@ -82,13 +74,13 @@ def hostile(options: PreflightOptions) -> Report:
     function.__name__ = "<script>alert(3)</script>\x1b[31m\u202e"
     matrix = nx.spec((512, 520))
     tree = {'"><img src=x onerror=alert(2)>': matrix, "'b' & c": nx.spec((520, 512))}
-    return nx.preflight(function, tree, on="v5e-1", options=options)
+    return nx.preflight(function, tree, on="v5e-1")
 
 
 @pytest.fixture(scope="module")
-def refused(options: PreflightOptions) -> Report:
+def refused() -> Report:
     argument = nx.spec((65536, 65536))
-    return nx.preflight(lambda x: jnp.tanh(x @ x) @ x, argument, on="v5e-1", options=options)
+    return nx.preflight(lambda x: jnp.tanh(x @ x) @ x, argument, on="v5e-1")
 
 
 def browse(page: str, folder: Path, driver: str = "", width: int = 1280) -> tuple[Any, str]:
@@ -277,13 +269,10 @@ class TestWords:
         with pytest.raises(ArgumentError, match="at least one report"):
             html.page([])
 
-    def test_a_plan_shows_why_the_others_lost(
-        self, options: PreflightOptions, tmp_path: Path
-    ) -> None:
+    def test_a_plan_shows_why_the_others_lost(self, tmp_path: Path) -> None:
         plan = nx.preflight.search(
-            lambda x: jnp.tanh(x @ x), nx.spec((512, 512)), on=["v6e-1", "v5e-1"],
-            objective="cost", options=options,
-        )  # fmt: skip
+            lambda x: jnp.tanh(x @ x), nx.spec((512, 512)), on=["v6e-1", "v5e-1"], objective="cost"
+        )
         plan.to_html(tmp_path / "plan.html")
         page = (tmp_path / "plan.html").read_text(encoding="utf-8")
         for candidate in plan.candidates:

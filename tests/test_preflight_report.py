@@ -38,29 +38,23 @@ def ids(examples: int = EXAMPLES):
 
 
 @pytest.fixture(scope="module")
-def options(tmp_path_factory: pytest.TempPathFactory) -> PreflightOptions:
-    directory = tmp_path_factory.mktemp("cache")
-    return PreflightOptions(compiler=CompileOptions(cache_directory=directory))
-
-
-@pytest.fixture(scope="module")
-def reports(options: PreflightOptions) -> list[Report]:
+def reports() -> list[Report]:
     slices = ["v5e-8", "tpu7x-2x2x1"]
-    return nx.preflight(language_model(), ids(), ids(), on=slices, options=options)
+    return nx.preflight(language_model(), ids(), ids(), on=slices)
 
 
 @pytest.fixture(scope="module")
-def larger(options: PreflightOptions) -> Report:
+def larger() -> Report:
     model = language_model()
-    return nx.preflight(model, ids(2 * EXAMPLES), ids(2 * EXAMPLES), on="v5e-8", options=options)
+    return nx.preflight(model, ids(2 * EXAMPLES), ids(2 * EXAMPLES), on="v5e-8")
 
 
 @pytest.fixture(scope="module")
-def refused(options: PreflightOptions) -> Report:
+def refused() -> Report:
     def products(x):
         return (x @ x) @ x
 
-    return nx.preflight(products, nx.spec((65536, 65536)), on="v5e-1", options=options)
+    return nx.preflight(products, nx.spec((65536, 65536)), on="v5e-1")
 
 
 # Rates and costs.
@@ -80,12 +74,10 @@ def test_rates_of_a_program_with_tokens(reports: list[Report]) -> None:
     assert [report.slice.num_chips for report in reports] == [8, 4]
 
 
-def test_images_and_labels_are_no_tokens(options: PreflightOptions) -> None:
+def test_images_and_labels_are_no_tokens() -> None:
     model = nn.Sequential(nn.Flatten(), nn.Linear(64, 8))
     model.compile("sgd", nx.losses.MeanSquaredError())
-    report = nx.preflight(
-        model, nx.spec((64, 64)), nx.spec((64, 8), "int32"), on="v5e-8", options=options
-    )
+    report = nx.preflight(model, nx.spec((64, 64)), nx.spec((64, 8), "int32"), on="v5e-8")
     assert report.batch_size == 64
     assert (report.sequence_length, report.tokens, report.published_run) == (None, None, None)
     assert report.tokens_per_second is None
@@ -159,27 +151,34 @@ def test_colours_change_no_word(reports: list[Report], refused: Report) -> None:
 
 
 def test_a_refused_program_says_by_how_much(refused: Report) -> None:
-    assert refused.refused == "hbm"
+    assert refused.refused == "hbm" and not refused.fits
+    assert refused.step_time is None and refused.mfu is None
+    assert refused.hbm.peak_bytes > refused.hbm.limit_bytes
+    (finding,) = refused.findings
+    assert finding.rule == "refused-hbm" and "RESOURCE_EXHAUSTED" in finding.message
+    with pytest.raises(ArgumentError, match="does not run"):
+        refused.cost(1)
     text = refused.text(100)
     assert re.search(r"fits         NO, [\d.]+ GiB of 15.75 GiB .*; [\d.]+ GiB too much", text)
     assert "step time" not in text and "USD" not in text
 
 
-def test_a_target_out_of_time_keeps_the_others(options: PreflightOptions, reports) -> None:
-    quick = PreflightOptions(
-        compiler=CompileOptions(
-            timeout_seconds=0.2, cache_directory=options.compiler.cache_directory
-        )
-    )
-    late, known = nx.preflight(language_model(), ids(), ids(), on=["v6e-8", "v5e-8"], options=quick)
-    assert known.fits and known.analysis.from_cache and known.hbm == reports[0].hbm
+def test_a_target_out_of_time_keeps_the_others(tmp_path: Path) -> None:
+    def ask(on: list[str], seconds: float) -> list[Report]:
+        compiler = CompileOptions(timeout_seconds=seconds, cache_directory=tmp_path)
+        options = PreflightOptions(compiler=compiler)
+        return nx.preflight(jnp.tanh, nx.spec((128, 128)), on=on, options=options)
+
+    (first,) = ask(["v5e-1"], 600)
+    late, known = ask(["v6e-1", "v5e-1"], 0.2)
+    assert known.fits and known.analysis.from_cache and known.hbm == first.hbm
     assert (late.fits, late.refused, late.step_time) == (False, "timeout", None)
     (finding,) = late.findings
     assert finding.rule == "refused-timeout"
     assert "took longer than 0.2 s and was stopped" in finding.message
     assert "fits         not known: the compiler's time was up" in late.text(100)
     # It was not kept: asked with enough time, there is an answer.
-    again = nx.preflight(language_model(), ids(), ids(), on="v6e-8", options=options)
+    (again,) = ask(["v6e-1"], 600)
     assert again.fits
 
 
@@ -319,27 +318,23 @@ def test_memory_that_nobody_knows_is_not_that_of_the_arguments(refused: Report, 
     assert older.values() == values and older.memory() is None
 
 
-def test_captured_arrays_are_memory(tmp_path: Path) -> None:
+def test_captured_arrays_are_memory() -> None:
     table = jnp.asarray(np.random.default_rng(0).random((1024, 1024), np.float32))
-    compiler = nx.preflight.CompileOptions(cache_directory=tmp_path)
     report = nx.preflight(
         lambda x: x + table,
         nx.spec((1024, 1024)),
         on="v5e-1",
-        options=nx.preflight.PreflightOptions(compiler=compiler),
     )
     assert report.record().memory()["constants"] == pytest.approx(2**22, rel=0.1)
     assert report.hbm.peak_bytes == pytest.approx(3 * 2**22, rel=0.1)
 
 
-def test_what_was_folded_away_is_no_memory(tmp_path: Path) -> None:
+def test_what_was_folded_away_is_no_memory() -> None:
     zeros = jnp.zeros((2048, 4096))
-    compiler = nx.preflight.CompileOptions(cache_directory=tmp_path)
     report = nx.preflight(
         lambda x: x + zeros,
         nx.spec((2048, 4096)),
         on="v5e-1",
-        options=nx.preflight.PreflightOptions(compiler=compiler),
     )
     assert report.record().memory().get("constants", 0) == 0
     (found,) = (f for f in report.findings if f.rule == "captured-constants")
@@ -347,12 +342,10 @@ def test_what_was_folded_away_is_no_memory(tmp_path: Path) -> None:
 
 
 def test_a_program_of_empty_arrays_says_that_there_is_nothing(tmp_path: Path) -> None:
-    compiler = nx.preflight.CompileOptions(cache_directory=tmp_path)
     report = nx.preflight(
         lambda x: x * 2,
         nx.spec((0, 128)),
         on="v5e-1",
-        options=nx.preflight.PreflightOptions(compiler=compiler),
     )
     lines = str(report).splitlines()
     assert "  time goes to nothing: the device has no work" in lines

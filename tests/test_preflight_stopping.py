@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -33,6 +34,7 @@ def step():
     open("taken", "w").close()
 """
 CATCHING = {
+    "exceptions": "try: step()\nexcept Exception: open('taken', 'w').close()",
     "few times": "for _ in range(5):\n  try: step()\n  except: pass",
     "for ever": "while True:\n  try: step()\n  except: pass",
     "with a name": "while True:\n  try: step()\n  except BaseException as error: print(error)",
@@ -54,6 +56,25 @@ def test_the_first_step_is_known_and_none_is_taken(
     assert callable(getattr(target, "fit", target)) and len(args) == 2
     assert not (tmp_path / "taken").exists()
     assert sys.gettrace() is tracing
+
+
+@pytest.mark.parametrize("then", ["time.sleep(60)", ""], ids=["main sleeps", "main ends"])
+def test_a_step_in_a_thread_ends_the_script(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, then: str
+) -> None:
+    ended: list[object] = []  # by what; Python says nothing of SystemExit
+    monkeypatch.setattr(threading, "excepthook", lambda args: ended.append(args.exc_type))
+    thread = "import threading, time\nthreading.Thread(target=step).start()\n"
+    went_on = tmp_path / "went_on"
+    ending = f"{then}\nopen({str(went_on)!r}, 'w').close()" if then else ""
+    (tmp_path / "train.py").write_text(BEGIN + thread + ending)
+    before, started = threading.enumerate(), time.monotonic()
+    assert len(first_step(tmp_path / "train.py", timeout_seconds=60)[1]) == 2
+    assert time.monotonic() - started < 30
+    assert not went_on.exists()
+    for started_by_it in set(threading.enumerate()) - set(before):
+        started_by_it.join(10)
+    assert ended == [SystemExit]
 
 
 def test_what_a_script_does_on_its_way_out_is_done(tmp_path: Path) -> None:
