@@ -35,9 +35,11 @@ def tried(monkeypatch: pytest.MonkeyPatch) -> Any:
 
     monkeypatch.setattr(advice, "compile_all", refuse)
 
-    def ask(on: str, mesh: dict[str, int], batch: int = 32, **options: Any) -> dict[str, Any]:
+    def ask(
+        on: str, mesh: dict[str, int], batch: int = 32, optimizer: str = "adam", **options: Any
+    ) -> dict[str, Any]:
         net = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 16))
-        trainer = nx.Trainer(net, optimizer="adam", loss="mse", options=TrainOptions(**options))
+        trainer = nx.Trainer(net, optimizer=optimizer, loss="mse", options=TrainOptions(**options))
         workload = Workload.of(trainer, (), (batch, 64), "float32", PreflightOptions())
         where = chips.resolve(on)
         refused = analyse(workload.program(Choice(where, mesh)), where, refusal(where))
@@ -67,6 +69,31 @@ def test_another_slice_keeps_the_mesh(tried, mesh, batch, larger, roomier) -> No
         assert change.endswith(said) == (set(mesh) != {"data"})
 
 
+SMALLER, LARGER, ROOMIER = "a global batch", "take v5e-8", "take v6e-4"
+DIVIDE = 'divide parameters and optimizer state: mesh={"fsdp": 4}'
+RECOMPUTE = 'recompute activations: compile(…, remat="dots")'
+MOMENTS = 'hold moments in bfloat16: nx.optim.held_in("bfloat16", optimizer)'
+PARTS = "compute each batch in {0} parts: compile(…, accumulate_steps={0})"
+IN_2, IN_6 = PARTS.format(2), PARTS.format(6)
+ALL = {SMALLER, LARGER, ROOMIER, DIVIDE, RECOMPUTE, MOMENTS, IN_2}
+
+
+@pytest.mark.parametrize(
+    ("batch", "options", "changes"),
+    [
+        (48, {}, ALL),
+        (48, {"optimizer": "sgd"}, ALL - {MOMENTS}),
+        (48, {"remat": "dots"}, ALL - {RECOMPUTE}),
+        (44, {}, ALL - {LARGER, IN_2}),  # no eight shares of 44 examples
+        (48, {"accumulate_steps": 3}, ALL - {IN_2} | {IN_6}),
+        (36, {"accumulate_steps": 3}, ALL - {IN_2, LARGER}),
+    ],
+)
+def test_every_change_that_may_help_is_tried(tried, batch: int, options, changes) -> None:
+    found = tried("v5e-4", {"data": 4}, batch, **options)
+    assert {SMALLER if change.startswith(SMALLER) else change for change in found} == changes
+
+
 @pytest.mark.parametrize("steps", [1, 3, 5])
 def test_a_smaller_batch_divides_into_its_parts(tried, steps: int) -> None:
     found = tried("v5e-4", {"data": 4}, 4 * steps * 7, accumulate_steps=steps)
@@ -91,3 +118,28 @@ def test_only_changes_that_do_not_apply_are_left_out(tried, monkeypatch, error, 
         return
     with pytest.raises(error):
         tried("v5e-4", {"data": 4})
+
+
+@pytest.mark.parametrize(
+    ("name", "on", "meshes"),
+    [
+        (None, "v5e-1", [{"data": 1}]),
+        (None, "v5e-8", [{"data": 8}, {"fsdp": 8}]),
+        (None, "2x v5e-4", [{"data": 8}, {"data": 2, "fsdp": 4}]),
+        (
+            "tiny",
+            "v5e-8",
+            [{"data": 8}, {"fsdp": 8}, {"fsdp": 4, "tensor": 2}, {"fsdp": 2, "tensor": 4}],
+        ),
+        (
+            "tiny",
+            "2x v5e-4",
+            [{"data": 8}, {"data": 2, "fsdp": 4}, {"data": 2, "fsdp": 2, "tensor": 2}],
+        ),
+    ],
+)
+def test_meshes_worth_trying(name: str | None, on: str, meshes: list[dict[str, int]]) -> None:
+    model = nx.models.abstract(name) if name else nn.Sequential(nn.Linear(64, 64))
+    model.compile(optimizer="adam", loss="mse")
+    workload = Workload.of(model, (), (32, 64), "float32", PreflightOptions())
+    assert workload.meshes(chips.resolve(on)) == meshes

@@ -8,6 +8,7 @@ import pytest
 
 import neurenix as nx
 from neurenix import nn
+from neurenix.compiler.compile import Refusal
 from neurenix.preflight import largest
 
 pytestmark = [pytest.mark.cpu8, pytest.mark.tpu_compile]
@@ -60,11 +61,25 @@ def test_mistakes_are_told_before_any_compile() -> None:
         nx.preflight.largest_batch(lambda x: x, nx.spec((8, 8)), on="v5e-8")
     with pytest.raises(nx.ArgumentTypeError, match="one slice"):
         nx.preflight.largest_batch(model(), on=["v5e-4", "v5e-8"], input_shape=(8, 256))
-    with pytest.raises(nx.ArgumentError, match="step=12 cannot be divided over the 8 parts"):
-        nx.preflight.largest_batch(model(), on="v5e-8", input_shape=(8, 256), step=12)
+    for step, options, parts in ((12, {}, 8), (0, {}, 8), (8, {"accumulate_steps": 2}, 16)):
+        says = f"step={step} cannot be divided over the {parts} parts"
+        with pytest.raises(nx.ArgumentError, match=says):
+            nx.preflight.largest_batch(
+                model(**options), on="v5e-8", input_shape=(8, 256), step=step
+            )
     wrong: Any = "a"
     with pytest.raises(nx.ArgumentTypeError, match="step is a whole number of examples; got 'a'"):
         nx.preflight.largest_batch(model(), on="v5e-8", input_shape=(8, 256), step=wrong)
+
+
+def test_another_refusal_than_for_memory_says_nothing_of_batches(monkeypatch) -> None:
+    def refuse(pairs: Any, options: Any) -> list[Refusal]:
+        del options
+        return [Refusal(target, "vmem", "Ran out of memory in vmem", 0) for _, target in pairs]
+
+    monkeypatch.setattr(largest, "compile_all", refuse)
+    with pytest.raises(nx.CompilationError, match="A batch of 8 cannot be compiled"):
+        nx.preflight.largest_batch(model(), on="v5e-4", input_shape=(8, 256))
 
 
 @pytest.mark.parametrize("name", ["preflight", "search", "largest_batch"])

@@ -187,6 +187,8 @@ def test_no_time_no_compiles() -> None:
     )
     assert [c.report for c in plan.candidates] == [None, None]
     assert all("time for the search was up" in c.reason for c in plan.candidates)
+    # Four devices have four times the peak, so theirs would have been compiled first.
+    assert [c.slice.name for c in plan.candidates] == ["v5e-4", "v5e-1"]
 
 
 class Shifted(nn.Module):
@@ -261,6 +263,8 @@ def test_mistakes() -> None:
         SearchSpace(meshes="all")
     with pytest.raises(nx.ArgumentError, match='compiler_options is a list or "auto"'):
         SearchSpace(compiler_options={"xla_option": 1})
+    with pytest.raises(nx.ArgumentError, match="number of seconds; got NaN"):
+        nx.preflight.search(model(), on="v5e-1", input_shape=(64, 256), budget_seconds=float("nan"))
     with pytest.raises(nx.ArgumentError, match="names no slice"):
         nx.preflight.search(model(), on=[], input_shape=(64, 256))
     with pytest.raises(nx.ArgumentError, match="argument 3, and there are 1"):

@@ -17,6 +17,7 @@ import neurenix as nx
 from neurenix import chips, nn
 from neurenix._core.errors import ArgumentError, ArgumentTypeError, UnknownNameError
 from neurenix.preflight import CompileOptions, PreflightOptions, Report
+from neurenix.preflight.compare import matching
 from neurenix.preflight.condition import parse
 from neurenix.preflight.cost import Pricing
 from neurenix.preflight.record import Record, load_report, load_reports, problems, schema
@@ -70,6 +71,7 @@ def test_rates_of_a_program_with_tokens(reports: list[Report]) -> None:
         assert report.tokens_per_second == pytest.approx(EXAMPLES * SEQUENCE / seconds)
         per_chip = EXAMPLES * SEQUENCE / seconds / report.slice.num_chips
         assert report.tokens_per_second_per_chip == pytest.approx(per_chip)
+        assert report.flops_per_token == report.analysis.program.model_flops / report.tokens
     # Eight devices either way; tpu7x has two on a chip.
     assert [report.slice.num_chips for report in reports] == [8, 4]
 
@@ -135,6 +137,47 @@ def test_text_has_the_parts_in_order(reports: list[Report]) -> None:
     assert str(reports[0]).split() == text.split()
 
 
+def changed(report: Report, **changes: object) -> Report:
+    return Report(dataclasses.replace(report.analysis, **changes))
+
+
+@pytest.mark.parametrize(
+    ("times", "says"),
+    [
+        (0.01, "no run of others is near; .*, with 100 × the FLOPs a token"),
+        (0.2, r"nearest run of others, .*\); it has 5 × the FLOPs a token of this program"),
+        (1, "nearest run of others, for orientation"),
+        (5, r"nearest run of others, .*\); this program has 5 × its FLOPs a token"),
+        (100, "no run of others is near; .*, with 1/100 of the FLOPs a token"),
+    ],
+)
+def test_how_far_a_published_run_is_from_this_program(reports, times: float, says: str) -> None:
+    report = reports[0]
+    sizes = [run.flops_per_token for run in chips.published_runs() if run.generation == "v5e"]
+    size = min(sizes) if times < 1 else max(sizes)
+    program = dataclasses.replace(report.analysis.program, model_flops=times * size * report.tokens)
+    text = " ".join(changed(report, program=program).text(120).split())
+    assert re.search(says, text), text
+    assert ("FLOPs a token" in text) == (times != 1)
+
+
+def test_a_finding_says_its_effect_and_the_rest_are_counted(reports: list[Report]) -> None:
+    one = reports[0].findings[0]
+    effects = [(2e-3, 2**30), (0.0, 3 * 2**20), (0.0, 0)]
+    findings = [
+        dataclasses.replace(one, message=f"Number {n}.", effect_seconds=s, effect_bytes=b)
+        for n, (s, b) in enumerate([*effects, *effects])
+    ]
+    text = " ".join(changed(reports[0], findings=tuple(findings)).text(120).split())
+    assert "Number 0. [≈ 2 ms of a step]" in text
+    assert "Number 1. [3.00 MiB]" in text
+    assert not re.search(r"Number 2. \[", text)
+    assert "Number 4." in text and "Number 5." not in text
+    assert "… and 1 more in report.findings" in text
+    text = changed(reports[0], findings=tuple(findings[:5])).text(120)
+    assert "Number 4." in text and "more in report.findings" not in text
+
+
 def test_no_price_is_said_and_none_is_guessed(reports: list[Report]) -> None:
     plain = " ".join(reports[1].text(80).split())
     assert "no public price for tpu7x; give your own: --price" in plain
@@ -193,6 +236,23 @@ def test_json_has_the_shape_of_its_schema(reports, refused, tmp_path: Path) -> N
         assert list(problems(schema(), data)) == []
         assert (data["schema"], data["schema_version"]) == ("neurenix.preflight", 1)
         assert set(data) == set(schema()["properties"])  # what is written is described
+
+
+def test_json_says_what_the_report_does(reports: list[Report]) -> None:
+    for report in reports:
+        data = report.to_dict()
+        where, cost = report.slice, report.cost(1)
+        assert data["slice"] | {"hosts": where.num_hosts, "chips": where.num_chips} == data["slice"]
+        assert data["estimated_rates"] == {
+            name: getattr(report, name)
+            for name in ("examples_per_second", "tokens_per_second", "tokens_per_second_per_chip")
+        }
+        costs = data["estimated_cost"]
+        for name in ("usd_per_step", "usd_per_million_tokens", "usd_per_chip_hour"):
+            assert costs[name] == getattr(cost, name)
+        assert costs["price_source"] == (cost.price and cost.price.source)
+        seconds = sum(operation["estimated_seconds"] for operation in data["operations"])
+        assert seconds == pytest.approx(report.step_time.device_seconds)
 
 
 def parts_of(described: dict, at: tuple[str, ...] = ()):
@@ -280,7 +340,9 @@ def test_files_that_are_no_report(reports: list[Report], tmp_path: Path) -> None
 def test_values_of_a_condition_are_those_of_the_report(reports, refused) -> None:
     report = reports[0]
     values = report.record().values()
-    assert values["step_time"] == report.step_time.seconds
+    time = report.step_time
+    assert values["step_time"] == time.seconds
+    assert (values["step_time_low"], values["step_time_high"]) == (time.low, time.high)
     assert values["hbm_headroom"] == report.hbm.headroom_bytes
     assert values["cost_per_step"] == report.cost().usd
     assert values["findings"] == len(report.findings)
@@ -292,16 +354,26 @@ def test_values_of_a_condition_are_those_of_the_report(reports, refused) -> None
     assert of_refused["step_time"] is None and of_refused["hbm_headroom"] < 0
 
 
+def test_values_of_a_condition_count_findings_by_severity(reports: list[Report]) -> None:
+    data = copy.deepcopy(reports[0].record().data)
+    one = data["findings"][0]
+    severities = ("error", "warning", "warning", "note")
+    data["findings"] = [one | {"severity": severity} for severity in severities]
+    values = Record(data).values()
+    assert (values["findings"], values["errors"], values["warnings"]) == (4, 1, 2)
+
+
 def test_memory_by_role_adds_up_to_the_peak(reports, refused) -> None:
     for report in (*reports, refused):
         parts = report.record().memory()
         assert sum(parts.values()) == report.hbm.peak_bytes
+    assert refused.record().memory()["new results"] == 65536**2 * 4
 
 
 @pytest.mark.parametrize("why", ["timeout", "crash", "error", "vmem"])
 def test_memory_that_nobody_knows_is_not_that_of_the_arguments(refused: Report, why: str) -> None:
     finding = dataclasses.replace(refused.findings[0], rule=f"refused-{why}")
-    report = Report(dataclasses.replace(refused.analysis, findings=(finding,)))
+    report = changed(refused, findings=(finding,))
     record = report.record()
     assert record.data["hbm_per_device"] is None and record.memory() is None
     values = record.values()
@@ -430,6 +502,40 @@ def test_compared_with_a_file_of_several_slices(reports, tmp_path: Path, refused
     assert "the slice was v5e-8 and is v5e-1" in changes.notes
     assert "yes → NO" in str(changes)
     assert changes.operations == ()
+
+
+def test_what_does_not_compare_is_said(reports: list[Report]) -> None:
+    data = copy.deepcopy(reports[0].record().data)
+    data["estimated_step_time"]["basis"] = "another"
+    data["estimated_cost"]["usd_per_chip_hour"] = 9.0
+    data["model_flops"] *= 2
+    notes = "\n".join(reports[0].compare(Record(data)).notes)
+    assert "calibrated differently" in notes and "model FLOPs" in notes
+    assert "the price was 9 USD a chip-hour and is 1.2 USD" in notes
+
+
+def test_an_operation_that_came_is_new(reports: list[Report]) -> None:
+    data = copy.deepcopy(reports[0].record().data)
+    data["operations"].pop(0)
+    text = str(reports[0].compare(Record(data)))
+    first = text.split("moved most")[1].splitlines()[1]
+    assert first.lstrip().startswith("+") and "(new)" in first and "(gone)" not in text
+
+
+def test_findings_are_paired_one_to_one(reports: list[Report]) -> None:
+    data = copy.deepcopy(reports[0].record().data)
+    data["findings"].append(data["findings"][0])
+    assert len(reports[0].compare(Record(data)).went) == 1
+
+
+def test_of_several_reports_that_of_the_same_program_is_compared_with(reports) -> None:
+    now = reports[0].record()
+    other = Record(now.data | {"program": "another"})
+    elsewhere = reports[1].record()
+    assert matching([other, now], now) is now
+    assert matching([elsewhere, other], now) is other
+    assert matching([elsewhere], now) is elsewhere
+    assert matching([elsewhere, elsewhere], now) is None
 
 
 def test_package_data_is_with_the_package() -> None:
