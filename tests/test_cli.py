@@ -217,16 +217,15 @@ def test_run_is_as_python_runs_it(tmp_path: Path, program: tuple[str, ...]) -> N
 
 def test_run_interrupted(tmp_path: Path) -> None:
     script = write(tmp_path, "wait.py", "import time\nprint('ready', flush=True)\ntime.sleep(60)")
-    process = subprocess.Popen(
-        [sys.executable, *CLI, "run", script],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    assert process.stdout is not None
-    assert process.stdout.readline() == "ready\n"
-    process.send_signal(signal.SIGINT)
-    _, said = process.communicate(timeout=60)
+    command, pipe = [sys.executable, *CLI, "run", script], subprocess.PIPE
+    with subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True) as process:
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "ready\n"
+            process.send_signal(signal.SIGINT)
+            _, said = process.communicate(timeout=60)
+        finally:
+            process.kill()
     assert process.returncode == 130
     assert said.endswith("KeyboardInterrupt\n")
 

@@ -110,16 +110,14 @@ def checked(tmp_path: Path, lines: list[str]) -> list[tuple[str, str]]:
     ]
 
 
-def test_an_editor_knows_types(tmp_path: Path) -> None:
-    answers = checked(tmp_path, [f"reveal_type({expression})" for expression in TYPES])
-    pairs = zip(TYPES, answers, strict=True)
+def test_an_editor_knows_types_and_marks_mistakes(tmp_path: Path) -> None:
+    asked = [f"reveal_type({expression})" for expression in TYPES]
+    answers = checked(tmp_path, [*asked, *MISTAKES])
+    told, wrong = answers[: len(TYPES)], answers[len(TYPES) :]
+    pairs = zip(TYPES, told, strict=True)
     shown = {e: message.rpartition(' is "')[2][:-1] for e, (_, message) in pairs}
     assert shown == TYPES
-
-
-def test_an_editor_marks_mistakes(tmp_path: Path) -> None:
-    answers = checked(tmp_path, list(MISTAKES))
-    assert [severity for severity, _ in answers] == ["error"] * len(MISTAKES), answers
+    assert [severity for severity, _ in wrong] == ["error"] * len(MISTAKES), wrong
 
 
 def test_the_names_of_preflight_are_those_of_its_module() -> None:

@@ -75,18 +75,6 @@ def test_the_wheel_holds_the_package_its_types_and_nothing_else(wheel: Path) -> 
     assert "neurenix/py.typed" in sources
 
 
-def test_versions_agree(installed: Path, tmp_path: Path) -> None:
-    project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
-    code = (
-        "import json, neurenix, importlib.metadata as m;"
-        "print(json.dumps([neurenix.__version__, m.version('neurenix'), neurenix.__file__]))"
-    )
-    here, recorded, file = json.loads(run(installed / "python", "-c", code, cwd=tmp_path))
-    assert here == recorded == project["version"]
-    assert Path(file).is_relative_to(installed.parent)
-    assert project["version"] in run(installed / "neurenix", "--version", cwd=tmp_path)
-
-
 PROGRAM = """
 import neurenix as nx
 from neurenix import nn
@@ -102,7 +90,17 @@ print(nx.preflight(model, on="v5e-8", input_shape=(800, 8, 8, 1)).fits)
 """
 
 
-def test_the_main_job_runs_from_the_wheel(installed: Path, tmp_path: Path) -> None:
+def test_versions_agree_and_the_main_job_runs(installed: Path, tmp_path: Path) -> None:
+    project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
+    code = (
+        "import json, neurenix, importlib.metadata as m;"
+        "print(json.dumps([neurenix.__version__, m.version('neurenix'), neurenix.__file__]))"
+    )
+    here, recorded, file = json.loads(run(installed / "python", "-c", code, cwd=tmp_path))
+    assert here == recorded == project["version"]
+    assert Path(file).is_relative_to(installed.parent)
+    assert project["version"] in run(installed / "neurenix", "--version", cwd=tmp_path)
+
     (tmp_path / "program.py").write_text(PROGRAM)
     simulated = ("run", "--simulate", "v5e-8", "program.py")
     printed = run(installed / "neurenix", *simulated, cwd=tmp_path, timeout=600)
