@@ -56,7 +56,8 @@ class OwnRate:
         Args:
             value: the rate wanted.
             step: of the next update.
-            kept: the factor so far, which stays where both rates are 0.
+            kept: the factor so far, which stays where both rates are 0; in a compiled function,
+                which can raise nothing, wherever the optimizer's own is 0.
 
         Raises:
             ArgumentError: ``value`` is no rate; the optimizer's own is 0, which no factor changes,
@@ -64,7 +65,8 @@ class OwnRate:
         """
         own = self.at(step)
         if isinstance(value, Tracer) or isinstance(own, Tracer):
-            return jnp.asarray(value, jnp.float32) / own
+            value = jnp.asarray(value, jnp.float32)
+            return jnp.where(own > 0, value / jnp.where(own > 0, own, 1), kept)
         try:
             rate = float(value)
         except (TypeError, ValueError):
