@@ -8,6 +8,7 @@ import pickle
 import tracemalloc
 from collections import Counter
 from collections.abc import Callable
+from itertools import takewhile
 from typing import Any
 
 import grain
@@ -101,7 +102,10 @@ def test_stacked_batches_are_the_single_ones(name: str, count: int) -> None:
     while position < len(expected):
         stacked = iterator.next_stacked(count)
         taken = len(jax.tree.leaves(stacked)[0])
-        assert 1 <= taken <= count
+        sizes = [len(np.atleast_1d(one["y"])) for one in expected[position : position + count]]
+        whole = len(list(takewhile(sizes[0].__eq__, sizes)))
+        goes_on = dataset.cardinality is None and position + whole == len(expected)
+        assert whole <= taken <= (count if goes_on else whole)
         for k, want in enumerate(expected[position : position + taken]):
             assert same(jax.tree.map(lambda leaf, k=k: leaf[k], stacked), want)
         position += taken
@@ -359,6 +363,33 @@ def test_sizes_are_integers(size: Any) -> None:
         rows().batch(size)
 
 
+def test_numbers_of_64_bits_fit_into_32_from_end_to_end() -> None:
+    edges = [-(2**31), 2**31 - 1]
+    assert next(iter(Dataset.from_arrays(edges).batch(2))).tolist() == edges
+    with pytest.raises(DataError, match="-1099511627776 to 0, which do not fit"):
+        Dataset.from_arrays([-(2**40), 0])
+
+
+def test_skipping_ends_where_the_data_ends() -> None:
+    iterator = rows(4).iterator()
+    iterator.skip(9)
+    assert iterator.position == 4
+
+
+def test_digits_are_those_of_scikit_learn_with_their_labels() -> None:
+    from sklearn.datasets import load_digits
+
+    pixels, targets = load_digits(return_X_y=True)
+    known = dict(zip((row.astype(np.float32).tobytes() for row in pixels), targets, strict=True))
+    seen = []
+    for part in digits():
+        (batch,) = part.batch(2000)
+        found = [(image * 16).reshape(64).tobytes() for image in batch["image"]]
+        assert [known[one] for one in found] == batch["label"].tolist()
+        seen += found
+    assert sorted(seen) == sorted(known)
+
+
 def test_digits_are_split_the_same_way_always() -> None:
     train, test = digits()
     (everything,), (held_out,) = list(train.batch(2000)), list(test.batch(2000))
@@ -405,16 +436,34 @@ def test_a_stream_restored_at_every_step_goes_on_the_same(name: str) -> None:
 @pytest.mark.parametrize("name", SOURCES)
 def test_a_stream_is_stacked_up_to_a_batch_of_another_shape(name: str) -> None:
     expected = list(SOURCES[name]())
-    iterator, read_back = SOURCES[name]().iterator(), []
-    while True:
-        try:
-            stacked = iterator.next_stacked(4)["y"]
-        except StopIteration:
-            break
-        read_back += list(stacked)
-    assert len(read_back) == 7
+    iterator = SOURCES[name]().iterator()
+    stacks = [iterator.next_stacked(4)["y"] for _ in range(2 if name == "list" else 3)]
+    # The last batch of grain has two rows; those of the list are of one size.
+    assert [len(stacked) for stacked in stacks] == ([4, 3] if name == "list" else [4, 2, 1])
+    with pytest.raises(StopIteration):
+        iterator.next_stacked(4)
+    read_back = [batch for stacked in stacks for batch in stacked]
     for batch, want in zip(read_back, expected, strict=True):
         np.testing.assert_array_equal(batch, want["y"])
+
+
+@pytest.mark.parametrize("first", ["batch", "repeat"])
+def test_a_pipeline_of_grain_that_never_ends_is_known_for_one(first: str) -> None:
+    source = grain.MapDataset.source(np.arange(8.0))
+    pipeline = source.batch(4).repeat() if first == "batch" else source.repeat().batch(4)
+    data = Dataset.from_grain(pipeline)
+    assert data.endless and data.cardinality is None
+    with pytest.raises(ArgumentTypeError, match="never ends"):
+        len(data)
+    assert not Dataset.from_grain(source.repeat(3).batch(4)).endless
+
+
+def test_an_iterator_given_cannot_go_back() -> None:
+    iterator = StreamDataset(iter([X, X])).iterator()
+    with pytest.raises(DataError, match="cannot be read again"):
+        iterator.set_state(iterator.get_state())
+    with pytest.raises(DataError, match="no state of a stream"):
+        iterator.set_state({"position": 1})
 
 
 def test_looking_at_a_generator_loses_nothing_and_it_is_read_once() -> None:

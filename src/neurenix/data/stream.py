@@ -18,6 +18,10 @@ from neurenix.data.columns import as_array
 from neurenix.data.elsewhere import no_stream_attribute
 from neurenix.data.iterator import shapes_of, stack
 
+# grain says 2**63 rows where it has no end, divided by those of a batch: 2**40 batches, one in a
+# millisecond, take 35 years.
+_ENDLESS = 2**40
+
 
 class StreamDataset:
     """Any iterable of batches, with the reading interface of ``Dataset``.
@@ -74,7 +78,7 @@ class StreamDataset:
     @property
     def endless(self) -> bool:
         """Whether the source says that it never ends, as a repeated grain dataset does."""
-        return self._length is not None and self._length >= 2**62
+        return self._length is not None and self._length >= _ENDLESS
 
     @property
     def source(self) -> Iterable[Any]:
