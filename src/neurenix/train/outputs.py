@@ -85,6 +85,31 @@ class OutputLosses(Loss):
         ]
 
 
+def means_of(
+    loss: Loss, y_true: Any, y_pred: Any, sample_weight: Any, *, examples: int
+) -> tuple[jax.Array, jax.Array]:
+    """Return the mean loss and the sum of the weights that it is a mean by, float32.
+
+    Both are scalars, but of a loss for each of K outputs they are (K,): one may leave out examples
+    that another counts. The parts of the mean sum up to the loss.
+
+    Args:
+        loss: the loss.
+        y_true: the targets.
+        y_pred: what the model returned.
+        sample_weight: (N,), or None.
+        examples: N, the weight where all count alike.
+    """
+    if isinstance(loss, OutputLosses):
+        picked = loss.picked(y_true, y_pred)
+        parts = [means_of(one, t, p, sample_weight, examples=examples) for one, _, t, p in picked]
+        means = [mean * factor for (mean, _), (_, factor, *_) in zip(parts, picked, strict=True)]
+        return jnp.stack(means), jnp.stack([weight for _, weight in parts])
+    counted = loss.counted(y_true, y_pred, sample_weight)
+    weight = jnp.float32(examples) if counted is None else jnp.sum(counted, dtype=jnp.float32)
+    return loss(y_true, y_pred, sample_weight).astype(jnp.float32), weight
+
+
 class OutputMetric(Metric):
     """A metric of one output.
 
@@ -143,9 +168,8 @@ class MeanLoss(MeanMetric):
         self, y_true: jax.Array, y_pred: jax.Array, sample_weight: jax.Array | None = None
     ) -> None:
         """Add a batch; see :meth:`Loss.__call__`."""
-        counted = self.loss.counted(y_true, y_pred, sample_weight)
-        weight = jnp.float32(len(y_pred)) if counted is None else jnp.sum(counted)
-        self._add(self.loss(y_true, y_pred, sample_weight), weight)
+        examples = len(y_pred)
+        self._add(*means_of(self.loss, y_true, y_pred, sample_weight, examples=examples))
 
 
 def as_loss(loss: Any, weights: Any = None) -> Loss | None:

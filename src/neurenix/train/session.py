@@ -97,7 +97,7 @@ class Session:
         return self.put(
             {
                 "metrics": _copied(self.definition.first_metrics),
-                "totals": counters()["totals"],
+                "totals": self.definition.first_totals,
                 "learning_rate_scale": np.float32(self.standing.learning_rate_scale),
             }
         )

@@ -14,7 +14,7 @@ import numpy as np
 
 
 class Totals(NamedTuple):
-    """Sums over the examples of an epoch, float32 scalars.
+    """Sums over the examples of an epoch, float32: scalars, or (K,) of losses of K outputs.
 
     Attributes:
         loss: sum of weight times loss.
@@ -25,9 +25,9 @@ class Totals(NamedTuple):
     weight: Any
 
     @classmethod
-    def zero(cls) -> Totals:
+    def zero(cls, shape: tuple[int, ...] = ()) -> Totals:
         """Return the totals of no example."""
-        return cls(np.float32(0), np.float32(0))
+        return cls(np.zeros(shape, np.float32), np.zeros(shape, np.float32))
 
     def add(self, mean_loss: jax.Array, weight: jax.Array) -> Totals:
         """Return the totals with a batch more."""
@@ -36,7 +36,7 @@ class Totals(NamedTuple):
     @property
     def mean_loss(self) -> jax.Array:
         """Mean loss so far; 0 before the first example."""
-        return self.loss / jnp.maximum(self.weight, 1e-30)
+        return jnp.sum(self.loss / jnp.maximum(self.weight, 1e-30))
 
 
 class TrainState(NamedTuple):
@@ -103,7 +103,6 @@ def leaf_roles(state: TrainState) -> tuple[str, ...]:
 def counters() -> dict[str, Any]:
     """Return the scalar fields of a fresh state; on the host, where they cost nothing to make."""
     return {
-        "totals": Totals.zero(),
         "step": np.int32(0),
         "learning_rate_scale": np.float32(1),
         "diverged_at": np.int32(-1),

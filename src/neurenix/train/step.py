@@ -17,6 +17,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 
 from neurenix._batches.examples import examples_among_rows
@@ -25,6 +26,7 @@ from neurenix._functions.binding import Binding, Structure
 from neurenix.losses import Loss
 from neurenix.optim.extra import takes_value
 from neurenix.train.batch import Batch
+from neurenix.train.outputs import OutputLosses, means_of
 from neurenix.train.split import ModuleSplit, OtherState
 from neurenix.train.state import Arrays, Totals, TrainState, counters
 
@@ -67,6 +69,12 @@ class StepDefinition:
         """Names of the entries of the logs vector that follow the divergence flag."""
         return ("loss", *self.metric_names)
 
+    @property
+    def first_totals(self) -> Totals:
+        """The totals before the first example, on the host."""
+        loss = self.loss
+        return Totals.zero((len(loss.parts),) if isinstance(loss, OutputLosses) else ())
+
     def initial(self, parameters: Any, model_state: OtherState) -> TrainState:
         """Return the state before the first step."""
         return TrainState(
@@ -74,6 +82,7 @@ class StepDefinition:
             model_state=model_state,
             optimizer=self.optimizer.init(parameters),
             metrics=self.first_metrics,
+            totals=self.first_totals,
             **counters(),
         )
 
@@ -94,7 +103,8 @@ class StepDefinition:
 
     def _advanced(self, state: TrainState, batch: Batch) -> TrainState:
         """Return the state after one step, or the same but for ``diverged_at``."""
-        loss, weight, prediction, model_state, gradients = self._gradients(state, batch)
+        losses, weight, prediction, model_state, gradients = self._gradients(state, batch)
+        loss = jnp.sum(losses)
         healthy = (state.diverged_at < 0) & jnp.isfinite(loss)
         if self.schedule is not None:
             healthy &= jnp.isfinite(self.schedule(state.step))
@@ -121,7 +131,7 @@ class StepDefinition:
         first = (state.diverged_at < 0) & ~healthy
         return state._replace(
             **arrays._asdict(),
-            totals=state.totals.add(jnp.where(healthy, loss, 0), counted),
+            totals=state.totals.add(jnp.where(healthy, losses, 0), counted),
             step=state.step + healthy.astype(jnp.int32),
             diverged_at=jnp.where(first, state.step, state.diverged_at),
         )
@@ -167,17 +177,23 @@ class StepDefinition:
     def _gradients(self, state: TrainState, batch: Batch) -> tuple[Any, ...]:
         if self.accumulate_steps > 1:
             return self._accumulated(state, batch)
-        (loss, aux), gradients = self._value_and_grad(state.parameters, state.model_state, batch)
-        return loss, *aux, gradients
+        aux, gradients = self._aux_and_grad(state.parameters, state.model_state, batch)
+        return *aux, gradients
 
-    def _value_and_grad(self, parameters: Any, model_state: OtherState, batch: Batch) -> Any:
-        """Return ((mean loss, [weight, output, state of the model]), its gradients)."""
+    def _aux_and_grad(
+        self, parameters: Any, model_state: OtherState, batch: Batch, factor: Any = None
+    ) -> Any:
+        """Return what ``_forward`` does, and the gradients of the sum of its mean losses.
+
+        ``factor`` is a function from their weights to factors of them in that sum.
+        """
 
         def mean_loss(parameters: Any) -> Any:
-            loss, *aux = self._forward(parameters, model_state, batch, training=True)
-            return loss, aux
+            aux = losses, weight, *_ = self._forward(parameters, model_state, batch, training=True)
+            return jnp.sum(losses if factor is None else losses * factor(weight)), aux
 
-        return jax.value_and_grad(mean_loss, has_aux=True)(parameters)
+        gradients, aux = jax.grad(mean_loss, has_aux=True)(parameters)
+        return aux, gradients
 
     def _accumulated(self, state: TrainState, batch: Batch) -> tuple[Any, ...]:
         parts = self.accumulate_steps
@@ -192,13 +208,15 @@ class StepDefinition:
 
         def one_part(carry: Any, part: Batch) -> Any:
             model_state, gradients, loss, weight = carry
-            (mean, aux), grads = self._value_and_grad(state.parameters, model_state, part)
-            more, prediction, model_state = aux
+            aux, grads = self._aux_and_grad(state.parameters, model_state, part, factor)
+            mean, more, prediction, model_state = aux
             # Weighted here and not in the loss: a model may add to the gradients of a mean loss.
-            gradients = jax.tree.map(lambda g, a: g + a.astype(g.dtype) * more, gradients, grads)
+            by = share(more)
+            gradients = jax.tree.map(lambda g, a: g + a.astype(g.dtype) * by, gradients, grads)
             return (model_state, gradients, loss + mean * more, weight + more), prediction
 
-        zero = jnp.zeros((), jnp.float32)
+        share, factor = self._shares(state, batch)
+        zero = jnp.zeros(np.shape(self.first_totals.weight), jnp.float32)
         # Not in a parameter's bfloat16, whose sum of many parts stops growing; float16 overflows.
         gradients = jax.tree.map(_wide_zeros, state.parameters)
         carry, predictions = jax.lax.scan(
@@ -206,29 +224,52 @@ class StepDefinition:
         )
         model_state, gradients, loss, weight = carry
         scale = 1.0 / jnp.maximum(weight, _TINY)
+        whole = jnp.ones(()) if factor else scale
         gradients = jax.tree.map(
-            lambda g, p: (g * scale).astype(p.dtype), gradients, state.parameters
+            lambda g, p: (g * whole).astype(p.dtype), gradients, state.parameters
         )
         size = jax.tree.leaves(batch.x)[0].shape[0] // parts
         prediction = jax.tree.map(functools.partial(_of_all_parts, size=size), predictions)
         return loss * scale, weight, prediction, model_state, gradients
 
+    def _shares(self, state: TrainState, batch: Batch) -> tuple[Any, Any]:
+        """Return what the gradients of a part count by, and the factors of its mean losses.
+
+        One loss counts by its weight, and the sum is divided by that of all parts. Losses of
+        several outputs may have other weights each, of which the whole batch must be known before:
+        a part then counts by its share in all of them.
+        """
+        if not isinstance(self.loss, OutputLosses):
+            return lambda weight: weight, None
+        model = state.parameters, state.model_state
+        output = jax.eval_shape(self.predict, model, batch.x)
+        output = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), output)
+        _, whole = self._means(batch, output)
+
+        def share(weight: jax.Array) -> jax.Array:
+            return jnp.sum(weight) / jnp.maximum(jnp.sum(whole), _TINY)
+
+        def factor(weight: jax.Array) -> jax.Array:
+            own = weight / jnp.maximum(whole, _TINY)
+            return own / jnp.maximum(share(weight), _TINY)
+
+        return share, factor
+
+    def _means(self, batch: Batch, prediction: Any) -> tuple[jax.Array, jax.Array]:
+        _, weight = batch.examples_and_weight()
+        examples = jax.tree.leaves(batch.x)[0].shape[0]
+        return means_of(self.loss, batch.y, prediction, weight, examples=examples)
+
     def _forward(
         self, parameters: Any, model_state: OtherState, batch: Batch, *, training: bool
     ) -> tuple[jax.Array, jax.Array, Any, OtherState]:
-        """Return the weighted mean loss, the sum of weights, the output, the model's state."""
+        """Return the weighted mean losses, their weights, the output, the model's state."""
         examples, weight = batch.examples_and_weight()
         with examples_among_rows(examples):
             prediction, after = self._apply(parameters, model_state, batch.x, training=training)
         if weight is not None:
             prediction = _counting(prediction, weight)
-        counted = self.loss.counted(batch.y, prediction, weight)
-        if counted is None:
-            total = jnp.float32(jax.tree.leaves(batch.x)[0].shape[0])
-        else:
-            total = jnp.sum(counted, dtype=jnp.float32)
-        loss = self.loss(batch.y, prediction, weight)
-        return loss.astype(jnp.float32), total, prediction, after
+        return *self._means(batch, prediction), prediction, after
 
     def _apply(
         self, parameters: Any, model_state: OtherState, x: Any, *, training: bool
