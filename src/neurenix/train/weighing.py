@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from neurenix._core.errors import ArgumentError, ArgumentTypeError, DataError, ShapeError
@@ -48,11 +49,15 @@ def class_table(weights: Mapping[int, float] | None) -> np.ndarray | None:
 
 
 def checked_weights(weights: Any, name: str = "sample_weight") -> Any:
-    """Return host weights as they are.
+    """Return weights as they are, on the host: batches are filled up there (``batch.pad``).
 
     Raises:
         DataError: a weight is negative or not finite.
     """
+    if isinstance(weights, jax.Array) and weights.is_fully_addressable:
+        weights = np.asarray(weights)
+        if jnp.issubdtype(weights.dtype, jnp.floating):  # bfloat16 too, which NumPy does not know
+            weights = weights.astype(np.float32)
     if not isinstance(weights, np.ndarray) or not weights.size or weights.dtype.kind not in "fiub":
         return weights
     if not (weights.min() >= 0 and np.isfinite(weights.max())):
