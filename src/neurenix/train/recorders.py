@@ -187,12 +187,16 @@ class TensorBoard(Callback):
         self._writers: dict[str, Any] = {}
 
     def on_epoch_end(self, epoch: int, logs: Mapping[str, float]) -> None:
-        """Write one point of each curve."""
+        """Write one point of each curve; what callbacks added that is no number is left out."""
         for name, value in logs.items():
+            try:
+                point = float(value)
+            except (TypeError, ValueError):  # a callback's: a word, or an array
+                continue
             part = "validation" if name.startswith("val_") else "train"
             if part not in self._writers:
                 self._writers[part] = self._make_writer(str(self.directory / part))
-            self._writers[part].add_scalar(f"epoch_{name.removeprefix('val_')}", value, epoch)
+            self._writers[part].add_scalar(f"epoch_{name.removeprefix('val_')}", point, epoch)
         for writer in self._writers.values():
             writer.flush()
 
