@@ -280,8 +280,11 @@ def test_many_steps_say_what_they_need() -> None:
         nx.multi_step(step, steps=2)(model, optimizer, metric, batches())
     with pytest.raises(nx.DataError, match="ended.*4"):
         nx.multi_step(step, steps=9)(model, optimizer, metric, iter(batches()))
-    with pytest.raises(nx.ArgumentError, match="steps"):
-        nx.multi_step(step, steps=0)
+    for steps in (0, True, 2.0):
+        with pytest.raises(nx.ArgumentError, match="steps must be a whole number from 1"):
+            nx.multi_step(step, steps=steps)
+    nx.multi_step(step, steps=np.int64(2))(model, optimizer, metric, iter(batches()))
+    assert optimizer.step == 2
 
 
 def test_replicas_in_global_view() -> None:

@@ -37,6 +37,7 @@ from neurenix.compiler import intercept
 from neurenix.distribute import get_strategy
 from neurenix.distribute.input import stacked
 from neurenix.distribute.mesh import known_mesh, replicated
+from neurenix.train.arguments import whole_number
 
 NOTHING_STATIC = Static()
 
@@ -414,8 +415,7 @@ def multi_step(step: Callable[..., Any], *, steps: int) -> JitFunction[..., Any]
     Raises:
         ArgumentError: ``steps`` is not a whole number from 1.
     """
-    if not isinstance(steps, int) or steps < 1:
-        raise ArgumentError(f"multi_step: steps must be a whole number from 1, got {steps!r}.")
+    steps = whole_number("multi_step: steps", steps)
     plain, modules = lifted(step)
     if isinstance(plain, CompiledFunction):
         many = CompiledFunction(
