@@ -90,6 +90,19 @@ def test_early_stopping(patience: int, values: list[float], stopped: int | None)
     assert history.epochs[-1] == (len(values) - 1 if stopped is None else stopped)
 
 
+def test_less_than_min_delta_is_no_improvement() -> None:
+    early = nx.callbacks.EarlyStopping(min_delta=0.5, patience=2)
+    numbers = Scripted("val_loss", [3.0, 2.8, 2.6, 2.0])
+    assert fit(MLP(), numbers, early, epochs=4).epochs == [0, 1, 2] and early.best == 3.0
+
+
+def test_early_stopping_begins_anew_with_every_fit() -> None:
+    early = nx.callbacks.EarlyStopping(patience=2)
+    fit(MLP(), Scripted("val_loss", [1.0, 2.0]), early)
+    later = fit(MLP(), Scripted("val_loss", [5.0, 4.0, 3.0]), early, epochs=3)
+    assert later.epochs == [0, 1, 2] and early.best == 3.0
+
+
 @pytest.mark.parametrize("worst", [math.nan, math.inf])
 def test_a_number_that_is_none_never_improves(worst: float, tmp_path: Path) -> None:
     early = nx.callbacks.EarlyStopping("val_loss", patience=2, restore_best_weights=True)
@@ -110,7 +123,8 @@ def test_training_goes_on_from_the_number_of_a_checkpoint(tmp_path: Path) -> Non
     assert [path.name for path in every.saved] == ["1", "2", "3"]
 
 
-def test_early_stopping_restores_the_best_weights() -> None:
+@pytest.mark.parametrize("patience", [2, 9])
+def test_early_stopping_restores_the_best_weights_stopped_or_not(patience: int) -> None:
     kept: list[Any] = []
 
     class Keep(nx.callbacks.Callback):
@@ -118,9 +132,11 @@ def test_early_stopping_restores_the_best_weights() -> None:
             kept.append(weights_of(self.model))
 
     module = MLP()
-    early = nx.callbacks.EarlyStopping("score", patience=2, mode="max", restore_best_weights=True)
-    fit(module, Keep(), Scripted("score", [1.0, 3.0, 2.0, 2.0, 9.0]), early, epochs=5)
-    assert len(kept) == 4
+    early = nx.callbacks.EarlyStopping(
+        "score", patience=patience, mode="max", restore_best_weights=True
+    )
+    fit(module, Keep(), Scripted("score", [1.0, 3.0, 2.0, 2.0]), early, epochs=4)
+    assert len(kept) == 4 and early.stopped_epoch == (3 if patience == 2 else None)
     for name, value in weights_of(module).items():
         np.testing.assert_array_equal(value, kept[1][name])
 
@@ -154,6 +170,13 @@ def test_reduce_on_plateau() -> None:
     assert trainer.learning_rate == pytest.approx(0.5)
     trainer.fit(X, Y, epochs=6, callbacks=[values, reduce], options=FitOptions(initial_epoch=3))
     assert trainer.learning_rate == pytest.approx(0.3)
+
+
+def test_a_factor_that_lowers_nothing_and_a_mode_that_is_none() -> None:
+    with pytest.raises(nx.ArgumentError, match="factor must be between 0 and 1, got 1.0"):
+        nx.callbacks.ReduceLROnPlateau(factor=1.0)
+    with pytest.raises(nx.UnknownNameError, match="'mim'.*min"):
+        nx.callbacks.EarlyStopping(mode="mim")
 
 
 def test_the_rate_of_a_bare_optax_transformation_is_not_guessed() -> None:

@@ -25,22 +25,31 @@ X, Y = classification(32)
 @pytest.mark.parametrize(
     ("fit", "error", "message"),
     [
-        (lambda t: t.fit(X, Y[:30]), nx.DataError, "32.*30|30.*32"),
+        (lambda t: t.fit(X, Y[:30]), nx.DataError, "x has 32, y has 30"),
         (lambda t: t.fit(X[:0], Y[:0]), nx.DataError, "empty"),
         (lambda t: t.fit([]), nx.DataError, "empty"),
-        (lambda t: t.fit(X, np.where(Y == 2, 7, Y)), nx.DataError, "7"),
-        (lambda t: t.fit(X, Y - 1), nx.DataError, "-1"),
-        (lambda t: t.fit([[1.0, 2.0], [3.0]], Y[:2]), nx.DataError, "length|ragged"),
+        (lambda t: t.fit(X, np.where(Y == 2, 7, Y)), nx.DataError, "found 7 at index"),
+        (lambda t: t.fit(X, Y - 1), nx.DataError, "found -1 at index"),
+        (
+            lambda t: t.fit([[1.0, 2.0], [3.0]], Y[:2]),
+            nx.DataError,
+            "x is ragged: row 0 has length 2",
+        ),
         (lambda t: t.fit([X, X[:, :2]], Y), nx.DataError, r"go in a tuple: fit\(\(a, b\), y\)"),
         (lambda t: t.evaluate([X, X], Y), nx.DataError, "go in a tuple"),
-        (lambda t: t.fit(np.array([{}, {}]), Y[:2]), nx.DataError, "object"),
-        (lambda t: t.fit(X), nx.ArgumentError, "targets"),
+        (lambda t: t.fit(np.array([{}, {}]), Y[:2]), nx.DataError, "holds Python objects"),
+        (lambda t: t.fit(X), nx.ArgumentError, "There are no targets: give y"),
         (lambda t: t.fit(X, Y + 0.5), nx.DataError, "integer|class"),
         (lambda t: t.fit(X, np.eye(3, dtype=np.float32)[Y]), nx.ShapeError, "y_true|class"),
         (lambda t: t.fit(X, Y, epochs=0), nx.ArgumentError, "epochs"),
         (lambda t: t.fit(X, Y, batch_size=-4), nx.ArgumentError, "batch_size"),
         (lambda t: t.fit([(X, Y)], batch_size=4), nx.ArgumentError, "batched already"),
         (lambda t: t.fit([(np.array(["a", "b"]), Y[:2])]), nx.DataError, "numbers"),
+        (lambda t: t.fit([{"x": X, "label": Y, "y": Y}]), nx.DataError, "several entries"),
+        (lambda t: t.fit([{"label": Y}]), nx.DataError, "no input"),
+        (lambda t: t.fit([(X, Y, Y, Y)]), nx.DataError, "got 4 entries"),
+        (lambda t: t.fit([(X, jnp.float32(1))]), nx.ShapeError, "is a scalar"),
+        (lambda t: t.fit(X, Y, initial_epoch=-1), nx.ArgumentError, "initial_epoch must .* from 0"),
     ],
 )
 def test_bad_data(fit: Any, error: type[Exception], message: str) -> None:
@@ -53,7 +62,7 @@ def test_bad_data(fit: Any, error: type[Exception], message: str) -> None:
 def test_a_late_bad_label_is_found() -> None:
     labels = Y.copy()
     labels[-1] = 3
-    with pytest.raises(nx.DataError, match="3"):
+    with pytest.raises(nx.DataError, match="found 3 at index"):
         Trainer(MLP(), loss=LOSS).fit(X, labels, batch_size=4, options=FitOptions(shuffle=False))
 
 
@@ -68,8 +77,6 @@ def test_no_loss_and_unknown_names() -> None:
         TrainOptions(precision="bfloat61")
     with pytest.raises(nx.ArgumentTypeError, match="module"):
         Trainer(lambda x: x)
-    with pytest.raises(nx.ArgumentError, match="steps_per_execution"):
-        TrainOptions(steps_per_execution=0)
 
 
 @pytest.mark.parametrize("name", ["loss", "val_accuracy"])
@@ -241,13 +248,6 @@ def test_the_first_bad_batch_is_named_however_late_it_is_looked_at(bad: int) -> 
     assert trainer.steps_made == bad
 
 
-def test_values_that_are_not_finite_in_the_data_are_named() -> None:
-    x = X.copy()
-    x[3, 2] = np.nan
-    with pytest.raises(nx.TrainingDivergedError, match="batch itself"):
-        Trainer(MLP(), loss=LOSS).fit(x, Y)
-
-
 def log_loss(y_true: jax.Array, y_pred: jax.Array) -> jax.Array:
     return -jnp.log(jnp.where(y_true[:, None] > 0, 1.0, 0.0) * jnp.abs(y_pred)).mean(1)
 
@@ -261,19 +261,6 @@ def test_an_infinite_loss_of_weight_0_never_counts() -> None:
     assert np.isfinite(trainer.evaluate(X, targets, sample_weight=weights)["loss"])
     with pytest.raises(nx.TrainingDivergedError, match="log_loss"):
         trainer.fit(X, targets, batch_size=8)
-
-
-def test_a_float64_loss_trains_in_steps_of_several(run_python: Any) -> None:
-    done = run_python(
-        code="import numpy as np, jax.numpy as jnp, neurenix as nx\n"
-        "model = nx.nn.Linear(4, 1)\n"
-        "loss = lambda t, p: jnp.mean((t - p).astype('float64') ** 2, axis=-1)\n"
-        "model.compile('sgd', loss, steps_per_execution=2, accumulate_steps=2)\n"
-        "x = np.ones((32, 4), 'float32')\n"
-        "print(model.fit(x, x[:, :1], batch_size=8)['loss'], model.evaluate(x, x[:, :1]))",
-        env={"JAX_ENABLE_X64": "1"},
-    )
-    assert done.returncode == 0, done.stderr
 
 
 class Root(nnx.Module):
@@ -363,15 +350,3 @@ def test_steady_shapes_are_not_reported() -> None:
 def test_a_module_without_parameters_says_so() -> None:
     with pytest.raises(nx.ArgumentError, match="no parameters"):
         Trainer(Explosion(), loss="mse").fit(X, X)
-
-
-def test_interrupting_leaves_valid_weights() -> None:
-    class Interrupt(nx.callbacks.Callback):
-        def on_train_batch_end(self, step: int, logs: Any) -> None:
-            if step == 3:
-                raise KeyboardInterrupt
-
-    module = MLP()
-    with pytest.raises(KeyboardInterrupt):
-        Trainer(module, loss=LOSS).fit(X, Y, batch_size=4, callbacks=[Interrupt()])
-    assert np.isfinite(np.asarray(module(X))).all()

@@ -65,9 +65,7 @@ def test_the_loss_of_an_epoch_is_the_mean_over_all_examples() -> None:
     np.testing.assert_allclose(history["accuracy"], [(logits.argmax(1) == y).mean()], rtol=1e-6)
 
 
-@pytest.mark.parametrize(
-    ("replicas", "examples", "per_call"), [(1, 96, 1), (1, 90, 3), (8, 90, 1), (8, 96, 3)]
-)
+@pytest.mark.parametrize(("replicas", "examples", "per_call"), [(1, 90, 3), (8, 90, 1)])
 def test_one_compile_each_of_training_and_evaluation(
     replicas: int, examples: int, per_call: int
 ) -> None:
@@ -388,7 +386,8 @@ def test_generators_dicts_and_endless_data() -> None:
     trainer.fit(data, steps_per_epoch=10, epochs=2)
     with pytest.raises(nx.ArgumentError, match="how many, with steps"):
         trainer.evaluate(data)
-    assert set(trainer.evaluate(data, steps=3)) == {"loss"}
+    found, expected = trainer.evaluate(data, steps=3), trainer.evaluate(x[:48], y[:48])
+    assert found == pytest.approx(expected, rel=1e-5)
 
 
 def test_the_metrics_of_a_trainer_have_the_names_of_the_logs() -> None:
@@ -397,6 +396,9 @@ def test_the_metrics_of_a_trainer_have_the_names_of_the_logs() -> None:
     names = [metric.name for metric in trainer.metrics]
     assert names == ["accuracy", "accuracy_1"]
     assert list(trainer.evaluate(x, y)) == ["loss", *names]
+    kind = nx.metrics.Accuracy
+    trainer = Trainer(MLP(), loss=LOSS, metrics=[kind(), kind(), kind(name="accuracy_1")])
+    assert [metric.name for metric in trainer.metrics] == ["accuracy", "accuracy_2", "accuracy_1"]
 
 
 def test_a_frozen_layer_computes_in_the_precision_of_the_others_and_is_not_rounded() -> None:

@@ -287,6 +287,32 @@ def test_many_steps_say_what_they_need() -> None:
     assert optimizer.step == 2
 
 
+class Sum(nx.nn.Module):
+    def __init__(self, value: Any) -> None:
+        self.value = nnx.Param(value)
+
+
+def test_a_weakly_typed_variable_costs_no_second_compile() -> None:
+    module = Sum(jnp.asarray(2.0))
+    assert module.value[...].weak_type
+
+    @nx.jit
+    def halve(module: Any, x: Any) -> None:
+        module.value[...] = module.value[...] * 0.5 + x.sum()
+
+    for _ in range(2):
+        halve(module, X)
+    assert halve.compilations == 1
+
+
+def test_a_variable_whose_dtype_a_step_changes_is_told() -> None:
+    def add(module: Any, x: Any) -> None:
+        module.value.set_value(module.value.get_value() + x.sum())
+
+    with pytest.raises(nx.RecompilationError, match="dtype from bfloat16 to float32"):
+        nx.multi_step(add, steps=2)(Sum(jnp.zeros((), jnp.bfloat16)), iter([X, X]))
+
+
 def test_replicas_in_global_view() -> None:
     strategy = nx.distribute.TPUStrategy()
     single, spread = parts(), parts()
@@ -362,8 +388,9 @@ def state_in_a_dict() -> optax.GradientTransformation:
     return optax.GradientTransformation(init, update)
 
 
-@pytest.mark.parametrize("run", ["jit", "strategy"])
-@pytest.mark.parametrize("make", [lambda: optax.adam(1e-2), state_in_a_dict])
+@pytest.mark.parametrize(
+    ("make", "run"), [(lambda: optax.adam(1e-2), "jit"), (state_in_a_dict, "strategy")]
+)
 def test_a_model_that_outlives_its_optimizer_does_not_keep_the_moments(make: Any, run: str) -> None:
     model, _, metric = parts()
     strategy = nx.distribute.TPUStrategy()

@@ -146,6 +146,6 @@ def test_accumulated_gradients_of_narrow_parameters_are_those_of_the_whole_batch
         assert model[0].kernel[...].dtype == dtype
         return before - np.asarray(model[0].kernel[...], "float32")
 
-    whole = changed(1)
+    whole, close = changed(1), 1e-5 if dtype == "float32" else 0.02
     for parts in (16, 512):
-        np.testing.assert_allclose(changed(parts), whole, rtol=0.02)
+        np.testing.assert_allclose(changed(parts), whole, rtol=close)

@@ -75,8 +75,9 @@ def test_training_that_goes_on_is_bit_for_bit_that_which_never_ended(
     assert later["loss"] == history["loss"][1:]
 
 
-@pytest.mark.parametrize("per_call", [1, 2])
-@pytest.mark.parametrize("kind", ["arrays", "dataset", "list"])
+@pytest.mark.parametrize(
+    ("kind", "per_call"), [("arrays", 1), ("dataset", 2), ("list", 1), ("list", 2)]
+)
 def test_epochs_of_some_steps_go_on_within_a_pass(kind: str, per_call: int, tmp_path: Path) -> None:
     batches = [(X[i : i + 8], Y[i : i + 8]) for i in range(0, 48, 8)]
     dataset = nx.data.Dataset.from_arrays(X, Y).shuffle(seed=1).repeat().batch(8)
@@ -94,6 +95,27 @@ def test_epochs_of_some_steps_go_on_within_a_pass(kind: str, per_call: int, tmp_
         goes_on.save(tmp_path / "t")
         goes_on = trainer_of(steps_per_execution=per_call).load(tmp_path / "t")
     assert_same(whole, goes_on)
+
+
+def test_a_checkpoint_within_a_pass_goes_on_there(tmp_path: Path) -> None:
+    def train(trainer: Trainer, first: int = 0, **options: Any) -> None:
+        trainer.fit(X, Y, batch_size=8, steps_per_epoch=4, epochs=3, initial_epoch=first, **options)
+
+    every = nx.callbacks.ModelCheckpoint(tmp_path / "{epoch}", save_weights_only=False)
+    whole, goes_on = trainer_of(), trainer_of()
+    train(whole, callbacks=every)
+    train(goes_on.load(every.saved[0]), 1)
+    assert_same(whole, goes_on)
+
+
+def test_a_fit_that_does_not_go_on_begins_a_pass(tmp_path: Path) -> None:
+    batches = [(X[i : i + 8], Y[i : i + 8]) for i in range(0, 48, 8)]
+    again, expected = trainer_of(), trainer_of()
+    for _ in range(2):
+        again.fit(batches, steps_per_epoch=4)
+        expected.fit(batches[:4])
+    for mine, other in zip(everything(again), everything(expected), strict=True):
+        np.testing.assert_array_equal(mine, other)
 
 
 def test_a_generator_is_wound_on_by_whoever_made_it() -> None:
@@ -124,7 +146,6 @@ def test_it_goes_on_on_other_devices(before: str, after: str, tmp_path: Path) ->
 
 
 OPTIMIZERS = {
-    "sgd": lambda: nx.optim.SGD(0.1),
     "momentum": lambda: nx.optim.SGD(RATE, momentum=0.9),
     "bfloat16": lambda: nx.optim.Adam(1e-2, moment_dtype="bfloat16"),
     "noise": lambda: optax.chain(optax.add_noise(0.1, 0.5, jax.random.key(3)), optax.adam(RATE)),
@@ -217,6 +238,20 @@ def test_models_read_the_weights_of_a_trainers_file(tmp_path: Path) -> None:
     np.testing.assert_array_equal(module.norm.mean[...], first.module.norm.mean[...])
     with pytest.raises(nx.CheckpointError, match="do not fit this model"):
         load_weights(MLP(), tmp_path / "t")
+
+
+def test_the_first_weights_that_do_not_fit_are_listed(tmp_path: Path) -> None:
+    save_weights(MLP((6, 3)), tmp_path / "w")
+    with pytest.raises(nx.CheckpointError, match="and 4 more"):
+        load_weights(MLP((6, *[8] * 5, 3)), tmp_path / "w")
+
+
+def test_weights_of_another_kind_of_number_do_not_fit(tmp_path: Path) -> None:
+    module = nx.nn.Linear(2, 1)
+    save_weights(module, tmp_path / "w")
+    module.bias = nnx.Param(jnp.zeros(1, jnp.int32))
+    with pytest.raises(nx.CheckpointError, match="bias: the model has int32, the file float32"):
+        load_weights(module, tmp_path / "w")
 
 
 def saved(folder: Path) -> Path:
