@@ -79,19 +79,6 @@ def test_what_a_map_returns_has_32_bits() -> None:
     assert isinstance(next(iter(wide))["i"], np.int32)
 
 
-def test_a_map_of_wide_arrays_of_jax_keeps_their_bits(run_python: Any) -> None:
-    done = run_python(
-        code="import jax.numpy as jnp\n"
-        "from neurenix.data import Dataset\n"
-        "data = Dataset.from_arrays(jnp.arange(3) + 2**40)\n"
-        "for mapped in (data.map(lambda i: i - 1).batch(3), data.batch(3).map(lambda i: i - 1)):\n"
-        "    print(next(iter(mapped)) - 2**40)",
-        env={"JAX_ENABLE_X64": "1"},
-    )
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.split("\n") == ["[-1  0  1]"] * 2 + [""]
-
-
 @pytest.mark.parametrize("first", ["map", "batch"])
 def test_text_that_a_map_returns_is_named(first: str) -> None:
     data = ROWS.map(lambda x, y: ("a", y)).batch(8)

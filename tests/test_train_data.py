@@ -259,33 +259,6 @@ def test_what_is_not_a_number_for_another_reason_is_returned() -> None:
     assert np.isnan(compiled(Hole()).evaluate(np.arange(12), np.ones(12))["loss"])
 
 
-# 64 bits
-
-
-def test_an_array_of_jax_keeps_its_64_bits(run_python: Any) -> None:
-    done = run_python(
-        code="import numpy as np, jax.numpy as jnp, neurenix as nx\n"
-        "from flax import nnx\n"
-        "seen = []\n"
-        "class Model(nx.nn.Module):\n"
-        "    def __init__(self): self.factor = nnx.Param(jnp.ones((), 'float32'))\n"
-        "    def __call__(self, x):\n"
-        "        seen.append(x.dtype.name)\n"
-        "        return x * self.factor[...]\n"
-        "def seen_of(x, **options):\n"
-        "    seen.clear()\n"
-        "    model = Model()\n"
-        "    model.compile('sgd', 'mse').fit(x, x, **options)\n"
-        "    model.predict(x)\n"
-        "    return sorted(set(seen))\n"
-        "x = np.ones((8, 1))\n"
-        "print(seen_of(jnp.asarray(x)), seen_of(jnp.asarray(x), validation_split=0.5), seen_of(x))",
-        env={"JAX_ENABLE_X64": "1"},
-    )
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.strip() == "['float64'] ['float64'] ['float32']"
-
-
 # Generators that fill the same arrays again
 
 
