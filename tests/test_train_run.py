@@ -46,14 +46,15 @@ def test_the_bad_batch_of_a_later_epoch_is_found_among_several_of_a_call() -> No
 
 
 def test_steps_go_on_from_the_number_that_a_callback_sets() -> None:
-    trainer = trainer_of()
+    trainer, seen = trainer_of(), []
 
     def count_on(step: int, logs: Any) -> None:
+        seen.append(trainer.steps_made)
         if step == 2:
             trainer.steps_made = 100
 
     trainer.fit(X, Y, batch_size=8, callbacks=LambdaCallback(on_train_batch_end=count_on))
-    assert trainer.steps_made == 104
+    assert seen == [1, 2, 101, 102, 103, 104] and trainer.steps_made == 104
 
 
 def test_steps_after_the_first_bad_batch_do_not_count_in_a_run_that_is_interrupted() -> None:
