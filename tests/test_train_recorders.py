@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -83,3 +84,15 @@ def test_a_word_among_the_numbers_has_no_events(tmp_path: Path) -> None:
 
     fit(Note(), nx.callbacks.TensorBoard(tmp_path), epochs=1)
     assert [point[1] for point in points_of(tmp_path / "train")] == ["epoch_loss"]
+
+
+def test_a_fit_in_the_same_second_keeps_the_events_of_the_one_before(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    tensorboard = pytest.importorskip("tensorboardX")
+    now = time.time()
+    monkeypatch.setattr(tensorboard.event_file_writer.time, "time", lambda: now)
+    for _ in range(2):
+        fit(nx.callbacks.TensorBoard(tmp_path), epochs=2)
+    steps = [step for step, name, _ in points_of(tmp_path / "train") if name == "epoch_loss"]
+    assert steps == [0, 1, 0, 1]

@@ -9,6 +9,7 @@ from __future__ import annotations
 import csv
 import os
 import string
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -195,7 +196,10 @@ class TensorBoard(Callback):
                 continue
             part = "validation" if name.startswith("val_") else "train"
             if part not in self._writers:
-                self._writers[part] = self._make_writer(str(self.directory / part))
+                # tensorboardX names files by the second, and would empty that of a fit just before.
+                self._writers[part] = self._make_writer(
+                    str(self.directory / part), filename_suffix=f".{time.time_ns()}"
+                )
             self._writers[part].add_scalar(f"epoch_{name.removeprefix('val_')}", point, epoch)
         for writer in self._writers.values():
             writer.flush()
