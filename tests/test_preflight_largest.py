@@ -15,7 +15,7 @@ pytestmark = [pytest.mark.cpu8, pytest.mark.tpu_compile]
 
 
 def model(**options: Any) -> Any:
-    net = nn.Sequential(nn.Linear(256, 512), nn.GELU(), nn.Linear(512, 128))
+    net = nn.Sequential(nn.Linear(256, 512), nn.ReLU(), nn.Linear(512, 128))
     net.compile(optimizer="adam", loss="mse", **options)
     return net
 
