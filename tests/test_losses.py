@@ -369,7 +369,12 @@ def test_options_out_of_range(build):
 
 @pytest.mark.parametrize(
     "build",
-    [lambda: losses.Huber("1"), lambda: losses.BinaryCrossentropy(label_smoothing=[0.1])],
+    [
+        lambda: losses.Huber("1"),
+        lambda: losses.Huber(True),
+        lambda: losses.Huber(np.array("1")),
+        lambda: losses.BinaryCrossentropy(label_smoothing=[0.1]),
+    ],
 )
 def test_options_that_are_no_numbers(build):
     with pytest.raises(ArgumentTypeError, match="must be a number"):

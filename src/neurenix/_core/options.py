@@ -10,18 +10,27 @@ from typing import Any
 
 from neurenix._core.errors import ArgumentTypeError
 
+_NUMBERS = "fiuV"
+"""Kinds of NumPy's dtypes; bfloat16 is a V."""
 
-def check_number(name: str, value: Any) -> None:
+
+def check_number(what: str, value: Any) -> None:
     """Raise unless an option is one number: Python's, or NumPy's or JAX's without axes.
 
     Raises:
-        ArgumentTypeError: it is text, a list, None, or anything else.
+        ArgumentTypeError: it is True or False, text, a list, None, or anything else.
 
     Example:
-        >>> check_number("delta", "1")
+        >>> check_number("The argument `delta`", "1")
         Traceback (most recent call last):
             ...
         neurenix._core.errors.ArgumentTypeError: The argument `delta` must be a number; got '1'.
     """
-    if not isinstance(value, numbers.Real) and getattr(value, "shape", None) != ():
-        raise ArgumentTypeError(f"The argument `{name}` must be a number; got {value!r}.")
+    if isinstance(value, bool):
+        known = False
+    elif getattr(value, "shape", None) == ():
+        known = getattr(getattr(value, "dtype", None), "kind", "") in _NUMBERS
+    else:
+        known = isinstance(value, numbers.Real)
+    if not known:
+        raise ArgumentTypeError(f"{what} must be a number; got {value!r}.")

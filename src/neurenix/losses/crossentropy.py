@@ -290,7 +290,7 @@ def log_probabilities(y_pred: jax.Array, *, from_logits: bool) -> jax.Array:
 
 def check_smoothing(value: float) -> None:
     """Raise unless ``value`` is a number in [0, 1)."""
-    check_number("label_smoothing", value)
+    check_number("The argument `label_smoothing`", value)
     if not 0 <= value < 1:
         raise ArgumentError(f"The argument `label_smoothing` must lie in [0, 1); got {value}.")
 

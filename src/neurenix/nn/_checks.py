@@ -191,6 +191,6 @@ def _is_whole(value: Any) -> bool:
 
 def share(name: str, value: float) -> None:
     """Raise ArgumentTypeError unless ``value`` is a number, ArgumentError unless in [0, 1]."""
-    check_number(name, value)
+    check_number(f"The argument `{name}`", value)
     if not 0 <= value <= 1:
         raise ArgumentError(f"The argument `{name}` must lie in [0, 1]; got {value!r}.")

@@ -7,12 +7,11 @@ the step time, an estimate with an interval, is the report's; a cost is an estim
 from __future__ import annotations
 
 import math
-import numbers
 from dataclasses import dataclass
-from typing import Any
 
 from neurenix import chips
-from neurenix._core.errors import ArgumentError, ArgumentTypeError
+from neurenix._core.errors import ArgumentError
+from neurenix._core.options import check_number
 
 
 @dataclass(frozen=True)
@@ -172,16 +171,6 @@ def steps_for(work: Work, *, steps: int | None, examples: int | None, tokens: in
             )
         return math.ceil(asked / each)
     return 1 if steps is None else int(steps)
-
-
-def check_number(name: str, value: Any) -> None:
-    """Check that an argument is a number, whatever its size.
-
-    Raises:
-        ArgumentTypeError: it is something else, such as text.
-    """
-    if not isinstance(value, numbers.Real) or isinstance(value, bool):
-        raise ArgumentTypeError(f"{name} must be a number; got {value!r}.")
 
 
 def cost_of(work: Work, steps: int, where: chips.Slice, pricing: Pricing) -> Cost:

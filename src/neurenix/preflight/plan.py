@@ -15,9 +15,10 @@ from typing import Any
 from neurenix import chips
 from neurenix._core.errors import ArgumentError
 from neurenix._core.files import write_whole
+from neurenix._core.options import check_number
 from neurenix.preflight import html, plan_document, plan_text, terminal
 from neurenix.preflight.choice import Choice
-from neurenix.preflight.cost import Pricing, check_number
+from neurenix.preflight.cost import Pricing
 from neurenix.preflight.report import Report
 
 

@@ -19,6 +19,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from neurenix._core.errors import ArgumentError, ArgumentTypeError, ShapeError, unknown_name
+from neurenix._core.options import check_number
 from neurenix.compiler.analysis import Analysis, analyse
 from neurenix.compiler.compile import compile_all, compiler_ready
 from neurenix.compiler.operations import peak_of
@@ -27,7 +28,7 @@ from neurenix.compiler.target import Target
 from neurenix.preflight.arguments import given, refuse_keywords
 from neurenix.preflight.batch import batch_of
 from neurenix.preflight.choice import Choice, Workload
-from neurenix.preflight.cost import Pricing, check_number
+from neurenix.preflight.cost import Pricing
 from neurenix.preflight.description import PreflightOptions
 from neurenix.preflight.entry import On, check_input_shape, slices_on
 from neurenix.preflight.plan import Candidate, Deadline, Plan
