@@ -135,12 +135,12 @@ def test_the_command_of_the_winner_says_what_the_script_does_not() -> None:
         ", with batch 32, remat as written in the script"
     )
     script, pricing = Path("a b.py"), Pricing("europe-west4", "spot", 0.0)
-    assert _command(script, ["--lr", "1"], winner(), Pricing(), None) == (
+    assert _command(script, ["--lr", "1"], winner(), Pricing(), None, None) == (
         "neurenix preflight --on v5e-8 --mesh data=8 'a b.py' --lr 1"
     )
-    assert _command(script, [], winner(), pricing, 32) == (
-        "neurenix preflight --on v5e-8 --mesh data=8 --examples-per-step 32 --price 0.0 "
-        "--region europe-west4 --commitment spot 'a b.py'"
+    assert _command(script, [], winner(), pricing, 32, "step") == (
+        "neurenix preflight --on v5e-8 --mesh data=8 --step step --examples-per-step 32 "
+        "--price 0.0 --region europe-west4 --commitment spot 'a b.py'"
     )
 
 

@@ -159,20 +159,6 @@ def test_children_end_as_they_wish_and_the_verdict_is_the_scripts(
     assert "a process that the script forked reached a training step" in done.stderr
 
 
-@pytest.mark.parametrize(
-    ("code", "name"),
-    [
-        ("import jax\nstep = jax.jit(lambda x: x)\nstep(1.0)", "jax.jit"),
-        ("from jax import numpy, jit\n@jit\ndef step(x): return x\nstep(1.0)", "jax.jit"),
-        ("from flax import nnx\n@nnx.jit\ndef step(x): return x\nraise SystemExit", "nnx.jit"),
-    ],
-)
-def test_a_script_of_plain_jax_is_told_of_nx_jit(tmp_path: Path, code: str, name: str) -> None:
-    (tmp_path / "train.py").write_text(code)
-    with pytest.raises(ArgumentError, match=f"What {name} compiles is not looked at.*nx.jit in pl"):
-        first_step(tmp_path / "train.py")
-
-
 def test_a_script_that_only_speaks_of_jit_is_not(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text("print(1)  # no jax.jit here\n")
     with pytest.raises(ArgumentError, match="For plain JAX call nx.preflight"):

@@ -16,8 +16,9 @@ import typer
 
 from neurenix._core.errors import CompilationError
 from neurenix.cli.failure import show
-from neurenix.cli.options import Arguments, StepTimeout
+from neurenix.cli.options import Arguments, Step, StepTimeout
 from neurenix.cli.output import check_folders
+from neurenix.cli.scripts import hint_at_steps
 
 
 def compile(
@@ -30,6 +31,7 @@ def compile(
     on: Annotated[
         str | None, typer.Option(help="slice, such as v5e-8; of an artefact, its own")
     ] = None,
+    step: Step = None,
     timeout: StepTimeout = 600,
 ) -> None:
     """Compile a script's first training step for a TPU slice and write the executable to a file.
@@ -55,12 +57,13 @@ def compile(
         return
     if on is None:
         raise typer.BadParameter("name a slice, such as --on v5e-8", param_hint="--on")
+    hint_at_steps(script, step)
     if cpu_host(on) is None:
         where = chips.resolve(on)
         if simulated() is None:
             simulate(where.name)  # so that the script finds the devices that it asks for
     with compiler_ready():
-        target, args = first_step(script, arguments or [], timeout_seconds=timeout)
+        target, args = first_step(script, arguments or [], timeout_seconds=timeout, step=step)
         with _refusals():
             print(compile_for(target, *args, on=on, path=output))
 

@@ -24,3 +24,10 @@ StepExamples = Annotated[
     ),
 ]
 StepTimeout = Annotated[float, typer.Option(help="seconds in which a step must be reached")]
+Step = Annotated[
+    str | None,
+    typer.Option(
+        help="function that is the step, compiled by jax.jit, nnx.jit or nx.jit; else the first "
+        "step of fit or the first call of an nx.jit function"
+    ),
+]

@@ -24,11 +24,12 @@ from neurenix.cli.options import (
     Region,
     Script,
     Slices,
+    Step,
     StepExamples,
     StepTimeout,
 )
 from neurenix.cli.output import check_folders, output_for, show_text, write_text
-from neurenix.cli.scripts import listed, simulate_first, slices_of
+from neurenix.cli.scripts import hint_at_steps, listed, simulate_first, slices_of
 
 if TYPE_CHECKING:
     from neurenix.preflight.cost import Pricing
@@ -77,6 +78,7 @@ def plan(
     commitment: Commitment = "on-demand",
     price: Price = None,
     examples_per_step: StepExamples = None,
+    step: Step = None,
     timeout: StepTimeout = 600,
 ) -> None:
     """Run a script up to its first training step and find where and how that step runs best.
@@ -111,9 +113,12 @@ def plan(
         options = PreflightOptions(examples=examples_per_step)
         check_folders(json_path, html_path)
         with output_for(json_path) as output:
+            hint_at_steps(script, step)
             simulate_first(slices)
             with compiler_ready():
-                target, args = first_step(script, arguments or [], timeout_seconds=timeout)
+                target, args = first_step(
+                    script, arguments or [], timeout_seconds=timeout, step=step
+                )
                 found = search(
                     target,
                     *args,
@@ -130,7 +135,7 @@ def plan(
                 own = Workload.of(target, args, None, None, None)
                 changes = _changes(found.winner, own.batch, own.remat)
                 print(f"Its whole report{changes}:")
-                given = script, arguments or [], found.winner, pricing, examples_per_step
+                given = script, arguments or [], found.winner, pricing, examples_per_step, step
                 print(f"  {_command(*given)}")
             if json_path is not None:
                 write_text(json_path, json.dumps(found.to_dict(), indent=1), output)
@@ -182,15 +187,21 @@ def _deadline(examples: float | None, hours: float | None) -> Deadline | None:
 
 
 def _command(
-    script: Script, arguments: list[str], winner: Candidate, pricing: Pricing, examples: int | None
+    script: Script,
+    arguments: list[str],
+    winner: Candidate,
+    pricing: Pricing,
+    examples: int | None,
+    step: str | None,
 ) -> str:
     """Return the preflight of the winner's slice and mesh, ready to be pasted."""
     words = ["neurenix", "preflight", "--on", winner.slice.name]
     mesh = winner.choice.mesh if winner.choice else None
     if mesh:
         words += ["--mesh", ",".join(f"{name}={size}" for name, size in mesh.items())]
-    words += [] if examples is None else ["--examples-per-step", str(examples)]
     for option, given, default in (
+        ("--step", step, None),
+        ("--examples-per-step", examples, None),
         ("--price", pricing.usd_per_chip_hour, None),
         ("--region", pricing.region, "us"),
         ("--commitment", pricing.commitment, "on-demand"),

@@ -25,11 +25,12 @@ from neurenix.cli.options import (
     Region,
     Script,
     Slices,
+    Step,
     StepExamples,
     StepTimeout,
 )
 from neurenix.cli.output import check_folders, output_for, show_text, write_text
-from neurenix.cli.scripts import simulate_first, slices_of
+from neurenix.cli.scripts import hint_at_steps, simulate_first, slices_of
 
 if TYPE_CHECKING:
     from neurenix.preflight.compare import Comparison
@@ -71,6 +72,7 @@ def preflight(
     commitment: Commitment = "on-demand",
     price: Price = None,
     examples_per_step: StepExamples = None,
+    step: Step = None,
     timeout: StepTimeout = 600,
     compile_timeout: Annotated[
         float, typer.Option(help="seconds that the compiler may take for a slice")
@@ -113,6 +115,7 @@ def preflight(
         )
         check_folders(json_path, html_path)
         with output_for(json_path) as output:
+            hint_at_steps(script, step)
             simulate_first(slices)
             reports = preflight_script(
                 script,
@@ -121,6 +124,7 @@ def preflight(
                 mesh=axes,
                 timeout_seconds=timeout,
                 options=options,
+                step=step,
             )
             for report in reports:
                 show_text(report.text(pricing=pricing))

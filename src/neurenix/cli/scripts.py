@@ -5,6 +5,8 @@ Owns the command line of such commands. Running the script is ``neurenix.preflig
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from typer.core import TyperCommand
@@ -44,6 +46,16 @@ def slices_of(on: str) -> list[chips.Slice]:
     if not slices:
         raise ArgumentError("--on names no slice; write --on v5e-8 or --on v5e-8,v6e-8.")
     return slices
+
+
+def hint_at_steps(script: Path, step: str | None) -> None:
+    """Say how to name the step, before a script that knows nothing of Neurenix runs to its end."""
+    from neurenix.preflight.script import step_to_name
+
+    if step is None and script.is_file():
+        text = script.read_text(encoding="utf-8", errors="replace")
+        if "neurenix" not in text and (hint := step_to_name(script)):
+            print(f"neurenix: {script} does not mention Neurenix. {hint}", file=sys.stderr)
 
 
 def simulate_first(slices: list[chips.Slice]) -> None:

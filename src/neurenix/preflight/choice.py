@@ -76,8 +76,10 @@ class Workload:
     @property
     def batch(self) -> int | None:
         """Examples in the global batch of a trainer's step."""
+        if self.trainer is None:
+            return None
         shapes = [leaf.shape for leaf in jax.tree.leaves(self.args[:1])[:1] if leaf.shape]
-        return int(shapes[0][0]) if self.trainer is not None and shapes else None
+        return int(shapes[0][0]) if shapes else None
 
     @property
     def remats(self) -> tuple[str, ...]:

@@ -8,21 +8,27 @@ script (``stopping``).
 from __future__ import annotations
 
 import os
-import re
+import shlex
 import sys
 import threading
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, NoReturn
 
-from neurenix._core.errors import ArgumentError, CompilationError, NeurenixError
+from neurenix._core.errors import (
+    ArgumentError,
+    CompilationError,
+    NeurenixError,
+    did_you_mean,
+)
 from neurenix._core.limits import check_seconds
 from neurenix._core.main_module import run_script
 from neurenix._core.source_files import users_frames
 from neurenix.compiler import intercept
 from neurenix.compiler.compile import compiler_ready
+from neurenix.preflight import jits
 from neurenix.preflight.description import PreflightOptions
 from neurenix.preflight.entry import On, preflight
 from neurenix.preflight.report import Report
@@ -36,16 +42,10 @@ from neurenix.preflight.stopping import (
     ways_out_watched,
 )
 
+_CALL = "nx.preflight(function, nx.spec(…), on=…)"
 _SHOWN_FRAMES = 4
 _GRACE_SECONDS = 10.0
 """For what a script does on its way out once it has reached a step."""
-
-_JITS = re.compile(
-    r"^[^#\n]*?(?:\b(?P<name>(?:jax\.(?:jit|pmap)|nnx\.(?:jit|pmap)|(?:eqx|equinox)\.filter_jit))\b"
-    r"|\bfrom jax import [^#\n]*\bjit\b)",
-    re.MULTILINE,
-)
-"""What else compiles a step, in a script's text."""
 
 
 class _Reached(intercept.StopScript):
@@ -66,11 +66,14 @@ def preflight_script(
     mesh: Mapping[str, int] | None = None,
     timeout_seconds: float = 600.0,
     options: PreflightOptions | None = None,
+    step: str | None = None,
 ) -> list[Report]:
     """Run a script up to its first training step and report that step for each slice.
 
     The first step is that of the first ``fit``, or the first call of a function that ``nx.jit``
-    compiled, whichever comes first. The script is then stopped; it trains nothing.
+    compiled, whichever comes first; where it is named, the first call of the function of that name
+    that ``jax.jit``, ``nnx.jit`` or ``nx.jit`` compiled. The script is then stopped; it trains
+    nothing.
 
     Args:
         path: of the script.
@@ -79,18 +82,23 @@ def preflight_script(
         mesh: as for ``preflight``; by default that of the script's strategy.
         timeout_seconds: in which the script must reach a step.
         options: as for ``preflight``.
+        step: name of the function that is the step.
 
     Raises:
         ArgumentError: there is no such file, or the script failed or ended without a step.
         CompilationError: it did not reach one in time.
     """
     with compiler_ready(options.compiler if options else None):
-        target, args = first_step(path, arguments, timeout_seconds=timeout_seconds)
+        target, args = first_step(path, arguments, timeout_seconds=timeout_seconds, step=step)
         return preflight(target, *args, on=list(on), mesh=mesh, options=options)
 
 
 def first_step(
-    path: str | os.PathLike[str], arguments: Sequence[str] = (), *, timeout_seconds: float = 600.0
+    path: str | os.PathLike[str],
+    arguments: Sequence[str] = (),
+    *,
+    timeout_seconds: float = 600.0,
+    step: str | None = None,
 ) -> tuple[Any, tuple[Any, ...]]:
     """Run a script up to its first training step and return what it was about to run, and on what.
 
@@ -98,6 +106,7 @@ def first_step(
         path: of the script.
         arguments: its command line.
         timeout_seconds: in which the script must reach a step.
+        step: name of the function that is the step, as for ``preflight_script``.
 
     Raises:
         ArgumentError: there is no such file, or the script failed or ended without a step.
@@ -108,7 +117,7 @@ def first_step(
     if not script.is_file():
         raise ArgumentError(f"There is no script {str(path)!r}.")
     check_seconds("timeout_seconds", timeout_seconds)
-    found = _ScriptRun(script, min(timeout_seconds, LONGEST_SECONDS)).until_step(arguments)
+    found = _ScriptRun(script, min(timeout_seconds, LONGEST_SECONDS), step).until_step(arguments)
     return found.target, found.args_of_step
 
 
@@ -120,8 +129,9 @@ class _ScriptRun:
     it is.
     """
 
-    def __init__(self, script: Path, timeout_seconds: float) -> None:
-        self._script, self._timeout_seconds = script, timeout_seconds
+    def __init__(self, script: Path, timeout_seconds: float, step: str | None) -> None:
+        self._script, self._timeout_seconds, self._step = script, timeout_seconds, step
+        self._compiled: list[str] = []
         self._process = os.getpid()
         self._reached: list[_Reached] = []
         self._ways_out: list[str] = []
@@ -153,7 +163,8 @@ class _ScriptRun:
     def _run(self, arguments: Sequence[str]) -> None:
         before, tracing = threading.enumerate(), sys.gettrace()
         with (
-            intercept.listening(self._at_fit, self._at_step),
+            intercept.listening(self._at_fit, self._at_call),
+            nullcontext([]) if self._step is None else jits.watching(self._step) as self._compiled,
             _as_main(self._script, arguments),
             self._limit.of(self._timeout_seconds),
             ways_out_watched(self._at_way_out),
@@ -166,7 +177,13 @@ class _ScriptRun:
                 sys.settrace(tracing)
 
     def _at_fit(self, trainer: Any, x: Any, y: Any) -> None:
-        self._at_step(trainer, (x,) if y is None else (x, y))
+        if self._step is None:
+            self._at_step(trainer, (x,) if y is None else (x, y))
+
+    def _at_call(self, function: Any, args: tuple[Any, ...]) -> None:
+        if self._step is None or jits.is_named(jits.name_of(function), self._step):
+            self._at_step(function, args)
+        self._compiled.append(jits.name_of(function))
 
     def _at_step(self, target: Any, args: tuple[Any, ...]) -> NoReturn:
         if os.getpid() != self._process:
@@ -227,10 +244,11 @@ class _ScriptRun:
         return f"{self._late()} It catches what should stop it."
 
     def _late(self) -> str:
+        hint = step_to_name(self._script) if self._step is None else ""
         return (
             f"{self._script} reached no training step within {self._timeout_seconds:g} s. Allow "
-            "more with --timeout, or let the script begin with less data."
-        )
+            f"more with --timeout, or let the script begin with less data. {hint}"
+        ).rstrip()
 
     def _left_by_way_out(self) -> str:
         return (
@@ -238,10 +256,35 @@ class _ScriptRun:
         )
 
     def _called_nothing(self) -> str:
+        if self._step is None:
+            return (
+                "it called neither fit nor a function compiled by nx.jit. "
+                f"{step_to_name(self._script) or f'For plain JAX call {_CALL} in the script.'}"
+            )
+        if any(jits.is_named(name, self._step) for name in self._compiled):
+            return f"it compiled {self._step}, and called it inside of other functions at most."
+        others = sorted(set(self._compiled))
+        listed = f"It compiled {', '.join(others)}." if others else "It compiled none."
         return (
-            "it called neither fit nor a function compiled by nx.jit. "
-            f"{_instead_of_jax(self._script)}"
+            f"it called no compiled function named {self._step!r}."
+            f"{did_you_mean(self._step, others)} {listed}"
         )
+
+
+def step_to_name(script: Path) -> str:
+    """Return how to name the step of a script in plain JAX or Flax, as far as its text reads so."""
+    found = jits.compiled_in(script.read_text(encoding="utf-8", errors="replace"))
+    if not found:
+        return ""
+    names = list(dict.fromkeys(name for name, _ in found))
+    likely = max(names, key=lambda name: ("step" in name) + ("train" in name))
+    others = f" (the script has {', '.join(names)})" if len(names) > 1 else ""
+    jits_of_it = sorted({by for _, by in found})
+    return (
+        f"What {' and '.join(jits_of_it)} compile{'s' if len(jits_of_it) == 1 else ''} may be "
+        f"anything: name the step, such as --step {shlex.quote(likely)}{others}, or call {_CALL} "
+        "in the script."
+    )
 
 
 def _run_as_main(script: Path) -> None:
@@ -268,20 +311,6 @@ def _end_child(message: str, status: Any = 2) -> NoReturn:
     sys.stdout.flush()
     sys.stderr.flush()
     end_process(status if isinstance(status, int) else 1)
-
-
-def _instead_of_jax(script: Path) -> str:
-    """Say what to do where a script without a step has one in plain JAX, as far as it reads so."""
-    call = "nx.preflight(function, nx.spec(…), on=…)"
-    found = _JITS.search(script.read_text(encoding="utf-8", errors="replace"))
-    if found is None:
-        return f"For plain JAX call {call} in the script."
-    name = found["name"] or "jax.jit"
-    return (
-        f"What {name} compiles is not looked at, as it may be anything. Compile the step with "
-        f"nx.jit in place of {name}, or call {call} in the script, with the function that {name} "
-        "returned."
-    )
 
 
 def _frames(error: BaseException) -> str:

@@ -1,0 +1,256 @@
+"""Scripts in plain JAX and Flax, whose step is named; each as its author wrote it."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+from flax import nnx
+
+from neurenix._core.errors import ArgumentError, CompilationError
+from neurenix.preflight.jits import compiled_in
+from neurenix.preflight.script import first_step
+
+pytestmark = pytest.mark.cpu8
+
+BEGIN = """
+import functools
+import jax
+import jax.numpy as jnp
+import neurenix as nx
+from flax import nnx
+W, X = jnp.ones((4, 4)), jnp.ones((2, 4))
+def update(w, x, scale=1.0):
+    return w + scale * (x @ w).sum()
+"""
+TAKEN = "\nopen('taken', 'w').close()"
+WAYS = {
+    "decorated": ("train_step", "@jax.jit\ndef train_step(w, x): return update(w, x)\n"),
+    "donating": (
+        "train_step",
+        "@functools.partial(jax.jit, donate_argnums=0)\ndef train_step(w, x): return w\n",
+    ),
+    "with options": (
+        "train_step",
+        "@jax.jit(donate_argnums=0)\ndef train_step(w, x): return w\n",
+    ),
+    "by name": ("update", "train_step = nnx.jit(fun=update)\n"),
+    "a partial": ("update", "train_step = jax.jit(functools.partial(update, scale=2.0))\n"),
+    "a lambda": ("<lambda>", "train_step = jax.jit(lambda w, x: w)\n"),
+    "imported": ("update", "from jax import jit\ntrain_step = jit(update)\n"),
+    "of nnx": ("train_step", "@nnx.jit\ndef train_step(w, x): return w\n"),
+    "of nx": ("train_step", "@nx.jit\ndef train_step(w, x): return w\n"),
+    "of a class": (
+        "Run.step",
+        "class Run:\n"
+        "    @functools.partial(jax.jit, static_argnums=0)\n"
+        "    def step(self, w, x): return w\n"
+        "train_step = functools.partial(Run.step, Run())\n",
+    ),
+    "in a function": (
+        "step",
+        "def make():\n    @jax.jit\n    def step(w, x): return w\n    return step\n"
+        "train_step = make()\n",
+    ),
+    "after others": (
+        "train_step",
+        "@jax.jit\ndef init(x): return x\n@nx.jit\ndef evaluate(x): return x.sum()\n"
+        "init(X), evaluate(X)\n@jax.jit\ndef train_step(w, x): return w\n",
+    ),
+    "after a fit": (
+        "update",
+        "model = nx.nn.Sequential(nx.nn.Linear(4, 4)).compile('sgd', 'mse')\n"
+        "model.fit(X, X, batch_size=2, verbose=0)\ntrain_step = jax.jit(update)\n",
+    ),
+}
+
+
+@pytest.fixture
+def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Return ``write(code)``, the path of a script of that code, in the folder it runs in."""
+    monkeypatch.chdir(tmp_path)
+
+    def write(code: str) -> Path:
+        (tmp_path / "train.py").write_text(BEGIN + code)
+        return tmp_path / "train.py"
+
+    return write
+
+
+@pytest.mark.parametrize(("name", "code"), WAYS.values(), ids=WAYS)
+@pytest.mark.parametrize("call", ["train_step(W, X)", "train_step(W, x=X)", "lower"])
+def test_the_first_call_of_the_named_function_is_the_step(
+    script: Any, name: str, code: str, call: str
+) -> None:
+    if call == "lower":
+        call = "getattr(train_step, 'lower', train_step)(W, X)"
+    target, args = first_step(script(code + call + TAKEN), step=name)
+    assert not Path("taken").exists()
+    arrays = [leaf.shape for leaf in jax.tree.leaves((args, getattr(target, "keywords", {})))
+              if hasattr(leaf, "shape")]  # fmt: skip
+    assert arrays == [(4, 4), (2, 4)]
+    assert (jax.jit, nnx.jit) == BEFORE
+
+
+BEFORE = jax.jit, nnx.jit
+
+
+def test_it_is_compiled_as_it_is(script: Any) -> None:
+    code = "@functools.partial(jax.jit, static_argnames='scale')\ndef step(w, x, scale): return w\n"
+    target, args = first_step(script(code + "step(W, X, scale=3.0)"), step="step")
+    assert target.keywords == {"scale": 3.0}
+    np.testing.assert_array_equal(target(*args), np.ones((4, 4)))
+
+
+def test_what_it_is_asked_for_stays_what_jax_made(script: Any) -> None:
+    code = """
+@jax.jit
+def step(w, x):
+    "Words."
+    return update(w, x)
+assert step.__name__ == "step" and step.__doc__ == "Words."
+assert jax.eval_shape(step, W, X).shape == (4, 4)
+assert step.eval_shape(W, X).shape == (4, 4)
+assert jax.grad(lambda w: step(w, X).sum())(W).shape == (4, 4)
+assert jax.vmap(step, in_axes=(None, 0))(W, X).shape == (2, 4, 4)
+step(W, X)
+"""
+    assert len(first_step(script(code), step="step")[1]) == 2
+
+
+@pytest.mark.parametrize(
+    ("code", "step", "said"),
+    [
+        ("jax.jit(update)(W, X)", "updat", "named 'updat'. Did you mean 'update'? It compiled upd"),
+        ("nx.jit(update)(W, X)", "step", "named 'step'. It compiled update."),
+        ("update(W, X)", "update", "named 'update'. It compiled none."),
+        ("jax.jit(update)", "date", "named 'date'."),
+        (
+            "step = jax.jit(update)\njax.jit(lambda w: jax.lax.fori_loop(0, 2, lambda i, w: step(w,"
+            " X), w))(W)",
+            "update",
+            "it compiled update, and called it inside of other functions at most",
+        ),
+        ("jax.jit(update)", "update", "it compiled update, and called it inside of other"),
+        (
+            "@jax.jit\ndef init(x): return x\n@nnx.jit\ndef train_step(x): return x",
+            None,
+            "What jax.jit and nnx.jit compile may be anything: name the step, such as --step "
+            "train_step (the script has init, train_step), or call nx.preflight(",
+        ),
+        ("step = jax.jit(lambda x: x)", None, "--step '<lambda>', or call"),
+        ("print('jax.jit(step)')  # jax.jit(step)", None, "For plain JAX call nx.preflight("),
+    ],
+)
+def test_a_script_without_the_step_is_told_of_those_it_has(
+    script: Any, code: str, step: str | None, said: str
+) -> None:
+    with pytest.raises(ArgumentError, match=re.escape(said)):
+        first_step(script(code), step=step)
+    assert (jax.jit, nnx.jit) == BEFORE
+
+
+def test_a_script_that_takes_long_is_told_too(script: Any) -> None:
+    code = "import time\nstep = jax.jit(update)\nfor _ in range(6000): time.sleep(0.01)"
+    with pytest.raises(CompilationError, match=r"within 1 s\. .* such as --step update, or call"):
+        first_step(script(code), timeout_seconds=1)
+
+
+def test_functions_are_found_in_the_text_of_a_script() -> None:
+    text = """
+@jit
+def a(): ...
+@eqx.filter_jit
+async def b(): ...
+class C:
+    @partial(jax.jit, static_argnums=0)
+    def c(self): ...
+    def run(self): self.d = jax.jit(self._d, donate_argnums=0)
+e = jax.jit(functools.partial(module.e, 3))
+f = jax.jit(make(1))
+@nx.jit
+def g(): ...
+h = neurenix.jit(h)
+@cache
+def i(): ...
+"""
+    found = [("a", "jit"), ("b", "eqx.filter_jit"), ("e", "jax.jit"), ("c", "jax.jit")]
+    assert sorted(compiled_in(text)) == sorted([*found, ("_d", "jax.jit")])
+    assert compiled_in("def :") == compiled_in("a\0") == []
+
+
+PLAIN = """
+import functools
+import jax, jax.numpy as jnp, numpy as np, optax
+from flax import linen
+from flax.training.train_state import TrainState
+
+class Net(linen.Module):
+    @linen.compact
+    def __call__(self, x):
+        return linen.Dense(8)(linen.relu(linen.Dense(256)(x)))
+
+net = Net()
+init = jax.jit(net.init)
+params = init(jax.random.key(0), jnp.ones((1, 64)))["params"]
+state = TrainState.create(apply_fn=net.apply, params=params, tx=optax.adamw(1e-3))
+
+@functools.partial(jax.jit, donate_argnums=0, static_argnames="smooth")
+def train_step(state, batch, smooth):
+    def loss(params):
+        logits = state.apply_fn({"params": params}, batch["x"])
+        labels = optax.smooth_labels(jax.nn.one_hot(batch["y"], 8), smooth)
+        return optax.softmax_cross_entropy(logits, labels).mean()
+    value, grads = jax.value_and_grad(loss)(state.params)
+    return state.apply_gradients(grads=grads), value
+
+batch = {"x": np.ones((64, 64), "float32"), "y": np.zeros(64, "int32")}
+for _ in range(3):
+    state, loss = train_step(state, batch, smooth=0.1)
+print("trained")
+"""
+
+
+@pytest.mark.tpu_compile
+def test_a_script_of_linen_unchanged(commands: Any, tmp_path: Path) -> None:
+    named, first, unnamed = commands(
+        "preflight",
+        [
+            (PLAIN, ("train.py", "--on", "v5e-1", "--step", "train_step", "--json", "r.json")),
+            (PLAIN, ("train.py", "--on", "v5e-1", "--step", "Module.init")),
+            (PLAIN, ("train.py", "--on", "v5e-1")),
+        ],
+    )
+    assert named.status == "0", named
+    assert "Preflight of train_step on v5e-1" in named.stdout and "trained" not in named.stdout
+    (report,) = json.loads((tmp_path / "r.json").read_text())
+    assert report["model_flops"] >= 2 * 3 * 64 * (64 * 256 + 256 * 8) - 2 * 64 * 64 * 256
+    parameters = 4 * (64 * 256 + 256 + 256 * 8 + 8)
+    assert parameters <= report["hbm_per_device"]["roles"]["parameters"] < 1.5 * parameters
+    assert "does not mention" not in named.stderr
+    assert first.status == "0" and "Preflight of init on v5e-1" in first.stdout, first
+    assert unnamed.status == "2" and "trained" in unnamed.stdout
+    hint, end = (
+        unnamed.stderr.index("does not mention Neurenix"),
+        unnamed.stderr.index("ended with"),
+    )
+    assert hint < end and "--step train_step" in unnamed.stderr[hint:end]
+
+
+@pytest.mark.tpu_compile
+def test_the_other_commands_take_the_step_too(command: Any, tmp_path: Path) -> None:
+    planned = command("plan", "--on", "v5e-1", "--step", "train_step", "train.py", script=PLAIN)
+    assert planned.returncode == 0, planned.stdout + planned.stderr
+    assert (
+        "neurenix preflight --on v5e-1 --mesh data=1 --step train_step train.py" in planned.stdout
+    )
+    kept = command(
+        "compile", "--on", "v5e-1", "-o", "s.nxc", "--step", "train_step", "train.py", script=PLAIN
+    )
+    assert kept.returncode == 0, kept.stdout + kept.stderr
+    assert (tmp_path / "s.nxc").exists() and "train_step compiled for v5e-1" in kept.stdout
