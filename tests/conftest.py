@@ -52,8 +52,8 @@ def simulated_slice(tmp_path_factory: pytest.TempPathFactory) -> object:
 
     from neurenix.simulation import simulate
 
-    # What is imported by now stays. To look through it again and again, for what tests leave behind,
-    # took 7 of 94 s.
+    # What is imported by now stays. To look through it again and again, for what tests leave
+    # behind, took 7 of 94 s.
     gc.freeze()
     gc.set_threshold(20_000, 20, 20)
     # What libtpu compiled is kept for all processes of a run, and not for the next run. Where tests

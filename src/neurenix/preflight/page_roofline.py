@@ -157,10 +157,11 @@ def _roof(x: Axis, y: Axis, peak: float, bandwidth: float, name: str) -> str:
     start = max(x.low, y.low / bandwidth)
     points = ((start, start * bandwidth), (ridge, peak))
     path = " ".join(f"{x(a):.1f},{y(b):.1f}" for a, b in points)
+    # Left of the ridge, above the roof: no operation lies there.
     return (
         f'<polyline points="{path} {_LANE + 40:.1f},{y(peak):.1f}" class=roof />'
         + text(_RIGHT + 8, y(peak) - 7, f"{scaled(peak, 'FLOP/s')} in {name}", "tick", "end")
-        + text(x(ridge), y(peak) + 16, f"ridge at {ridge:.0f}", "tick", "start")
+        + text(x(ridge) - 10, y(peak), f"ridge at {ridge:.0f}", "tick", "end")
     )
 
 
