@@ -163,3 +163,13 @@ def test_a_script_that_only_speaks_of_jit_is_not(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text("print(1)  # no jax.jit here\n")
     with pytest.raises(ArgumentError, match="For plain JAX call nx.preflight"):
         first_step(tmp_path / "train.py")
+
+
+def test_a_part_of_what_jax_traces_is_no_step(tmp_path: Path) -> None:
+    code = "jax.jit(lambda w: part(w).sum())(jnp.ones(3))\nstep(jnp.ones(4))"
+    parts = (
+        "part = nx.jit(lambda w: w + 1)\nstep = nx.jit(lambda w: jax.grad(lambda w: part(w)[0])(w))"
+    )
+    begin = "import jax\nimport jax.numpy as jnp\nimport neurenix as nx\n"
+    (tmp_path / "train.py").write_text(f"{begin}{parts}\n{code}")
+    assert [arg.shape for arg in first_step(tmp_path / "train.py")[1]] == [(4,)]

@@ -133,13 +133,13 @@ class CompiledFunction:
         binding, fresh = self._bindings.of(modules)
         if fresh:
             self._prepare(binding, rest)
-        if not self._seen_call:
-            self._announce(args, kwargs)  # which may stop the call, and then any later one
-            self._seen_call = True
         before = self.compilations
         static = (binding.structure, positions, len(args), tuple(kwargs), binding.sharding, fixed)
         if not trace_state_clean():
             return self._inside_of_a_trace(binding, static, rest)
+        if not self._seen_call:
+            self._announce(args, kwargs)  # which may stop the call, and then any later one
+            self._seen_call = True
         leaves = binding.read_apart() if self._donate else binding.read()
         try:
             out = binding.update(self._compiled, static, leaves, binding.constants, rest)
