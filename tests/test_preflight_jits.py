@@ -14,7 +14,7 @@ from flax import nnx
 
 from neurenix._core.errors import ArgumentError, CompilationError
 from neurenix.preflight.jits import compiled_in
-from neurenix.preflight.script import first_step
+from neurenix.preflight.script import first_step, preflight_script
 
 pytestmark = pytest.mark.cpu8
 
@@ -182,6 +182,20 @@ def i(): ...
     found = [("a", "jit"), ("b", "eqx.filter_jit"), ("e", "jax.jit"), ("c", "jax.jit")]
     assert sorted(compiled_in(text)) == sorted([*found, ("_d", "jax.jit")])
     assert compiled_in("def :") == compiled_in("a\0") == []
+
+
+def test_a_mesh_of_the_scripts_own_is_for_the_devices_that_it_found(script: Any) -> None:
+    path = script("""
+row = jax.NamedSharding(jax.make_mesh((8,), ("row",)), jax.P("row"))
+step = jax.jit(update, in_shardings=(None, row))
+step(W, jnp.ones((16, 4)))
+""")
+    with pytest.raises(ArgumentError) as raised:
+        preflight_script(path, on=["v5e-8", "v5e-16"], step="update")
+    assert raised.value.__notes__[-1].endswith("more or fewer in a command for each.")
+    with pytest.raises(ArgumentError) as raised:
+        preflight_script(path, on=["v5e-16"], step="update")
+    assert not hasattr(raised.value, "__notes__")
 
 
 PLAIN = """

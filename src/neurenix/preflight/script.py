@@ -29,8 +29,8 @@ from neurenix._core.source_files import users_frames
 from neurenix.compiler import intercept
 from neurenix.compiler.compile import compiler_ready
 from neurenix.preflight import jits
-from neurenix.preflight.description import PreflightOptions
-from neurenix.preflight.entry import On, preflight
+from neurenix.preflight.description import PreflightOptions, trainer_of
+from neurenix.preflight.entry import On, preflight, slices_on
 from neurenix.preflight.report import Report
 from neurenix.preflight.stopping import (
     LONGEST_SECONDS,
@@ -90,7 +90,15 @@ def preflight_script(
     """
     with compiler_ready(options.compiler if options else None):
         target, args = first_step(path, arguments, timeout_seconds=timeout_seconds, step=step)
-        return preflight(target, *args, on=list(on), mesh=mesh, options=options)
+        try:
+            return preflight(target, *args, on=list(on), mesh=mesh, options=options)
+        except ArgumentError as error:
+            if trainer_of(target) is None and len({each.num_devices for each in slices_on(on)}) > 1:
+                error.add_note(
+                    "What a script lays over a mesh of its own is for the devices that it found. "
+                    "Ask about slices with more or fewer in a command for each."
+                )
+            raise
 
 
 def first_step(
