@@ -209,7 +209,8 @@ def _trace(
 ) -> Program:
     paths, tree = jax.tree_util.tree_flatten_with_path(tuple(args))
     placed = [place(leaf, leaf_path(path), mesh) for path, leaf in paths]
-    compiled_before = _compiled_before(function, placed, tree)
+    with jax.sharding.use_abstract_mesh(mesh):  # for partitions that name its axes alone
+        compiled_before = _compiled_before(function, placed, tree)
     donated = _donated(args, options.donate_argnums) or _donated_already(compiled_before)
 
     out_tree: list[Any] = []
@@ -224,7 +225,7 @@ def _trace(
 
     flat.__name__ = name if name.isidentifier() else "program"
     jitted = jax.jit(flat, donate_argnums=donated)
-    with jax.sharding.use_abstract_mesh(mesh):  # for partitions that name its axes alone
+    with jax.sharding.use_abstract_mesh(mesh):
         exported, jaxpr, compiled = _export(jitted, placed, name, options)
     if not jaxpr.out_avals:
         raise ArgumentError(f"{name} returns no array, so there is nothing to compile.")
