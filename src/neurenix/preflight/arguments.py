@@ -13,10 +13,12 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import jax
+from jax.sharding import NamedSharding, PartitionSpec
 
 from neurenix._core.errors import ArgumentError, ArgumentTypeError, did_you_mean
 from neurenix._functions.binding import is_module
 from neurenix._functions.captured import call_of_class
+from neurenix.compiler.placement import PartitionedSpec
 from neurenix.train.transforms import CompiledFunction
 
 Kind = TypeVar("Kind")
@@ -142,6 +144,7 @@ def call_of(function: Callable[..., Any], args: Sequence[Any]) -> Call:
     given.update(sorted(named.items()))
     if is_compiled(function):
         fixed = _static(function, len(bound) + len(args)) & set(given)
+        given |= _laid(function, {key: x for key, x in given.items() if key not in fixed})
     else:
         fixed = {key for key in (*range(len(bound)), *named) if not _has_arrays(given[key])}
     call = Call(
@@ -239,11 +242,48 @@ def _takes(function: Any, name: str) -> bool:
 
 def _static(function: Any, positions: int) -> set[int | str]:
     """Return what ``jax.jit`` was told is static; JAX tells it nowhere in public."""
-    info = getattr(getattr(function, "jitted_fn", function), "_jit_info", None)
+    info = _told(function)
     if info is None:
         return set()
     numbers = (n if n >= 0 else n + positions for n in info.static_argnums)
     return {*numbers, *info.static_argnames}
+
+
+def _laid(function: Any, given: dict[int | str, Any]) -> dict[int | str, Any]:
+    """Return the arguments by position, laid over a mesh as ``in_shardings`` of ``jax.jit`` says.
+
+    An array that is laid over one already stays as it is.
+    """
+    info = _told(function)
+    of_modules = any(map(is_module, given.values()))
+    if of_modules or not getattr(info, "user_specified_in_shardings", False):
+        return {}
+    by_position = {key: value for key, value in given.items() if isinstance(key, int)}
+    args = tuple(by_position.values())
+    told = info.in_shardings_treedef.unflatten(info.in_shardings_leaves)
+    told = tuple(told) if isinstance(told, list) else told
+    try:
+        shardings = jax.tree.broadcast(told, args, is_leaf=lambda part: part is None)
+    except ValueError:  # which jax.jit tells of when it is traced
+        return {}
+    laid = jax.tree.map(_lay, args, shardings)
+    return dict(zip(by_position, laid, strict=True))
+
+
+def _lay(leaf: Any, sharding: Any) -> Any:
+    if not _is_array(leaf) or isinstance(getattr(leaf, "sharding", None), NamedSharding):
+        return leaf
+    if isinstance(sharding, NamedSharding):
+        weak = getattr(leaf, "weak_type", False)
+        return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding, weak_type=weak)
+    if isinstance(sharding, PartitionSpec):
+        return PartitionedSpec(leaf.shape, leaf.dtype, sharding)
+    return leaf
+
+
+def _told(function: Any) -> Any:
+    """Return what ``jax.jit`` was told of a function, or None."""
+    return getattr(getattr(function, "jitted_fn", function), "_jit_info", None)
 
 
 def _has_arrays(value: Any) -> bool:
