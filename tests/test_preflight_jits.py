@@ -12,7 +12,9 @@ import numpy as np
 import pytest
 from flax import nnx
 
+from neurenix import chips
 from neurenix._core.errors import ArgumentError, CompilationError
+from neurenix.preflight.description import describe
 from neurenix.preflight.jits import compiled_in
 from neurenix.preflight.script import first_step, preflight_script
 
@@ -51,6 +53,14 @@ WAYS = {
         "    @functools.partial(jax.jit, static_argnums=0)\n"
         "    def step(self, w, x): return w\n"
         "train_step = functools.partial(Run.step, Run())\n",
+    ),
+    "an object": (
+        "Step",
+        "class Step:\n    def __call__(self, w, x): return w\ntrain_step = jax.jit(Step())\n",
+    ),
+    "an object of nnx": (
+        "Step",
+        "class Step:\n    def __call__(self, w, x): return w\ntrain_step = nnx.jit(Step())\n",
     ),
     "in a function": (
         "step",
@@ -123,6 +133,60 @@ step(W, X)
     assert len(first_step(script(code), step="step")[1]) == 2
 
 
+def test_it_can_be_copied_exported_and_asked_for_its_type(script: Any) -> None:
+    code = """
+import copy
+import jax.export
+step, of_nnx = jax.jit(update), nnx.jit(update)
+assert isinstance(step, type(jax.jit(len))) and isinstance(of_nnx, type(nnx.jit(len)))
+assert isinstance(step, jax.stages.Wrapped) and "jits" not in repr(step)
+assert jax.export.export(step)(W, X).out_avals[0].shape == (4, 4)
+for made in (copy.copy(step), copy.deepcopy(step)):
+    assert jax.eval_shape(made, W, X).shape == (4, 4)
+copy.deepcopy({"step": step})["step"](W, X)
+"""
+    assert len(first_step(script(code), step="update")[1]) == 2
+
+
+@pytest.mark.parametrize("where", ["with jax.set_mesh(mesh)", "jax.set_mesh(mesh)\nif 1"])
+def test_a_step_of_a_mesh_in_context_is_described_outside_of_it(script: Any, where: str) -> None:
+    code = f"""
+from jax.sharding import AxisType, PartitionSpec as P
+mesh = jax.make_mesh((8,), ("data",), axis_types=(AxisType.Auto,))
+@functools.partial(jax.jit, donate_argnums=0)
+def step(w, x): return w + jax.lax.with_sharding_constraint(x.T @ x, P("data"))
+{where}:
+    step(jnp.ones((8, 8)), jnp.ones((8, 8)))
+"""
+    before = jax.sharding.get_mesh()
+    try:
+        target, args = first_step(script(code), step="step")
+        program = describe(target, args, chips.resolve("v5e-8"))
+    finally:
+        jax.set_mesh(before)
+    assert len(program.leaves) == 2 and program.donated == (0,)
+
+
+def test_arrays_are_laid_as_in_shardings_says(script: Any) -> None:
+    code = """
+import numpy as np
+from jax.sharding import NamedSharding, PartitionSpec as P
+mesh = jax.make_mesh((4, 2), ("data", "model"))
+over = lambda *axes: NamedSharding(mesh, P(*axes))
+def step(state, kind, batch, scale): return {"w": state["w"] + batch["x"].sum(), "no": None}
+step = jax.jit(
+    step,
+    in_shardings=[{"w": over(None, "model"), "no": None}, {"x": over("data"), "n": None}, None],
+    donate_argnums=0,
+    static_argnums=1,
+)
+step({"w": np.ones((8, 8)), "no": None}, "text", {"x": W, "n": 3.0}, 1.0)
+"""
+    program = describe(*first_step(script(code), step="step"), chips.resolve("v5e-8"))
+    assert program.axes == {"data": 4, "model": 2} and program.donated == (0,)
+    assert [leaf.device_shape for leaf in program.leaves] == [(8, 4), (1, 4)]
+
+
 @pytest.mark.parametrize(
     ("code", "step", "said"),
     [
@@ -178,10 +242,13 @@ def g(): ...
 h = neurenix.jit(h)
 @cache
 def i(): ...
+@numba.jit
+def k(): ...
+l = torch.jit.script(nn.jit(L))
 """
     found = [("a", "jit"), ("b", "eqx.filter_jit"), ("e", "jax.jit"), ("c", "jax.jit")]
     assert sorted(compiled_in(text)) == sorted([*found, ("_d", "jax.jit")])
-    assert compiled_in("def :") == compiled_in("a\0") == []
+    assert compiled_in("def :") == compiled_in("a\0") == compiled_in("1" + "+1" * 20000) == []
 
 
 def test_a_mesh_of_the_scripts_own_is_for_the_devices_that_it_found(script: Any) -> None:

@@ -21,15 +21,24 @@ from neurenix._jax import trace_state_clean
 from neurenix._nnx import nnx
 from neurenix.compiler import intercept
 
-_JITS = ("jit", "filter_jit")
-_OWN = ("nx.jit", "neurenix.jit")
+_JITS = ("jit", "jax.jit", "nnx.jit", "flax.nnx.jit")
+_JITS += ("filter_jit", "eqx.filter_jit", "equinox.filter_jit")
+_UNNAMED = "<unnamed function>"
+"""What ``jax.jit`` calls an object that is no function."""
 
 
 def name_of(function: Any) -> str:
-    """Return a function's name with that of its class before it; of a partial, the function's."""
+    """Return a function's name with that of its class before it; of a partial, the function's.
+
+    Another object that can be called has the name of its class.
+    """
     while isinstance(function, functools.partial):
         function = function.func
-    return getattr(function, "__qualname__", None) or getattr(function, "__name__", "")
+    names = (getattr(function, name, "") for name in ("__qualname__", "__name__"))
+    if name := next((name for name in names if name not in ("", _UNNAMED)), ""):
+        return name
+    inner = getattr(function, "__wrapped__", None)
+    return type(function).__qualname__ if inner is None else name_of(inner)
 
 
 def is_named(function: str, name: str) -> bool:
@@ -62,7 +71,7 @@ def watching(name: str) -> Iterator[list[str]]:
 def compiled_in(source: str) -> list[tuple[str, str]]:
     """Return names of functions that a script's text compiles, each with what compiles it.
 
-    Those of ``nx.jit`` are left out, and all of a text that is not Python.
+    Those of ``nx.jit`` and of other libraries are left out, and all of a text that is not Python.
 
     Example:
         >>> compiled_in('''
@@ -74,7 +83,7 @@ def compiled_in(source: str) -> list[tuple[str, str]]:
     """
     try:
         tree = ast.parse(source)
-    except (SyntaxError, ValueError):
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
         return []
     found = []
     for node in ast.walk(tree):
@@ -90,7 +99,7 @@ def _jit(node: ast.expr) -> str:
     if isinstance(node, ast.Call):
         return _jit(node.args[0] if _is_partial(node) else node.func)
     name = _dotted(node)
-    return name if name.rpartition(".")[2] in _JITS and name not in _OWN else ""
+    return name if name in _JITS else ""
 
 
 def _name(node: ast.expr) -> str:
@@ -142,6 +151,20 @@ class _Watched:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._compiled, name)
+
+    @property
+    def __class__(self) -> Any:
+        """That of what it stands for, which is what ``isinstance`` asks."""
+        return type(self._compiled)
+
+    def __copy__(self) -> Any:
+        return self
+
+    def __deepcopy__(self, memo: Any) -> Any:
+        return self
+
+    def __repr__(self) -> str:
+        return repr(self._compiled)
 
     def __get__(self, owner: Any, kind: type[Any] | None = None) -> Any:
         return self if owner is None else MethodType(self, owner)
