@@ -69,6 +69,17 @@ def test_a_mesh_of_other_axes_is_said_with_both_ways_out() -> None:
         trace(summed(mesh), (X,), axes={"data": 8})
 
 
+def test_a_mesh_of_other_axes_is_taken_where_none_is_asked_for() -> None:
+    devices = np.array(jax.devices()[:8]).reshape(2, 4)
+    function = summed(Mesh(devices, ("data", "tensor")))
+    program = describe(function, (spec((64, 64)),), chips.resolve("v5e-8"))
+    assert program.axes == {"data": 2, "tensor": 4}
+    with pytest.raises(ArgumentError, match=r"data=2, tensor=4, and .*data=8"):
+        describe(function, (spec((64, 64)),), chips.resolve("v5e-8"), mesh={"data": 8})
+    with pytest.raises(ArgumentError, match=r"data=2, tensor=4, and .*data=16"):
+        describe(function, (spec((64, 64)),), chips.resolve("v5e-16"))
+
+
 def test_other_errors_inside_of_a_shard_map_stay_what_they_are() -> None:
     def wrong(x: Any) -> Any:
         return jax.shard_map(

@@ -136,7 +136,8 @@ class TraceOptions:
     of all arguments in flattening order; left empty, they are told from optax's state, if there is
     one. ``platform`` and ``device_kind`` are JAX's names, the second for what differs between
     generations, such as attention kernels. ``numbers`` are parameters that were given Python
-    numbers, for the error that their values are needed.
+    numbers, for the error that their values are needed. ``any_mesh`` says that a mesh of the
+    function's own, of as many devices, may take the place of ``axes``.
     """
 
     donate_argnums: tuple[int, ...] = ()
@@ -145,6 +146,7 @@ class TraceOptions:
     platform: str = "tpu"
     device_kind: str = ""
     numbers: tuple[str, ...] = ()
+    any_mesh: bool = False
 
 
 def trace(
@@ -188,7 +190,8 @@ def trace(
         own = mesh_in(error.__cause__, mesh)
         if own is None:
             raise
-        if own.shape_tuple != mesh.shape_tuple:
+        instead = options.any_mesh and own.size == mesh.size
+        if own.shape_tuple != mesh.shape_tuple and not instead:
             if "mesh" in str(error.__cause__).lower():
                 raise _other_mesh(own, mesh, error) from error.__cause__
             raise

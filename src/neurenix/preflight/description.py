@@ -120,7 +120,10 @@ def describer(
         bound.args,
         axes=axes_on(where, mesh or _if_as_many(own, where)),
         options=replace(
-            bound.options, platform=platform_of(where), device_kind=_kind_if_it_matters(where)
+            bound.options,
+            platform=platform_of(where),
+            device_kind=_kind_if_it_matters(where),
+            any_mesh=mesh is None,
         ),
     )
 
