@@ -14,6 +14,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 import neurenix as nx
 from neurenix import chips
 from neurenix._core.errors import ArgumentError, ArgumentTypeError, ShapeError
+from neurenix.compiler.placement import abstract_mesh, axes_of_arguments
 from neurenix.compiler.program import Program, spec, trace
 from neurenix.preflight.description import describe
 
@@ -109,6 +110,22 @@ def test_the_mesh_of_the_arrays_is_taken_if_it_has_as_many_devices() -> None:
 def test_a_mesh_of_another_size_is_asked_for() -> None:
     with pytest.raises(ShapeError, match=r"axis 'dp'; the mesh has data=16\..*--mesh dp=… on the"):
         program_of_arrays("v5e-16")
+
+
+def test_one_device_is_no_mesh_that_an_array_brings_along() -> None:
+    def on(axes: dict[str, int]) -> Any:
+        sharding = NamedSharding(abstract_mesh(axes), PartitionSpec())
+        return jax.ShapeDtypeStruct((8,), "float32", sharding=sharding)
+
+    one, eight, other = on({"x": 1}), on({"a": 8}), on({"b": 8})
+    assert axes_of_arguments([one]) is None
+    assert axes_of_arguments([one, eight]) == {"a": 8}
+    assert axes_of_arguments([eight, other]) is None
+
+
+def test_a_mesh_axis_divides_an_array_once() -> None:
+    with pytest.raises(ShapeError, match=r"Argument 0 of shape \(8, 8\) .* 'data' twice"):
+        trace(jnp.sin, (spec((8, 8), partition=("data", "data")),), axes={"data": 8})
 
 
 @pytest.mark.parametrize(

@@ -146,15 +146,19 @@ def _check_divides(
         raise ShapeError(
             f"Argument {path} has shape {shape}, and a partition for {len(partition)} axes."
         )
+    named = [name for names in partition for name in axis_names(names)]
+    if twice := [name for name in named if named.count(name) > 1]:
+        raise ShapeError(
+            f"Argument {path} of shape {shape} is divided over the mesh axis {twice[0]!r} twice."
+        )
     for size, names in zip(shape, partition, strict=False):
         for name in axis_names(names):
             if name not in axes:
-                wanted = [own for entry in partition for own in axis_names(entry)]
                 raise ShapeError(
                     f"Argument {path} is divided over the mesh axis {name!r}; the mesh has "
                     f"{', '.join(f'{k}={v}' for k, v in axes.items())}. Name another with the "
-                    f"sizes of its axes: mesh={{{', '.join(f'{own!r}: …' for own in wanted)}}}, or "
-                    f"--mesh {','.join(f'{own}=…' for own in wanted)} on the command line."
+                    f"sizes of its axes: mesh={{{', '.join(f'{own!r}: …' for own in named)}}}, or "
+                    f"--mesh {','.join(f'{own}=…' for own in named)} on the command line."
                 )
         parts = math.prod(axes[name] for name in axis_names(names))
         if size % parts:
