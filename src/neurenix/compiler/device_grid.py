@@ -5,6 +5,7 @@ Owns that order. Which slice and which axes there are is the request's to say.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -24,7 +25,8 @@ def devices_of(target: Mapping[str, Any]) -> list[Any]:
 def device_grid(devices: Sequence[Any], sizes: tuple[int, ...], num_slices: int) -> Any:
     """Arrange devices along the axes of a mesh.
 
-    Several slices lie along the first axis, whose part inside a slice comes after the slices.
+    Several slices lie along the first axis, and along the next ones as far as it is too short for
+    them; the part of an axis inside a slice comes after the slices.
 
     Returns:
         A NumPy array of devices, of the shape ``sizes``.
@@ -36,11 +38,18 @@ def device_grid(devices: Sequence[Any], sizes: tuple[int, ...], num_slices: int)
     if num_slices == 1:
         return _torus_grid(sizes, devices)
     per_slice = len(devices) // num_slices
-    inner = (sizes[0] // num_slices, *sizes[1:])
-    slices = [
-        _torus_grid(inner, devices[i : i + per_slice]) for i in range(0, len(devices), per_slice)
-    ]
-    return np.concatenate(slices, axis=0)
+    outer, left = [], num_slices
+    for size in sizes:
+        outer.append(math.gcd(size, left))
+        left //= outer[-1]
+    inner = tuple(size // slices for size, slices in zip(sizes, outer, strict=True))
+    grids = np.stack(
+        [_torus_grid(inner, devices[i : i + per_slice]) for i in range(0, len(devices), per_slice)]
+    ).reshape(*outer, *inner)
+    count = len(sizes)  # each axis of slices goes before its own part inside of a slice
+    return grids.transpose([n for axis in range(count) for n in (axis, count + axis)]).reshape(
+        sizes
+    )
 
 
 def _torus_grid(sizes: tuple[int, ...], devices: Sequence[Any]) -> Any:
