@@ -5,6 +5,7 @@ No TPU is here. For TPUs everything up to PJRT's own loading is tested, with the
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 import random
@@ -18,6 +19,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import AxisType, NamedSharding
+from jax.sharding import PartitionSpec as P
 
 import neurenix as nx
 from neurenix import chips, nn
@@ -32,8 +35,14 @@ from neurenix._core.errors import (
     UnknownNameError,
 )
 from neurenix.compiler import host, plain_tree
-from neurenix.compiler.artefact import Artefact, check_versions, fixed_text, read
+from neurenix.compiler.artefact import Artefact, check_versions, fixed_text, read, write
+from neurenix.compiler.compile import Compiled
+from neurenix.compiler.device_grid import device_grid
 from neurenix.compiler.loaded import _checked, arrange, check_slice
+from neurenix.compiler.placement import abstract_mesh
+from neurenix.compiler.program import Program, TraceOptions, trace
+from neurenix.compiler.target import Target
+from neurenix.compiler.traits import Traits
 from neurenix.hardware.tpu_topology import topology_of_devices
 from neurenix.preflight import CompileOptions, PreflightOptions, recompile
 
@@ -97,9 +106,13 @@ def repacked(artefact: Artefact, path: Path, members=None, **manifest) -> Path:
             for name, content in held.items()
         }
     text = json.dumps(described).encode()
-    comment = b"neurenix-artefact manifest-sha256=" + hashlib.sha256(text).hexdigest().encode()
-    pack(path, {"manifest.json": text, **held}, comment)
+    pack_signed(path, text, held)
     return path
+
+
+def pack_signed(path: Path, text: bytes, members: dict[str, bytes]) -> None:
+    comment = b"neurenix-artefact manifest-sha256=" + hashlib.sha256(text).hexdigest().encode()
+    pack(path, {"manifest.json": text, **members}, comment)
 
 
 def pack(path: Path, members: dict[str, bytes], comment: bytes, packed: int = 0) -> None:
@@ -302,6 +315,7 @@ def test_a_static_argument_has_one_text_in_every_process() -> None:
     text = fixed_text((4, frozenset("yxz"), Settings()))
     assert text == "(4, frozenset({'x', 'y', 'z'}), <Settings object>)"
     assert fixed_text((np.int64(4),)) == fixed_text((4,)) == "(4,)"
+    assert fixed_text("read at 0x10") != fixed_text("read at 0x20")  # text, and no address
 
 
 def test_static_arguments_are_given_as_they_were_or_left_out(tmp_path: Path) -> None:
@@ -319,9 +333,20 @@ def test_static_arguments_are_given_as_they_were_or_left_out(tmp_path: Path) -> 
             program(5, x, 2)
         with pytest.raises(ArgumentTypeError, match="'1' is not known"):
             program(4, x)
-    path = repacked(made, tmp_path / "x.nxc", call={"arguments": 1, "fixed": {"2": "2"}})
-    with pytest.raises(ArtefactError, match="not a valid one: see call"):
-        nx.load_compiled(path)
+    for count in (1, 2, True):
+        path = repacked(made, tmp_path / "x.nxc", call={"arguments": count, "fixed": {"2": "2"}})
+        with pytest.raises(ArtefactError, match="not a valid one: see call"):
+            nx.load_compiled(path)
+
+
+def test_64_bit_arguments_keep_their_bits_whoever_calls(tmp_path: Path) -> None:
+    path = tmp_path / "x.nxc"
+    with jax.enable_x64(True):
+        count = nx.spec((), "int64")
+        nx.compile_for(lambda x, n: x * n, nx.spec((3,), "float64"), count, on="cpu", path=path)
+    program = nx.load_compiled(path)
+    for number in (np.int64(2**40), 2**40):
+        assert program(np.arange(3.0), number).tolist() == [0, 2**40, 2**41]
 
 
 def test_a_donated_array_is_given_once(tmp_path: Path) -> None:
@@ -413,7 +438,7 @@ def test_nothing_in_it_is_a_pickle(for_tpu: Artefact, for_cpu: Artefact) -> None
 
 def test_reading_gives_what_was_written(for_tpu: Artefact) -> None:
     assert read(for_tpu.path) == for_tpu
-    assert read(for_tpu.path, sha256=for_tpu.sha256.upper()) == for_tpu
+    assert read(for_tpu.path, sha256=f" {for_tpu.sha256.upper()}\n") == for_tpu
 
 
 def test_a_file_of_elsewhere_is_told_by_its_sha256(for_tpu: Artefact) -> None:
@@ -480,9 +505,33 @@ def test_members_that_do_not_belong(for_tpu: Artefact, tmp_path: Path) -> None:
     pack(tmp_path / "more.nxc", members | {"code.py": b"print()"}, comment)
     pack(tmp_path / "packed.nxc", members, comment, zipfile.ZIP_DEFLATED)
     pack(tmp_path / "fewer.nxc", {"manifest.json": members["manifest.json"]}, comment)
-    for name in ("more", "packed", "fewer"):
+    pack(tmp_path / "twice.nxc", members, comment)
+    with (
+        pytest.warns(UserWarning, match="Duplicate name"),
+        zipfile.ZipFile(tmp_path / "twice.nxc", "a") as file,
+    ):
+        file.writestr("program.bin", members["program.bin"])
+    for name in ("more", "packed", "fewer", "twice"):
         with pytest.raises(ArtefactError, match="the list of members"):
             nx.load_compiled(tmp_path / f"{name}.nxc")
+    pack(tmp_path / "foreign.nxc", members, b"made by hand")
+    with pytest.raises(ArtefactError, match="is a ZIP file, and not a Neurenix artefact"):
+        nx.load_compiled(tmp_path / "foreign.nxc")
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "message"),
+    [(8, 1, "program.bin is not"), (8, 32, "program.bin is not"), (6, 99, "cut short or damaged")],
+    ids=["encrypted", "patched", "of a later version"],
+)
+def test_a_zip_file_of_another_kind(for_tpu, tmp_path: Path, field, value, message) -> None:
+    content = bytearray(for_tpu.path.read_bytes())
+    content[content.rindex(b"PK\x01\x02") + field] = value
+    if field == 8:  # the flags, which the member's own header says as well
+        content[content.rindex(b"PK\x03\x04") + 6] = value
+    (tmp_path / "x.nxc").write_bytes(content)
+    with pytest.raises(ArtefactError, match=message):
+        nx.load_compiled(tmp_path / "x.nxc")
 
 
 def test_no_flipped_byte_goes_unnoticed(for_tpu: Artefact, tmp_path: Path) -> None:
@@ -520,6 +569,87 @@ def test_a_manifest_that_makes_no_sense(for_tpu: Artefact, tmp_path: Path, chang
     path = repacked(for_tpu, tmp_path / "x.nxc", **change)
     with pytest.raises(ArtefactError, match="not a valid one"):
         nx.load_compiled(path)
+
+
+SUM = {"bytes": 1, "sha256": ""}
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("target", {}),
+        ("versions", ["jax"]),
+        ("axes", [1]),
+        ("axes", [["data", 1, 1]]),
+        ("device_ids", [[0]]),
+        ("coordinates", [None]),
+        ("machine", {"architecture": "x86_64", "features": 3}),
+        ("unused_arguments", [["0"]]),
+        ("outputs", [{}] * 4),
+        ("model_flops", True),
+    ],
+)
+def test_a_manifest_of_another_form(for_cpu: Artefact, tmp_path: Path, key: str, value) -> None:
+    path = repacked(for_cpu, tmp_path / "x.nxc", **{key: value})
+    with pytest.raises(ArtefactError, match=f"not a valid one: see {key}"):
+        nx.load_compiled(path)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("path", 3), ("path", "2"), ("shape", 4), ("partition", 3), ("memory_kind", 3),
+     ("donated", "yes"), ("device_shape", None)],
+)  # fmt: skip
+def test_an_argument_of_another_form(for_cpu: Artefact, tmp_path: Path, key: str, value) -> None:
+    first, *others = for_cpu.manifest["arguments"]
+    path = repacked(for_cpu, tmp_path / "x.nxc", arguments=[{**first, key: value}, *others])
+    with pytest.raises(ArtefactError, match="not a valid one: see arguments"):
+        nx.load_compiled(path)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "message"),
+    [("partition", ["rows"], "rows"), ("partition", ["data", "data"], "duplicate"),
+     ("memory_kind", "flash", "flash"), ("dtype", "float33", "float33")],
+)  # fmt: skip
+def test_names_that_nobody_knows(for_cpu, tmp_path: Path, key: str, value, message: str) -> None:
+    first, *others = for_cpu.manifest["arguments"]
+    path = repacked(for_cpu, tmp_path / "x.nxc", arguments=[{**first, key: value}, *others])
+    with pytest.raises(ArtefactError, match=f"not a valid one: .*{message}"):
+        nx.load_compiled(path)
+    path = repacked(for_cpu, tmp_path / "x.nxc", axes=[["data", 4]])
+    with pytest.raises(ArtefactError, match="not a valid one: cannot reshape"):
+        nx.load_compiled(path)
+    for ids, places in (([0, 0], [[], []]), ([0], [])):
+        path = repacked(for_cpu, tmp_path / "x.nxc", device_ids=ids, coordinates=places)
+        with pytest.raises(ArtefactError, match="numbered in another way"):
+            nx.load_compiled(path)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [(b"[" * 100_000, "no readable manifest"), (b"[]", "no readable"), (b"\xff", "no readable"),
+     (b'{"schema": 2, "versions": ["9"]}', "schema 2, written by neurenix another version")],
+)  # fmt: skip
+def test_no_manifest_at_all(tmp_path: Path, text: bytes, message: str) -> None:
+    pack_signed(tmp_path / "x.nxc", text, {"executable.bin": b"", "program.bin": b""})
+    with pytest.raises(ArtefactError, match=message):
+        read(tmp_path / "x.nxc")
+
+
+@pytest.mark.parametrize(
+    "sums",
+    [
+        {"executable.bin": SUM},
+        {"executable.bin": SUM, "program.bin": {}},
+        {"executable.bin": SUM, "program.bin": SUM, "manifest.json": SUM},
+    ],
+)
+def test_sums_of_other_members(for_cpu: Artefact, tmp_path: Path, sums: dict) -> None:
+    text = json.dumps({**for_cpu.manifest, "members": sums}).encode()
+    pack_signed(tmp_path / "x.nxc", text, {"executable.bin": b"", "program.bin": b""})
+    with pytest.raises(ArtefactError, match="not a valid one: see members"):
+        read(tmp_path / "x.nxc")
 
 
 # This machine.
@@ -597,6 +727,21 @@ def test_meshes_of_other_slices(folder: Path, tmp_path: Path, name: str, mesh) -
     assert artefact.manifest["outputs"][0]["partition"][0] == "data"
 
 
+@pytest.mark.parametrize(
+    ("name", "sizes", "slices"),
+    [
+        ("2x v5e-4", (2, 4), [[0] * 4, [1] * 4]),
+        ("2x v5e-4", (1, 2, 4), [[[0] * 4, [1] * 4]]),
+        ("4x v5e-4", (2, 8), [[0] * 4 + [1] * 4, [2] * 4 + [3] * 4]),
+        ("4x v5e-4", (8, 2), [[n // 2] * 2 for n in range(8)]),
+    ],
+)
+def test_slices_lie_along_the_first_axes_of_a_mesh(name: str, sizes, slices) -> None:
+    grid = device_grid(tpu_devices(name), sizes, len(np.unique(slices)))
+    assert np.vectorize(lambda device: device.slice_index)(grid).tolist() == slices
+    assert len(set(grid.flat)) == grid.size
+
+
 @pytest.mark.parametrize("name", ["v6e-8", "v5e-4", "v5e-16"])
 def test_another_slice_is_named(for_tpu: Artefact, name: str) -> None:
     with pytest.raises(ArtefactError) as caught:
@@ -629,6 +774,18 @@ def test_a_cpu_with_fewer_instructions(for_cpu: Artefact, tmp_path: Path) -> Non
     )
     with pytest.raises(ArtefactError, match="without avx4096"):
         nx.load_compiled(path)
+    path = repacked(for_cpu, path, machine={"architecture": "s390x", "features": []})
+    with pytest.raises(ArtefactError, match=r"compiled for a CPU \(s390x\) that has what this one"):
+        nx.load_compiled(path)
+
+
+def test_arrays_go_to_the_memory_that_the_file_names(for_cpu: Artefact, tmp_path: Path) -> None:
+    first, *others = for_cpu.manifest["arguments"]
+    arguments = [{**first, "memory_kind": "pinned_host"}, *others]
+    program = nx.load_compiled(repacked(for_cpu, tmp_path / "x.nxc", arguments=arguments))
+    kinds = [sharding.memory_kind for sharding in program.shardings.values()]
+    assert kinds == ["pinned_host", "device", "device"]
+    assert program.mesh.axis_types == (AxisType.Auto,)  # whatever is done with results next
 
 
 def test_cpu_features_are_read_where_linux_tells_them(tmp_path: Path) -> None:
@@ -692,6 +849,54 @@ def test_what_a_file_cannot_hold(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+def answer_for(program: Program, **more) -> Compiled:
+    placement = {
+        "device_ids": [*range(8)], "coordinates": [[]] * 8, "machine": {},
+        "arguments": [
+            {"partition": leaf.partition, "memory_kind": leaf.host_memory or "device"}
+            for leaf in program.leaves
+        ],
+        "outputs": [{"shape": [16, 4], "dtype": "float32", "partition": [],
+                     "memory_kind": "device"}] * plain_tree.count_leaves(program.output_tree),
+    }  # fmt: skip
+    target = Target.of(chips.resolve("v5e-8"))
+    return Compiled(target, {}, "", "", {}, False, (), b"code", placement | more)
+
+
+def test_an_artefact_holds_all_of_its_program(tmp_path: Path, monkeypatch) -> None:
+    sharding = NamedSharding(abstract_mesh({"data": 8}), P("data"), memory_kind="pinned_host")
+    rows = jax.ShapeDtypeStruct((16, 4), "float32", sharding=sharding)
+    traced = TraceOptions(donate_argnums=(1,))
+    program = trace(lambda u, w, x: (w @ w.T, w + 1, x), (*ARGUMENTS[:1], nx.spec((16, 4)), rows),
+                    axes={"data": 8}, options=traced)  # fmt: skip
+    assert program.leaves[1].host_memory == "pinned_host" and program.model_flops
+    monkeypatch.setenv("LIBTPU_INIT_ARGS", "--xla_a=1")
+    given = CompileOptions(compiler_options={"xla_b": "2"})
+    write(tmp_path / "x.nxc", program, answer_for(program), given)
+    with zipfile.ZipFile(tmp_path / "x.nxc") as file:  # equal content, equal bytes
+        assert {entry.date_time for entry in file.infolist()} == {(1980, 1, 1, 0, 0, 0)}
+    made = read(tmp_path / "x.nxc")
+    assert made.as_program() == dataclasses.replace(program, traits=Traits())
+    assert made.manifest["libtpu_init_args"] == "--xla_a=1"
+    assert made.manifest["compiler_options"] == {"xla_b": "2"}
+
+
+def test_no_file_without_what_it_takes_to_run(tmp_path: Path) -> None:
+    path, x = tmp_path / "x.nxc", nx.spec((16, 4))
+    program = trace(lambda x: x + 1, (x,), axes={"data": 8})
+    twice = trace(lambda x: x["a.b"] + x["a"]["b"], ({"a.b": x, "a": {"b": x}},), axes={"data": 8})
+    key = {"shape": [], "dtype": "key<fry>", "partition": [], "memory_kind": "device"}
+    for made, answer, message in (
+        (program, answer_for(program, problem="it has effects"), "it has effects"),
+        (program, dataclasses.replace(answer_for(program), executable=b""), "no executable"),
+        (program, answer_for(program, outputs=[key]), "the result is a random key"),
+        (twice, answer_for(twice), r"have the same path, '0\.a\.b'"),
+    ):
+        with pytest.raises(ArgumentError, match=message):
+            write(path, made, answer, CompileOptions())
+    assert not path.exists()
+
+
 def test_a_refused_program_leaves_the_old_file(folder: Path, tmp_path: Path) -> None:
     path = tmp_path / "x.nxc"
     path.write_text("old")
@@ -729,11 +934,14 @@ def test_the_program_inside_is_compiled_again(for_tpu: Artefact, for_cpu, tmp_pa
 
 
 def test_trees_come_back_from_plain_data() -> None:
-    tree = {"b": [1, (2, None)], "a": {}, "l": Logs(jnp.ones(()), jnp.ones(2))}
+    tree = {"b": [1, (2, {3: 4}, None)], "a": {}, "l": Logs(jnp.ones(()), jnp.ones(2))}
     described = json.loads(json.dumps(plain_tree.describe(tree)))
     loss, count = jax.tree.leaves(tree)[-2:]
     built = plain_tree.build(described, iter(jax.tree.leaves(tree)))
-    assert built == {"a": {}, "b": [1, (2, None)], "l": {"loss": loss, "count": count}}
+    assert built == {"a": {}, "b": [1, (2, {3: 4}, None)], "l": {"loss": loss, "count": count}}
+
+    with pytest.raises(ValueError, match="no node 'set'"):
+        plain_tree.build(["set", []], iter(()))
 
 
 # The command.

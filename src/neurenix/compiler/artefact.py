@@ -47,29 +47,33 @@ _MEMBERS = ("manifest.json", "executable.bin", "program.bin")
 _WHEN = (1980, 1, 1, 0, 0, 0)  # the earliest that ZIP knows: equal content, equal bytes
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 _OF_A_MODULE = re.compile(r"<(?:\w+\.)+(\w+ object)")  # __main__ where it is a script
-_KEYS = {
-    "schema": int,
+_ARRAY = {
+    "shape": [int],
+    "dtype": str,
+    "partition": [(None, str, [str])],
+    "memory_kind": (None, str),
+}
+_MACHINE = {"architecture": str, "features": [str]}
+_FORM = {
     "name": str,
     "platform": str,
-    "target": dict,
-    "versions": dict,
-    "axes": list,
-    "device_ids": list,
-    "coordinates": list,
-    "machine": dict,
-    "arguments": list,
-    "unused_arguments": list,
-    "outputs": list,
+    "target": {"name": str, "num_devices": int},
+    "versions": {},
+    "axes": [[(str, int)]],  # a name and a size each
+    "device_ids": [int],
+    "coordinates": [[int]],
+    "machine": {},
+    "arguments": [_ARRAY | {"path": str, "role": str, "device_shape": [int], "donated": bool}],
+    "unused_arguments": [str],
+    "outputs": [_ARRAY],
     "fingerprint": str,
     "model_flops": (int, float),
     "output_bytes": int,
-    "compiler_options": dict,
+    "compiler_options": {},
     "libtpu_init_args": str,
-    "members": dict,
+    "members": {name: {"bytes": int, "sha256": str} for name in _MEMBERS[1:]},
 }
-_ARGUMENT_KEYS = frozenset(
-    "path role shape dtype partition device_shape memory_kind donated".split()
-)
+"""Of the manifest: a list of one kind, a dictionary with these keys at least, or one of several."""
 
 
 @dataclass(frozen=True)
@@ -104,10 +108,10 @@ class Artefact:
         """Return the program, ready to be compiled again."""
         leaves, donated = [], []
         for index, argument in enumerate(self.manifest["arguments"]):
-            fields = {k: v for k, v in argument.items() if k not in ("donated", "memory_kind")}
+            fields = {name: argument[name] for name in ("path", "role", "dtype")}
             for name in ("shape", "partition", "device_shape"):
                 fields[name] = tuple(
-                    tuple(part) if isinstance(part, list) else part for part in fields[name]
+                    tuple(part) if isinstance(part, list) else part for part in argument[name]
                 )
             kind = argument["memory_kind"]
             leaves.append(Leaf(**fields, host_memory=kind if kind in HOST_MEMORIES else ""))
@@ -145,6 +149,8 @@ def fixed_text(value: Any) -> str:
     """
     if isinstance(value, np.generic):
         value = value.item()
+    if isinstance(value, (str, bytes)):
+        return repr(value)
     if type(value) is tuple:
         return f"({', '.join(map(fixed_text, value))}{',' if len(value) == 1 else ''})"
     if isinstance(value, frozenset):  # in another order in each process
@@ -357,34 +363,52 @@ def _checked_manifest(where: Path, described: bytes) -> dict[str, Any]:
     try:
         manifest = json.loads(described)
         schema = manifest["schema"]
-    except (ValueError, TypeError, KeyError) as error:
+    except (ValueError, TypeError, KeyError, RecursionError) as error:
         raise ArtefactError(f"{where} has no readable manifest.") from error
     if schema != SCHEMA:
-        made = (manifest.get("versions") or {}).get("neurenix", "another version")
+        versions = manifest.get("versions")
+        versions = versions if isinstance(versions, dict) else {}
+        made = versions.get("neurenix", "another version")
         raise ArtefactError(
             f"The manifest of {where} is of schema {schema}, written by neurenix {made}; this "
             f"version reads schema {SCHEMA}. Install that version, or compile the program again."
         )
-    wrong = [key for key, kind in _KEYS.items() if not isinstance(manifest.get(key), kind)]
+    wrong = [key for key, form in _FORM.items() if not _has_form(manifest.get(key), form)]
     if not wrong:
         try:
             leaves = plain_tree.count_leaves(manifest["output_tree"])
-            names = {key for entry in manifest["arguments"] for key in _ARGUMENT_KEYS - set(entry)}
         except (KeyError, TypeError, ValueError, RecursionError):
-            leaves, names = -1, set()
-        if leaves != len(manifest["outputs"]) or names:
-            wrong = ["output_tree" if leaves != len(manifest["outputs"]) else "arguments"]
+            leaves = -1
+        if leaves != len(manifest["outputs"]):
+            wrong = ["output_tree"]
+        paths = [argument["path"] for argument in manifest["arguments"]]
+        if len(set(paths)) != len(paths):
+            wrong = ["arguments"]
+        if any(list(map(type, axis)) != [str, int] for axis in manifest["axes"]):
+            wrong = ["axes"]
+        if manifest["platform"] == "cpu" and not _has_form(manifest["machine"], _MACHINE):
+            wrong = ["machine"]
         if not _is_call(manifest.get("call", {"arguments": 0, "fixed": {}})):
             wrong = ["call"]
-        if set(manifest["members"]) != set(_MEMBERS[1:]):
+        if len(manifest["members"]) != len(_MEMBERS[1:]):
             wrong = ["members"]
     if wrong:
         raise ArtefactError(f"The manifest of {where} is not a valid one: see {', '.join(wrong)}.")
     return manifest
 
 
+def _has_form(value: Any, form: Any) -> bool:
+    if isinstance(form, tuple):
+        return any(_has_form(value, one) for one in form)
+    if isinstance(form, list):
+        return isinstance(value, list) and all(_has_form(one, form[0]) for one in value)
+    if isinstance(form, dict):
+        return isinstance(value, dict) and all(_has_form(value.get(k), form[k]) for k in form)
+    return value is None if form is None else type(value) is form
+
+
 def _is_call(call: Any) -> bool:
     if not isinstance(call, dict) or not isinstance(call.get("fixed"), dict):
         return False
     count = call.get("arguments")
-    return isinstance(count, int) and all(n.isdecimal() and int(n) < count for n in call["fixed"])
+    return type(count) is int and all(n.isdecimal() and int(n) < count for n in call["fixed"])

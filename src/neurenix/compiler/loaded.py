@@ -57,17 +57,22 @@ class LoadedProgram:
     def __init__(self, artefact: Artefact, devices: Sequence[Any]) -> None:
         manifest = artefact.manifest
         self.artefact = artefact
-        axes = [(name, size) for name, size in manifest["axes"]]
-        grid = np.array(devices, dtype=object).reshape([size for _, size in axes])
-        self.mesh = Mesh(
-            grid, tuple(name for name, _ in axes), axis_types=(AxisType.Auto,) * len(axes)
-        )
         self._arguments = {entry["path"]: entry for entry in manifest["arguments"]}
         self._unused = frozenset(manifest["unused_arguments"])
-        self._placed = [self._sharding(entry) for entry in manifest["arguments"]]
-        self._results = [
-            (tuple(entry["shape"]), self._sharding(entry)) for entry in manifest["outputs"]
-        ]
+        try:
+            axes = dict(manifest["axes"])
+            grid = np.array(devices, dtype=object).reshape(tuple(axes.values()))
+            self.mesh = Mesh(grid, tuple(axes), axis_types=(AxisType.Auto,) * len(axes))
+            self._placed = [self._sharding(entry) for entry in manifest["arguments"]]
+            self._results = [
+                (tuple(entry["shape"]), self._sharding(entry)) for entry in manifest["outputs"]
+            ]
+            for entry in manifest["arguments"]:
+                jax.numpy.dtype(entry["dtype"])
+        except Exception as error:  # whatever JAX raises for names and sizes that it does not know
+            raise ArtefactError(
+                f"The manifest of {artefact.path} is not a valid one: {error}"
+            ) from error
         self._executable = _deserialize(artefact, devices)
 
     @property
@@ -91,10 +96,11 @@ class LoadedProgram:
                 "was compiled."
             )
         given = self._matched(self._traced(args))
-        arrays = [
-            jax.device_put(leaf, sharding)
-            for leaf, sharding in zip(given, self._placed, strict=True)
-        ]
+        with jax.enable_x64(True):  # a program keeps its 64-bit types, whoever calls it
+            arrays = [
+                jax.device_put(leaf, sharding)
+                for leaf, sharding in zip(given, self._placed, strict=True)
+            ]
         try:
             outcome = self._executable.execute_sharded(arrays)
         except jax.errors.JaxRuntimeError as error:
@@ -162,7 +168,7 @@ class LoadedProgram:
 
     def _sharding(self, entry: dict[str, Any]) -> NamedSharding:
         parts = [tuple(p) if isinstance(p, list) else p for p in entry["partition"]]
-        return NamedSharding(self.mesh, PartitionSpec(*parts), memory_kind=entry.get("memory_kind"))
+        return NamedSharding(self.mesh, PartitionSpec(*parts), memory_kind=entry["memory_kind"])
 
 
 def load_compiled(path: str | os.PathLike[str], *, sha256: str | None = None) -> LoadedProgram:
@@ -236,10 +242,9 @@ def arrange(artefact: Artefact, devices: Sequence[Any]) -> list[Any]:
     numbered = {device.id: device for device in devices}
     ids = artefact.manifest["device_ids"]
     places = artefact.manifest["coordinates"]
-    if set(ids) != set(numbered) or any(
-        list(getattr(numbered[number], "coords", ())) != place
-        for number, place in zip(ids, places, strict=True)
-    ):
+    if sorted(ids) != sorted(numbered) or places != [
+        list(getattr(numbered[number], "coords", ())) for number in ids
+    ]:
         raise ArtefactError(
             f"The devices of this machine are numbered in another way than those that "
             f"{artefact.path} was compiled for ({artefact.target}). Compile it again on this "
@@ -270,11 +275,11 @@ def _tpu_devices(artefact: Artefact) -> list[Any]:
 
 def _cpu_devices(artefact: Artefact) -> list[Any]:
     made, here = artefact.manifest["machine"], host.cpu()
-    lacking = sorted(set(made.get("features", ())) - set(here["features"]))
-    if made.get("architecture") != here["architecture"] or lacking:
+    lacking = sorted(set(made["features"]) - set(here["features"]))
+    if made["architecture"] != here["architecture"] or lacking:
         without = f", without {', '.join(lacking[:5])}" if lacking else ""
         raise ArtefactError(
-            f"{artefact.path} was compiled for a CPU ({made.get('architecture')}) that has what "
+            f"{artefact.path} was compiled for a CPU ({made['architecture']}) that has what "
             f"this one ({here['architecture']}{without}) has not. Compile it again here: neurenix "
             f"compile {artefact.path} -o FILE"
         )

@@ -1,8 +1,9 @@
 """Trees of arrays as plain data, so that a file can hold the shape of a result without pickle.
 
 Owns the description and what is built from it. Dictionaries, lists, tuples and ``None`` come back
-as they were; a dataclass, a named tuple or any other registered node comes back as a dictionary of
-its fields, because the file names no code.
+as they were, but for keys that are neither text nor ``int``, which become text; a dataclass, a
+named tuple or any other registered node comes back as a dictionary of its fields, because the file
+names no code.
 """
 
 from __future__ import annotations
