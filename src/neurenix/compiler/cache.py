@@ -16,7 +16,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-_FORMAT = 1
+_FORMAT = 2
 _MAGIC = b"neurenix-preflight-1\n"
 
 
