@@ -104,10 +104,19 @@ def test_the_first_call_of_the_named_function_is_the_step(
     arrays = [leaf.shape for leaf in jax.tree.leaves((args, getattr(target, "keywords", {})))
               if hasattr(leaf, "shape")]  # fmt: skip
     assert arrays == [(4, 4), (2, 4)]
-    assert (jax.jit, nnx.jit) == BEFORE
+    assert (jax.jit, jax.pmap, nnx.jit) == BEFORE
 
 
-BEFORE = jax.jit, nnx.jit
+BEFORE = jax.jit, jax.pmap, nnx.jit
+
+
+def test_a_function_of_pmap_is_found_and_refused(script: Any) -> None:
+    code = "step = jax.pmap(update)\nstep(jnp.stack([W] * 8), jnp.stack([X] * 8))"
+    with pytest.raises(
+        ArgumentError, match=r"update is compiled by jax\.pmap, which .*shard_map\("
+    ):
+        preflight_script(script(code + TAKEN), on=["v5e-8"], step="update")
+    assert not Path("taken").exists()
 
 
 def test_it_is_compiled_as_it_is(script: Any) -> None:
@@ -216,7 +225,7 @@ def test_a_script_without_the_step_is_told_of_those_it_has(
 ) -> None:
     with pytest.raises(ArgumentError, match=re.escape(said)):
         first_step(script(code), step=step)
-    assert (jax.jit, nnx.jit) == BEFORE
+    assert (jax.jit, jax.pmap, nnx.jit) == BEFORE
 
 
 def test_a_script_that_takes_long_is_told_too(script: Any) -> None:

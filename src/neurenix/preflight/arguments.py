@@ -121,7 +121,7 @@ def call_of(function: Callable[..., Any], args: Sequence[Any]) -> Call:
     is not compiled, all but arrays, specs and modules.
 
     Raises:
-        ArgumentError: it is a module of flax.linen, or its method.
+        ArgumentError: it is a module of flax.linen, or its method; or ``jax.pmap`` compiled it.
         ArgumentTypeError: an argument is neither an array nor static.
 
     Example:
@@ -140,6 +140,7 @@ def call_of(function: Callable[..., Any], args: Sequence[Any]) -> Call:
     elif is_module(function):
         bound, function = [function, *bound], call_of_class(type(function))
     _refuse_linen(function)
+    _refuse_pmap(function)
     given: dict[int | str, Any] = dict(enumerate([*bound, *args]))
     given.update(sorted(named.items()))
     if is_compiled(function):
@@ -168,6 +169,17 @@ def _refuse_linen(function: Any) -> None:
             f"{name} is a module of flax.linen, which holds no parameters. Give them as an "
             f"argument: nx.preflight(lambda v, x: m.apply(v, x), jax.eval_shape(m.init, "
             "jax.random.key(0), x), x, on=…), where m is the module and x an array or nx.spec(…)."
+        )
+
+
+def _refuse_pmap(function: Any) -> None:
+    """Refuse what ``jax.pmap`` compiled, which tells nobody how it divides its arguments."""
+    own = inspect.isfunction(function) and hasattr(function, "lower")
+    if own and not hasattr(function, "trace"):
+        raise ArgumentError(
+            f"{function.__name__} is compiled by jax.pmap, which does not tell how its arguments "
+            "are divided. Write jax.jit(jax.shard_map(function, mesh=…, in_specs=…, out_specs=…)), "
+            "or take the function itself to nx.distribute: strategy.run(function, args=…)."
         )
 
 

@@ -1,8 +1,8 @@
 """Functions that a script compiles with JAX's or Flax's own ``jit``: in its text, and as it runs.
 
-Owns finding them by name. ``nx.jit`` tells of its first call by itself; ``jax.jit`` and ``nnx.jit``
-are replaced while a script runs that is asked for the step of a name, so that the first call of
-that function is told as ``nx.jit`` tells it.
+Owns finding them by name. ``nx.jit`` tells of its first call by itself; ``jax.jit``, ``jax.pmap``
+and ``nnx.jit`` are replaced while a script runs that is asked for the step of a name, so that the
+first call of that function is told as ``nx.jit`` tells it.
 """
 
 from __future__ import annotations
@@ -57,15 +57,15 @@ def is_named(function: str, name: str) -> bool:
 def watching(name: str) -> Iterator[list[str]]:
     """Tell ``intercept.first_call`` of calls of a compiled function of that name while entered.
 
-    Yields the list of the names of all functions that ``jax.jit`` and ``nnx.jit`` compile there.
+    Yields the list of the names of all functions that are compiled there.
     """
     compiled: list[str] = []
-    of_jax, of_nnx = jax.jit, nnx.jit
-    jax.jit, nnx.jit = (_watched(jit, name, compiled) for jit in (of_jax, of_nnx))
+    before = jax.jit, jax.pmap, nnx.jit
+    jax.jit, jax.pmap, nnx.jit = (_watched(jit, name, compiled) for jit in before)
     try:
         yield compiled
     finally:
-        jax.jit, nnx.jit = of_jax, of_nnx
+        jax.jit, jax.pmap, nnx.jit = before
 
 
 def compiled_in(source: str) -> list[tuple[str, str]]:
