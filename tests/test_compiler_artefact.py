@@ -461,6 +461,8 @@ def test_what_is_no_artefact(tmp_path: Path, content: bytes) -> None:
 
 
 def test_a_file_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(ArtefactError, match=r"'a\\x00b' cannot be read: embedded null byte"):
+        nx.load_compiled("a\0b")
     with pytest.raises(ArtefactError, match=r"cannot be read: No such file"):
         nx.load_compiled(tmp_path / "x.nxc")
 

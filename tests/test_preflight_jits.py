@@ -228,6 +228,13 @@ def test_a_script_without_the_step_is_told_of_those_it_has(
     assert (jax.jit, jax.pmap, nnx.jit) == BEFORE
 
 
+@pytest.mark.parametrize("step", ["", " ", ".", "Run."])
+def test_no_name_is_refused_before_the_script_runs(script: Any, step: str) -> None:
+    with pytest.raises(ArgumentError, match="names no function that could be the step"):
+        first_step(script(TAKEN), step=step)
+    assert not Path("taken").exists()
+
+
 def test_a_script_that_takes_long_is_told_too(script: Any) -> None:
     code = "import time\nstep = jax.jit(update)\nfor _ in range(6000): time.sleep(0.01)"
     with pytest.raises(CompilationError, match=r"within 1 s\. .* such as --step update, or call"):

@@ -221,8 +221,9 @@ def read(path: str | os.PathLike[str], *, sha256: str | None = None) -> Artefact
     where = Path(path)
     try:
         content = where.read_bytes()
-    except OSError as error:
-        raise ArtefactError(f"{where} cannot be read: {error.strerror}.") from error
+    except (OSError, ValueError) as error:  # the second for a path that no system takes
+        why = error.strerror if isinstance(error, OSError) else error
+        raise ArtefactError(f"{str(where)!r} cannot be read: {why}.") from error
     found = hashlib.sha256(content).hexdigest()
     if sha256 is not None and found != sha256.strip().lower():
         raise ArtefactError(

@@ -21,8 +21,9 @@ from neurenix._jax import trace_state_clean
 from neurenix._nnx import nnx
 from neurenix.compiler import intercept
 
-_JITS = ("jit", "jax.jit", "nnx.jit", "flax.nnx.jit")
-_JITS += ("filter_jit", "eqx.filter_jit", "equinox.filter_jit")
+_JITS = frozenset(
+    "jit jax.jit nnx.jit flax.nnx.jit filter_jit eqx.filter_jit equinox.filter_jit".split()
+)
 _UNNAMED = "<unnamed function>"
 """What ``jax.jit`` calls an object that is no function."""
 

@@ -124,6 +124,8 @@ def first_step(
     script = Path(path)
     if not script.is_file():
         raise ArgumentError(f"There is no script {str(path)!r}.")
+    if step is not None and not step.rpartition(".")[2].strip():
+        raise ArgumentError(f"{step!r} names no function that could be the step.")
     check_seconds("timeout_seconds", timeout_seconds)
     found = _ScriptRun(script, min(timeout_seconds, LONGEST_SECONDS), step).until_step(arguments)
     return found.target, found.args_of_step
