@@ -12,7 +12,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
@@ -65,6 +65,15 @@ def simulated_slice(tmp_path_factory: pytest.TempPathFactory) -> object:
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.03)
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
     return simulate(SLICE)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def kept_compilers(simulated_slice: object) -> Iterator[None]:
+    """Keep the TPU compiler's process from test to test: to start one takes half a second."""
+    from neurenix.compiler.workers import kept_workers
+
+    with kept_workers():
+        yield
 
 
 @pytest.fixture(autouse=True)

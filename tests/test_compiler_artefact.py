@@ -43,6 +43,7 @@ from neurenix.compiler.placement import abstract_mesh
 from neurenix.compiler.program import Program, TraceOptions, trace
 from neurenix.compiler.target import Target
 from neurenix.compiler.traits import Traits
+from neurenix.compiler.workers import kept_workers
 from neurenix.hardware.tpu_topology import topology_of_devices
 from neurenix.preflight import CompileOptions, PreflightOptions, recompile
 
@@ -933,6 +934,15 @@ def test_the_program_inside_is_compiled_again(for_tpu: Artefact, for_cpu, tmp_pa
     again = recompile(for_cpu.path, tmp_path / "cpu.nxc")
     after, _ = nx.load_compiled(again.path)(*values())
     np.testing.assert_allclose(after["w"], step(*values())[0]["w"], rtol=1e-5)
+
+
+def test_a_cpu_after_a_tpu_is_compiled_for_in_a_process_of_its_own(tmp_path: Path) -> None:
+    uncached = PreflightOptions(compiler=CompileOptions(cache=False))
+    with kept_workers():
+        for on in ("v5e-1", "cpu"):
+            x = nx.spec((4,))
+            made = nx.compile_for(jnp.sin, x, on=on, path=tmp_path / on, options=uncached)
+            assert made.target == on
 
 
 def test_trees_come_back_from_plain_data() -> None:

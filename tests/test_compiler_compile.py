@@ -14,6 +14,7 @@ import sys
 import tempfile
 import textwrap
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import jax
@@ -45,6 +46,14 @@ from neurenix.compiler.workers import NOT_WRITTEN, kept_workers
 pytestmark = pytest.mark.multiprocess
 
 TARGET = Target.of(chips.resolve("v5e-1"))
+
+
+@pytest.fixture(autouse=True)
+def processes_of_its_own() -> Iterator[None]:
+    """Let no test meet a process that another one has kept."""
+    token = workers_module._KEPT.set(None)
+    yield
+    workers_module._KEPT.reset(token)
 
 
 @functools.cache

@@ -30,7 +30,13 @@ from neurenix.compiler import cache as cache_module
 from neurenix.compiler.lowering import lower
 from neurenix.compiler.program import Program
 from neurenix.compiler.target import Target
-from neurenix.compiler.workers import NOT_WRITTEN, Workers, kept_workers, temporary_folder
+from neurenix.compiler.workers import (
+    NOT_WRITTEN,
+    Worker,
+    Workers,
+    kept_workers,
+    temporary_folder,
+)
 
 _TOTAL_NEEDED = re.compile(r"\(([\d.]+)([KMGT])\) exceeds available HBM \(([\d.]+)([KMGT])\)")
 _USED_OF = re.compile(r"Used ([\d.]+)([KMGT]) of ([\d.]+)([KMGT]) hbm")
@@ -268,7 +274,8 @@ def _run(
             (folder / "module.bin").write_bytes(lowered.module)
             (folder / "options.bin").write_bytes(lowered.options)
         (folder / "request.json").write_text(json.dumps(request))
-        worker = workers.take()
+        # The number of a CPU's devices can be set once in a process.
+        worker = workers.take() if request["target"]["topology_name"] else Worker()
         again = False
         try:
             code = worker.compile(directory, timeout_seconds, given_up)
