@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ import pytest
 from flax import nnx
 
 from neurenix import chips
-from neurenix._core.errors import ArgumentError, CompilationError
+from neurenix._core.errors import ArgumentError, CompilationError, NeurenixError
 from neurenix.preflight.description import describe
 from neurenix.preflight.jits import compiled_in
 from neurenix.preflight.script import first_step, preflight_script
@@ -267,18 +268,51 @@ l = torch.jit.script(nn.jit(L))
     assert compiled_in("def :") == compiled_in("a\0") == compiled_in("1" + "+1" * 20000) == []
 
 
-def test_a_mesh_of_the_scripts_own_is_for_the_devices_that_it_found(script: Any) -> None:
-    path = script("""
-row = jax.NamedSharding(jax.make_mesh((8,), ("row",)), jax.P("row"))
-step = jax.jit(update, in_shardings=(None, row))
-step(W, jnp.ones((16, 4)))
-""")
-    with pytest.raises(ArgumentError) as raised:
-        preflight_script(path, on=["v5e-8", "v5e-16"], step="update")
-    assert raised.value.__notes__[-1].endswith("more or fewer in a command for each.")
-    with pytest.raises(ArgumentError) as raised:
-        preflight_script(path, on=["v5e-16"], step="update")
-    assert not hasattr(raised.value, "__notes__")
+LAID = """
+import os
+count = jax.device_count()
+open(f"ran-on-{count}", "x").close()
+row = jax.NamedSharding(jax.make_mesh((count // 2, 2), ("row", "column")), jax.P("row", "column"))
+X = jax.device_put(jnp.ones((2 * count, 4)), row)
+step = jax.jit(update)
+os.environ["PYTHONPATH"] = "gone"
+os.chdir("/")
+"""
+
+
+def test_a_mesh_of_the_scripts_own_is_made_by_a_run_with_as_many_devices(script: Any) -> None:
+    names = ["v5e-8", "v5e-16", "v6e-16", "v5e-4"]
+    folder = Path.cwd()
+    try:
+        reports = preflight_script(script(f"{LAID}step(W, X)"), on=names, step="update")
+    finally:
+        os.chdir(folder)
+    assert [report.slice.name for report in reports] == names
+    meshes = [report.to_dict()["mesh"] for report in reports]
+    assert meshes == [{"row": count // 2, "column": 2} for count in (8, 16, 16, 4)]
+    found = [leaf.shape for report in reports for leaf in report.analysis.program.leaves[1:]]
+    assert found == [(16, 4), (32, 4), (32, 4), (8, 4)]
+    assert sorted(path.name for path in folder.glob("ran-on-*")) == [
+        "ran-on-16",  # one run for both slices
+        "ran-on-4",
+        "ran-on-8",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("at_16", "said", "noted"),
+    [
+        ("raise KeyError('odd')", "failed before any training step: KeyError", "with 16 devices"),
+        ("import signal; os.kill(os.getpid(), 9)", r"with the devices of v5e-16, .*code -9", ""),
+    ],
+)
+def test_a_run_with_other_devices_that_fails_is_told(
+    script: Any, at_16: str, said: str, noted: str
+) -> None:
+    code = f"import os\n{LAID.replace('os.chdir', 'str')}if count == 16: {at_16}\nstep(W, X)"
+    with pytest.raises(NeurenixError, match=said) as raised:
+        preflight_script(script(code), on=["v5e-8", "v5e-16"], step="update")
+    assert noted in "".join(raised.value.__notes__)
 
 
 PLAIN = """
@@ -351,3 +385,12 @@ def test_the_other_commands_take_the_step_too(command: Any, tmp_path: Path) -> N
     )
     assert kept.returncode == 0, kept.stdout + kept.stderr
     assert (tmp_path / "s.nxc").exists() and "train_step compiled for v5e-1" in kept.stdout
+
+
+@pytest.mark.tpu_compile
+def test_a_plan_asks_a_run_with_as_many_devices(command: Any, tmp_path: Path) -> None:
+    script = f"{BEGIN}{LAID}step(W, X)"
+    done = command("plan", "--on", "v5e-4,v5e-8", "--step", "update", "train.py", script=script)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "row=2, column=2" in done.stdout and "row=4, column=2" in done.stdout
+    assert {path.name for path in tmp_path.glob("ran-on-*")} == {"ran-on-4", "ran-on-8"}

@@ -94,7 +94,7 @@ def plan(
     from neurenix.preflight.description import PreflightOptions
     from neurenix.preflight.html import plan_page
     from neurenix.preflight.planning import check_objective, search
-    from neurenix.preflight.script import first_step
+    from neurenix.preflight.script import step_for
     from neurenix.preflight.search_space import SearchSpace
 
     try:
@@ -116,8 +116,8 @@ def plan(
             hint_at_steps(script, step)
             simulate_first(slices)
             with compiler_ready():
-                target, args = first_step(
-                    script, arguments or [], timeout_seconds=timeout, step=step
+                target, args = step_for(
+                    script, arguments or [], slices, timeout_seconds=timeout, step=step
                 )
                 found = search(
                     target,

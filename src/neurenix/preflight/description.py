@@ -29,6 +29,7 @@ from neurenix.compiler.target import CpuHost, kind_of, platform_of
 from neurenix.distribute.mesh import MESH_AXES, check_axes, replicas_of
 from neurenix.preflight.arguments import given
 from neurenix.preflight.bound import bind
+from neurenix.preflight.script_step import ScriptStep
 
 
 @dataclass(frozen=True)
@@ -105,6 +106,9 @@ def describer(
             )
         batch = _batch(args, shape)
         return lambda where: _training_step(trainer, batch, where, mesh)
+    if isinstance(target, ScriptStep):
+        here = describer(target.function, args, shape, mesh, options)
+        return lambda where: target.program(where, here, mesh, options)
     if not callable(target):
         raise ArgumentTypeError(
             f"preflight takes a compiled model, a Trainer, a function or a module; got "

@@ -32,6 +32,7 @@ from neurenix.preflight import jits
 from neurenix.preflight.description import PreflightOptions, trainer_of
 from neurenix.preflight.entry import On, preflight, slices_on
 from neurenix.preflight.report import Report
+from neurenix.preflight.script_step import ScriptRun, ScriptStep
 from neurenix.preflight.stopping import (
     LONGEST_SECONDS,
     TimeLimit,
@@ -89,16 +90,38 @@ def preflight_script(
         CompilationError: it did not reach one in time.
     """
     with compiler_ready(options.compiler if options else None):
-        target, args = first_step(path, arguments, timeout_seconds=timeout_seconds, step=step)
-        try:
-            return preflight(target, *args, on=list(on), mesh=mesh, options=options)
-        except ArgumentError as error:
-            if trainer_of(target) is None and len({each.num_devices for each in slices_on(on)}) > 1:
-                error.add_note(
-                    "What a script lays over a mesh of its own is for the devices that it found. "
-                    "Ask about slices with more or fewer in a command for each."
-                )
-            raise
+        target, args = step_for(path, arguments, on, timeout_seconds=timeout_seconds, step=step)
+        return preflight(target, *args, on=list(on), mesh=mesh, options=options)
+
+
+def step_for(
+    path: str | os.PathLike[str],
+    arguments: Sequence[str] = (),
+    on: Sequence[On] = (),
+    *,
+    timeout_seconds: float = 600.0,
+    step: str | None = None,
+) -> tuple[Any, tuple[Any, ...]]:
+    """Return a script's first step as what can be asked about, slices of other sizes included.
+
+    ``fit``'s step can be laid over any slice. A function that cannot, since the script has laid its
+    arrays over the devices that it found, is looked for in another run, with as many devices.
+
+    Args:
+        path: of the script.
+        arguments: its command line.
+        on: the slices that will be asked about.
+        timeout_seconds: in which the script must reach a step.
+        step: name of the function that is the step, as for ``preflight_script``.
+
+    Raises:
+        ArgumentError, CompilationError, ArgumentTypeError: as ``first_step``.
+    """
+    run = ScriptRun(os.fspath(path), tuple(arguments), timeout_seconds, step)
+    target, args = first_step(path, arguments, timeout_seconds=timeout_seconds, step=step)
+    if trainer_of(target) is None:
+        target = ScriptStep(target, run, slices_on(on))
+    return target, args
 
 
 def first_step(

@@ -1,0 +1,55 @@
+"""The process of another run of a script: ``python -m neurenix.preflight.rerun REQUEST ANSWER``.
+
+Owns this process's half of what ``script_step`` asks: it simulates a slice, runs the script up to
+its step, and writes the step's program for each slice, or the error that stands in its place.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import sys
+from pathlib import Path
+
+from neurenix import chips
+from neurenix._core.errors import NeurenixError
+from neurenix.compiler.program import Program
+from neurenix.preflight.description import describe
+from neurenix.preflight.script import first_step
+from neurenix.preflight.script_step import Request
+from neurenix.simulation import simulate
+
+
+def main(asked: str, answered: str) -> None:
+    """Answer the request in one file with another, whole or not at all."""
+    request: Request = pickle.loads(Path(asked).read_bytes())
+    simulate(request.slices[0])
+    partial = Path(f"{answered}.partial")
+    partial.write_bytes(pickle.dumps(_programs(request)))
+    os.replace(partial, answered)
+
+
+def _programs(request: Request) -> list[Program | NeurenixError]:
+    run = request.run
+    try:
+        target, args = first_step(
+            run.path, run.arguments, timeout_seconds=run.timeout_seconds, step=run.step
+        )
+    except NeurenixError as error:
+        devices = chips.resolve(request.slices[0]).num_devices
+        error.add_note(f"It was run once more, with {devices} devices.")
+        return [error] * len(request.slices)
+    programs: list[Program | NeurenixError] = []
+    for name in request.slices:
+        where = chips.resolve(name)
+        try:
+            programs.append(
+                describe(target, args, where, mesh=request.mesh, options=request.options)
+            )
+        except NeurenixError as error:
+            programs.append(error)
+    return programs
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
