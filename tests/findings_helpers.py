@@ -7,9 +7,10 @@ from dataclasses import replace
 from neurenix import chips
 from neurenix.compiler.findings import Evidence, find
 from neurenix.compiler.hlo import Instruction, SourceLine
+from neurenix.compiler.leaves import Leaf
 from neurenix.compiler.memory import Memory
 from neurenix.compiler.operations import MatrixProduct, Operation
-from neurenix.compiler.program import Leaf, Program
+from neurenix.compiler.program import Program
 from neurenix.compiler.time import StepTime
 from neurenix.compiler.traits import Traits, WrittenProduct
 

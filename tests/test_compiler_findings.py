@@ -28,9 +28,9 @@ from neurenix.compiler.captured_arrays import Captured
 from neurenix.compiler.compile import Refusal
 from neurenix.compiler.findings import REFUSALS, find, of_refusal
 from neurenix.compiler.hlo import SourceLine, parse
+from neurenix.compiler.leaves import Leaf
 from neurenix.compiler.memory import Buffer
 from neurenix.compiler.operations import top_level_products
-from neurenix.compiler.program import Leaf
 from neurenix.compiler.target import Target
 from neurenix.compiler.training import TRAINERS_STEP
 from neurenix.compiler.traits import Kernel, Recompile, Traits, WrittenProduct

@@ -14,6 +14,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from jax.experimental import io_callback, pallas
 from jax.experimental.pallas.ops.tpu.flash_attention import flash_attention
@@ -151,6 +152,19 @@ def updated(state: Any) -> Any:
     return state + 1
 
 
+ADAM = optax.adam(1e-3)
+
+
+def trained(weights: Any, state: Any) -> Any:
+    updates, state = ADAM.update(weights, state, weights)
+    return optax.apply_updates(weights, updates), state
+
+
+def moments(weights: Any, partition: Any = None) -> Any:
+    state = jax.eval_shape(ADAM.init, weights)
+    return jax.tree.map(lambda leaf: f32(*leaf.shape, partition=leaf.shape and partition), state)
+
+
 def doubled(block: tuple[int, int] | None) -> Callable[[Any], Any]:
     def body(x: Any, out: Any) -> None:
         out[...] = x[...] * 2
@@ -189,6 +203,7 @@ def f32(*shape: int, partition: Any = None) -> Any:
     return spec(shape, "float32", partition=partition)
 
 
+WEIGHTS = f32(8192, 8192, partition=BATCH)
 HEADS_64, HEADS_128 = (bf16(4, 8, 1024, 64),) * 3, (bf16(4, 4, 1024, 128),) * 3
 WHOLE, NARROW = bf16(2048, 2048), bf16(2048, 144)
 X, X_DIVIDED = bf16(8192, 2048), bf16(65536, 2048, partition=BATCH)
@@ -228,6 +243,8 @@ CASES = {
     "number": Case(scaled, (X, WHOLE, 0.5)),
     "given away": Case(updated, (f32(512, 1024, 1024),), donate=(0,)),
     "held": Case(updated, (f32(512, 1024, 1024),)),
+    "state whole": Case(trained, (WEIGHTS, moments(WEIGHTS)), "v5e-8", donate=(0, 1)),
+    "state divided": Case(trained, (WEIGHTS, moments(WEIGHTS, BATCH)), "v5e-8", donate=(0, 1)),
     "captured": Case(looked_up, (f32(4, 64, 4096),)),
     "padded": Case(updated, (f32(3, 100, 100, 100, 100),), donate=(0,)),
     "kernel blocks": Case(doubled((2048, 4096)), (f32(4096, 4096),)),
@@ -245,6 +262,7 @@ PAIRS = {
     "materialised-attention": ("attention 64", "attention 128"),
     "copy": ("turned", "kept"),
     "donation": ("held", "given away"),
+    "undivided-state": ("state whole", "state divided"),
     "padded-arguments": ("padded", "given away"),
     "captured-constants": ("captured", "clean"),
     "exposed-collective": ("gathered", "clean"),

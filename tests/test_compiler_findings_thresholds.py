@@ -22,8 +22,8 @@ from neurenix import chips
 from neurenix.compiler.calibration import DISPATCH_SECONDS
 from neurenix.compiler.captured_arrays import Captured
 from neurenix.compiler.findings import Evidence, Finding, find
+from neurenix.compiler.leaves import Leaf
 from neurenix.compiler.memory import Buffer
-from neurenix.compiler.program import Leaf
 from neurenix.compiler.training import TRAINERS_STEP
 from neurenix.compiler.traits import Callback
 

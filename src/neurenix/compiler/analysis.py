@@ -14,6 +14,7 @@ from neurenix.compiler import memory as memory_module
 from neurenix.compiler.compile import Compiled, Refusal
 from neurenix.compiler.findings import Evidence, Finding, find, of_refusal
 from neurenix.compiler.hlo import parse
+from neurenix.compiler.leaves import as_compiled
 from neurenix.compiler.memory import Buffer, Memory
 from neurenix.compiler.operations import Operation
 from neurenix.compiler.program import Program
@@ -52,6 +53,7 @@ def analyse(program: Program, where: Slice, answer: Compiled | Refusal) -> Analy
     if isinstance(answer, Refusal):
         return _refused(program, where, answer, limit)
     module = parse(answer.hlo)
+    program = replace(program, leaves=as_compiled(program.leaves, module))
     memory = memory_module.of_compiled(program, module, answer.memory, limit_bytes=limit)
     sent = sent_bytes(program, memory)
     steps = program.traits.steps_per_call

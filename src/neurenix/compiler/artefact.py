@@ -25,7 +25,7 @@ import os
 import re
 import sys
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -36,8 +36,9 @@ from neurenix._core.errors import ArgumentError, ArtefactError
 from neurenix._core.files import write_whole
 from neurenix.compiler import cache, plain_tree
 from neurenix.compiler.compile import Compiled, CompileOptions
+from neurenix.compiler.leaves import Leaf, shard_shape
 from neurenix.compiler.placement import HOST_MEMORIES
-from neurenix.compiler.program import Leaf, Program
+from neurenix.compiler.program import Program
 
 SCHEMA = 1
 """Of the manifest. A reader refuses every other."""
@@ -294,7 +295,7 @@ def _manifest(program: Program, answer: Compiled, options: CompileOptions) -> di
             "role": leaf.role,
             "shape": leaf.shape,
             "dtype": leaf.dtype,
-            "device_shape": leaf.device_shape,
+            "device_shape": _device_shape(leaf, division, program),
             "donated": index in program.donated,
             **division,
         }
@@ -322,6 +323,13 @@ def _manifest(program: Program, answer: Compiled, options: CompileOptions) -> di
         "compiler_options": dict(options.compiler_options),
         "libtpu_init_args": os.environ.get("LIBTPU_INIT_ARGS", ""),
     }
+
+
+def _device_shape(leaf: Leaf, division: Mapping[str, Any], program: Program) -> Sequence[int]:
+    """Return what a device holds, by the compiler's division where nobody has placed the leaf."""
+    if not leaf.is_unplaced:
+        return leaf.device_shape
+    return shard_shape(leaf.shape, division["partition"], program.axes)
 
 
 def _unpack(where: Path, content: bytes) -> tuple[dict[str, bytes], bytes]:

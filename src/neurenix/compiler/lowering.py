@@ -65,9 +65,12 @@ def lower(
     stablehlo.operation.write_bytecode(module)
     told = _compile_options(mesh.size, options or {})
     told.parameter_is_tupled_arguments = len(arguments) > _MOST_PARAMETERS
-    # What is given lies where its partition says; for what is returned the compiler decides.
+    # What is given lies where its partition says, if it has one; of what has none, and of what is
+    # returned, the compiler decides.
     building = told.executable_build_options
-    building.allow_spmd_sharding_propagation_to_parameters = [False] * len(arguments)
+    building.allow_spmd_sharding_propagation_to_parameters = [
+        argument.sharding is None for argument in arguments
+    ]
     results = len(jax.tree.leaves(lowered.out_info))
     building.allow_spmd_sharding_propagation_to_output = [True] * results
     return Lowered(module.getvalue(), told.SerializeAsString())

@@ -23,9 +23,10 @@ from dataclasses import dataclass
 
 from neurenix.compiler import liveness
 from neurenix.compiler.hlo import Instruction, Module, SourceLine
+from neurenix.compiler.leaves import Leaf
 from neurenix.compiler.liveness import Peak, Value
 from neurenix.compiler.origins import Origins
-from neurenix.compiler.program import Leaf, Program
+from neurenix.compiler.program import Program
 from neurenix.compiler.shapes import Shape
 
 # VMEM of at most 128 MiB (``chips``) and the 128 MiB of CMEM of a v4 chip (Jouppi et al., "TPU v4",

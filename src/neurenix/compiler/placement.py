@@ -36,6 +36,32 @@ class PartitionedSpec(jax.ShapeDtypeStruct):
         self.partition = partition
 
 
+class UnplacedSpec(jax.ShapeDtypeStruct):
+    """A ``jax.ShapeDtypeStruct`` of an array that nobody has placed: the compiler may divide it."""
+
+    __slots__ = ()
+
+
+def unplaced(leaf: Any) -> Any:
+    """Return the spec of a real array that lies nowhere in particular, and all else as it is.
+
+    ``jax.jit`` leaves the division of such an argument to the compiler where others are laid over
+    devices: of NumPy's arrays, and of those that JAX made without being told where. Random keys
+    and numbers are not divided.
+
+    Example:
+        >>> unplaced(jax.numpy.ones((4, 2)))
+        UnplacedSpec(shape=(4, 2), dtype=float32)
+    """
+    if not isinstance(leaf, (np.ndarray, jax.Array)):
+        return leaf
+    key = jax.numpy.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+    if not leaf.shape or key or getattr(leaf, "committed", False):
+        return leaf
+    weak = getattr(leaf, "weak_type", False)
+    return UnplacedSpec(leaf.shape, leaf.dtype, weak_type=weak)
+
+
 def spec(
     shape: Sequence[int],
     dtype: Any = "float32",
@@ -96,7 +122,7 @@ def abstract_mesh(axes: Mapping[str, int], device_kind: str = "") -> AbstractMes
 def place(leaf: Any, path: str, mesh: AbstractMesh) -> jax.ShapeDtypeStruct:
     """Return what is traced for an argument: its shape and type, divided over ``mesh``.
 
-    What lies in the host's memory stays there.
+    What lies in the host's memory stays there; an ``UnplacedSpec`` is divided over nothing yet.
 
     Raises:
         ArgumentTypeError: it is neither an array nor a ``spec`` nor a number.
@@ -116,10 +142,11 @@ def place(leaf: Any, path: str, mesh: AbstractMesh) -> jax.ShapeDtypeStruct:
         partition = sharding.spec if isinstance(sharding, NamedSharding) else PartitionSpec()
     _check_divides(tuple(leaf.shape), partition, path, dict(mesh.shape))
     key = jax.numpy.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+    laid = NamedSharding(mesh, partition, memory_kind=host_memory(sharding))
     return jax.ShapeDtypeStruct(
         tuple(leaf.shape),
         leaf.dtype if key else jax.dtypes.canonicalize_dtype(leaf.dtype),
-        sharding=NamedSharding(mesh, partition, memory_kind=host_memory(sharding)),
+        sharding=None if isinstance(leaf, UnplacedSpec) else laid,
         weak_type=getattr(leaf, "weak_type", False),
     )
 
@@ -178,7 +205,7 @@ def axis_names(entry: Any) -> tuple[str, ...]:
     """
     if entry is None:
         return ()
-    return entry if isinstance(entry, tuple) else (entry,)
+    return (entry,) if isinstance(entry, str) else tuple(entry)
 
 
 def axes_of_arguments(args: Any) -> dict[str, int] | None:

@@ -31,55 +31,12 @@ from neurenix.compiler.fingerprint import fingerprint
 from neurenix.compiler.flops import model_flops, without_dead_code
 from neurenix.compiler.hlo import SourceLine
 from neurenix.compiler.host_callbacks import has_callbacks, without_callbacks
+from neurenix.compiler.leaves import Leaf, as_their_like, leaf_of, where_undecided
 from neurenix.compiler.placement import abstract_mesh as abstract_mesh
-from neurenix.compiler.placement import axis_names, host_memory, mesh_in, place
+from neurenix.compiler.placement import host_memory, mesh_in, place
 from neurenix.compiler.placement import spec as spec
 from neurenix.compiler.roles import roles_of
 from neurenix.compiler.traits import Traits, leaf_path
-
-
-@dataclass(frozen=True)
-class Leaf:
-    """One array among the arguments: its path, role, global shape and what one device holds.
-
-    ``device_shape`` of random keys is that of their data, 32-bit numbers. ``host_memory`` is JAX's
-    name of the host's memory that it lies in, empty for what lies in the device's.
-    """
-
-    path: str
-    role: str
-    shape: tuple[int, ...]
-    dtype: str
-    partition: tuple[Any, ...]
-    device_shape: tuple[int, ...]
-    host_memory: str = ""
-
-    @property
-    def device_bytes(self) -> int:
-        """Bytes of one device's share in its own memory, without padding."""
-        return 0 if self.host_memory else self._share_bytes
-
-    @property
-    def host_bytes(self) -> int:
-        """Bytes of one device's share in the host's memory."""
-        return self._share_bytes if self.host_memory else 0
-
-    @property
-    def _share_bytes(self) -> int:
-        return math.ceil(math.prod(self.device_shape) * _bits(self.dtype) / 8)
-
-
-def _bits(dtype: str) -> int:
-    """Return the bits of a number; NumPy counts a whole byte for those of less.
-
-    Example:
-        >>> _bits("int4"), _bits("bfloat16"), _bits("key<fry>")
-        (4, 16, 32)
-    """
-    if dtype.startswith("key<"):
-        return 32
-    narrow = re.match(r"u?int([24])$|float(4)", dtype)
-    return int(narrow[1] or narrow[2]) if narrow else jax.numpy.dtype(dtype).itemsize * 8
 
 
 @dataclass(frozen=True)
@@ -211,7 +168,9 @@ def _trace(
     function: Callable[..., Any], args: Sequence[Any], mesh: AbstractMesh, options: TraceOptions
 ) -> Program:
     paths, tree = jax.tree_util.tree_flatten_with_path(tuple(args))
-    placed = [place(leaf, leaf_path(path), mesh) for path, leaf in paths]
+    given = where_undecided([leaf for _, leaf in paths], mesh)
+    names = [leaf_path(path) for path, _ in paths]
+    placed = [place(leaf, name, mesh) for leaf, name in zip(given, names, strict=True)]
     with jax.sharding.use_abstract_mesh(mesh):  # for partitions that name its axes alone
         compiled_before = _compiled_before(function, placed, tree)
     donated = _donated(args, options.donate_argnums) or _donated_already(compiled_before)
@@ -236,7 +195,7 @@ def _trace(
     carried = traits_module.recompiles(args, out, donate_argnums=_whole(args, donated))
     kept = {leaf: place for place, leaf in enumerate(exported.module_kept_var_idx)}
     roles = options.leaf_roles or roles_of(args, out, donated)
-    leaves = tuple(_leaf(leaf_path(paths[i][0]), roles[i], placed[i], mesh) for i in kept)
+    leaves = as_their_like(leaf_of(names[i], roles[i], placed[i], mesh) for i in kept)
     return Program(
         name=name,
         serialized=bytes(exported.serialize()),
@@ -251,7 +210,7 @@ def _trace(
             if a.memory_space != jax.memory.Space.Host
         ),
         platform=options.platform,
-        unused=tuple(leaf_path(paths[i][0]) for i in range(len(paths)) if i not in kept),
+        unused=tuple(path for i, path in enumerate(names) if i not in kept),
         output_tree=plain_tree.describe(out),
         captured=captured(jaxpr),
         traits=replace(traits_module.read(without_dead_code(jaxpr)), recompiles=carried),
@@ -444,21 +403,3 @@ def _kept_on_host(leaves: list[Any], traced: Any) -> list[Any]:
         jax.device_put(leaf, jax.memory.Space.Host) if host_memory(info.sharding) else leaf
         for leaf, info in zip(leaves, infos, strict=True)
     ]
-
-
-def _leaf(path: str, role: str, placed: jax.ShapeDtypeStruct, mesh: AbstractMesh) -> Leaf:
-    partition = placed.sharding.spec
-    device_shape = list(placed.shape)
-    if jax.numpy.issubdtype(placed.dtype, jax.dtypes.prng_key):
-        device_shape = list(jax.eval_shape(jax.random.key_data, placed).shape)
-    for axis, names in enumerate(partition):
-        device_shape[axis] //= math.prod(mesh.shape[name] for name in axis_names(names))
-    return Leaf(
-        path=path,
-        role=role,
-        shape=tuple(placed.shape),
-        dtype=str(placed.dtype),
-        partition=tuple(partition),
-        device_shape=tuple(device_shape),
-        host_memory=host_memory(placed.sharding) or "",
-    )

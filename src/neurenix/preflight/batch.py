@@ -11,7 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from neurenix.compiler.leading_axis import Uses
-from neurenix.compiler.program import Leaf, Program
+from neurenix.compiler.leaves import Leaf
+from neurenix.compiler.program import Program
 from neurenix.compiler.training import is_training_step
 
 _TOKEN_TYPES = ("int32", "int64", "uint32")

@@ -23,13 +23,14 @@ from neurenix._core.errors import (
     unknown_name,
 )
 from neurenix.compiler.compile import CompileOptions
-from neurenix.compiler.placement import abstract_mesh, axes_of_arguments, spec
+from neurenix.compiler.placement import abstract_mesh, axes_of_arguments, spec, unplaced
 from neurenix.compiler.program import Program, TraceOptions, trace
 from neurenix.compiler.target import CpuHost, kind_of, platform_of
 from neurenix.distribute.mesh import MESH_AXES, check_axes, replicas_of
 from neurenix.preflight.arguments import given
 from neurenix.preflight.bound import bind
 from neurenix.preflight.script_step import ScriptStep
+from neurenix.train.transforms import CompiledFunction
 
 
 @dataclass(frozen=True)
@@ -118,6 +119,8 @@ def describer(
         args = (spec(shape.sizes, shape.dtype), *args)
 
     bound = bind(target, args, options.donate_argnums)
+    if not isinstance(target, CompiledFunction):  # nx.jit places what nobody has placed itself
+        bound = replace(bound, args=jax.tree.map(unplaced, bound.args))
     own = axes_of_arguments(bound.args)
     return lambda where: trace(
         bound.function,

@@ -234,7 +234,7 @@ class _Hunt:
                 "options=PreflightOptions(examples=…), or --examples-per-step."
             )
         generation = choice.slice.generation
-        held = sum(leaf.device_bytes for leaf in program.leaves)
+        held = sum(leaf.device_bytes for leaf in program.leaves if not leaf.is_unplaced)
         if held > generation.hbm_bytes_per_device:
             whole = bytes_text(generation.hbm_bytes_per_device)
             self._finish(

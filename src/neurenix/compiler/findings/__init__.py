@@ -29,6 +29,7 @@ from neurenix.compiler.findings.movement import (
     missing_donation,
     moves,
     padded_arguments,
+    undivided_state,
 )
 from neurenix.compiler.findings.program import (
     host_callbacks,
@@ -50,6 +51,7 @@ RULES: dict[str, Callable[[Evidence], Iterator[Finding]]] = {
     "materialised-attention": materialised_attention,
     "copy": moves,
     "donation": missing_donation,
+    "undivided-state": undivided_state,
     "padded-arguments": padded_arguments,
     "captured-constants": captured_constants,
     "exposed-collective": exposed_collectives,

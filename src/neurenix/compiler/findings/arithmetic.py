@@ -28,8 +28,8 @@ from neurenix.compiler.findings.evidence import (
     many,
     sizes_text,
 )
+from neurenix.compiler.leaves import Leaf
 from neurenix.compiler.operations import MatrixProduct, Operation
-from neurenix.compiler.program import Leaf
 from neurenix.compiler.training import is_trainers_step
 
 _MODELS = "/models/"  # files of Neurenix whose products have a type of their own

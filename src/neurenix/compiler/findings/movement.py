@@ -1,6 +1,7 @@
 """Rules about bytes: what is moved without computing, kept twice, padded or compiled in.
 
-Owns copies, donation, the padding of arguments and captured arrays. Attention scores in memory have
+Owns copies, donation, optimizer state that is not divided, the padding of arguments and captured
+arrays. Attention scores in memory have
 their own module (``attention``).
 """
 
@@ -11,6 +12,7 @@ from dataclasses import replace
 
 from neurenix._core.units import bytes_text
 from neurenix.compiler.findings.evidence import NOTABLE_SHARE, Evidence, Finding, Nearest
+from neurenix.compiler.findings.whole_state import whole_state
 from neurenix.compiler.operations import Operation
 
 _UNDONATED_SHARE = 0.05
@@ -19,6 +21,8 @@ step fits."""
 _PADDING_SHARE = 0.02
 """Of a device's HBM that padding must take, a judgement: less than a missing donation, since what
 is padded is often one array, whose axes one line changes."""
+_WHOLE_SHARE = 0.02
+"""Of a device's HBM that dividing the optimizer's state must save, a judgement: as padding."""
 _CAPTURED_SHARE = 0.01
 """Of a device's HBM that captured arrays must take to be a warning, a judgement: less than padding,
 since they lie whole on every device and the program would need none of it."""
@@ -137,6 +141,23 @@ def missing_donation(evidence: Evidence) -> Iterator[Finding]:
             0.0,
             spare,
         )
+
+
+def undivided_state(evidence: Evidence) -> Iterator[Finding]:
+    """Optimizer state that is less divided than its parameters, by 2 % of HBM or more in all."""
+    whole = whole_state(evidence.program)
+    if whole is None or whole.spare_bytes <= _WHOLE_SHARE * evidence.memory.limit_bytes:
+        return
+    yield Finding(
+        "undivided-state",
+        "warning",
+        whole.text,
+        "Divide it as they are, when it is made: jax.jit(optimizer.init, out_shardings=…)"
+        "(parameters), or jax.device_put(state, …) afterwards.",
+        None,
+        0.0,
+        whole.spare_bytes,
+    )
 
 
 def padded_arguments(evidence: Evidence) -> Iterator[Finding]:

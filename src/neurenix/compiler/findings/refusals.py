@@ -13,6 +13,7 @@ from neurenix._core.units import bytes_text
 from neurenix.chips import Slice
 from neurenix.compiler.compile import Refusal
 from neurenix.compiler.findings.evidence import Finding
+from neurenix.compiler.findings.whole_state import whole_state
 from neurenix.compiler.hlo import SourceLine
 from neurenix.compiler.program import Program
 from neurenix.compiler.training import is_training_step
@@ -137,4 +138,6 @@ def of_refusal(program: Program, where: Slice, answer: Refusal) -> Finding:
     fix = REFUSALS.get(answer.kind, REFUSALS["error"])
     if answer.kind == "hbm" and not is_training_step(program):
         fix = _without_optimizer(program)
+    if answer.kind == "hbm" and (whole := whole_state(program)):
+        message += f"\n{whole.text}"
     return Finding(f"refused-{answer.kind}", "error", message, fix, source, effect_bytes=missing)

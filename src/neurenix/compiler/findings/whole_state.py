@@ -1,0 +1,82 @@
+"""Optimizer state that devices hold whole, or less divided than the parameters that it is for.
+
+Owns the comparison of the two, for a program that was compiled and for one that was refused.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from neurenix._core.units import bytes_text
+from neurenix.compiler.leaves import Leaf
+from neurenix.compiler.program import Program
+
+
+@dataclass(frozen=True)
+class WholeState:
+    """State that could be divided further.
+
+    Attributes:
+        spare_bytes: that a device would not hold if the state were divided as its parameters are.
+        held_bytes: that it holds of this state.
+        largest: the leaf of it that would save most.
+        parameter: of the largest's shape.
+    """
+
+    spare_bytes: int
+    held_bytes: int
+    largest: Leaf
+    parameter: Leaf
+
+    @property
+    def text(self) -> str:
+        """What is wrong, as a sentence."""
+        entries = ", ".join(map(str, self.parameter.partition))
+        return (
+            f"{bytes_text(self.held_bytes)} of optimizer state lie on each device, and "
+            f"{bytes_text(self.spare_bytes)} of it would not if it were divided as the parameters "
+            f"are: {self.largest.path} {_shape(self.largest)} is {_divided(self.largest)}, "
+            f"{self.parameter.path} is divided over ({entries})."
+        )
+
+
+def whole_state(program: Program) -> WholeState | None:
+    """Return the optimizer state that could be divided as its parameters are, if there is any.
+
+    A leaf of the state is held against the parameters of its shape: the one that is divided least.
+    """
+    by_shape: dict[tuple[int, ...], Leaf] = {}
+    for leaf in program.leaves:
+        if leaf.role == "parameters":
+            least = by_shape.setdefault(leaf.shape, leaf)
+            by_shape[leaf.shape] = max(least, leaf, key=_share)
+    spare: list[tuple[int, Leaf]] = []
+    for leaf in program.leaves:
+        parameter = by_shape.get(leaf.shape) if leaf.role == "optimizer" else None
+        if parameter is not None and _share(leaf) > _share(parameter):
+            kept = leaf.device_bytes * _share(parameter) // _share(leaf)
+            spare.append((leaf.device_bytes - kept, leaf))
+    if not spare:
+        return None
+    _, largest = max(spare, key=lambda pair: pair[0])
+    return WholeState(
+        sum(count for count, _ in spare),
+        sum(leaf.device_bytes for _, leaf in spare),
+        largest,
+        by_shape[largest.shape],
+    )
+
+
+def _share(leaf: Leaf) -> int:
+    """Return how many numbers of it one device holds."""
+    return math.prod(leaf.device_shape)
+
+
+def _shape(leaf: Leaf) -> str:
+    return f"{leaf.dtype}[{','.join(map(str, leaf.shape))}]"
+
+
+def _divided(leaf: Leaf) -> str:
+    entries = [entry for entry in leaf.partition if entry is not None]
+    return f"divided over ({', '.join(map(str, entries))})" if entries else "whole"

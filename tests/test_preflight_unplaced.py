@@ -1,0 +1,128 @@
+"""Arguments that nobody has placed: the compiler divides them, as it does for ``jax.jit``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+import neurenix as nx
+from neurenix import chips
+from neurenix.compiler.program import Program
+from neurenix.preflight.description import describe
+
+pytestmark = pytest.mark.tpu_compile
+
+OPTIMIZER = optax.adamw(1e-3)
+ROWS, WIDTH, HIDDEN = 16, 64, 32
+
+
+@jax.jit
+def step(parameters: Any, state: Any, x: Any) -> Any:
+    def loss(own: Any) -> Any:
+        return jnp.mean((x @ own["w"] @ own["v"]) ** 2)
+
+    gradients = jax.grad(loss)(parameters)
+    updates, state = OPTIMIZER.update(gradients, state, parameters)
+    return optax.apply_updates(parameters, updates), state
+
+
+def laid(*partition: Any) -> NamedSharding:
+    devices = np.array(jax.devices()[:8]).reshape(4, 2)
+    return NamedSharding(Mesh(devices, ("fsdp", "tensor")), P(*partition))
+
+
+def arguments(parameters: Any = None) -> tuple[Any, ...]:
+    """Return divided parameters, state that ``jax.jit`` has made of zeros, and NumPy's rows."""
+    parameters = parameters or {
+        "w": jax.device_put(jnp.ones((WIDTH, HIDDEN)), laid("fsdp", "tensor")),
+        "v": jax.device_put(jnp.ones((HIDDEN, WIDTH)), laid("tensor", "fsdp")),
+    }
+    state = jax.jit(OPTIMIZER.init)(parameters)
+    return parameters, state, np.ones((ROWS, WIDTH), np.float32)
+
+
+def described(*args: Any, on: str = "v5e-8") -> Program:
+    return describe(step, args, chips.resolve(on))
+
+
+def test_each_is_divided_as_jax_divides_it() -> None:
+    args = arguments()
+    report = nx.preflight(step, *args, on="v5e-8")
+    shardings = jax.tree.leaves(step.lower(*args).compile().input_shardings[0])
+    taken = zip(shardings, jax.tree.leaves(args), strict=True)
+    expected = [sharding.shard_shape(leaf.shape) for sharding, leaf in taken]
+    leaves = report.analysis.program.leaves
+    assert [leaf.device_shape for leaf in leaves] == expected
+    assert {leaf.path: leaf.device_shape for leaf in leaves if leaf.is_unplaced} == {
+        "1.0.mu.v": (16, 16),
+        "1.0.mu.w": (16, 16),
+        "1.0.nu.v": (16, 16),
+        "1.0.nu.w": (16, 16),
+        "2": expected[-1],
+    }
+    roles = report.to_dict()["hbm_per_device"]["roles"]
+    assert roles["parameters"] == 2 * 16 * 128 * 4  # in tiles of 8 × 128
+    assert roles["optimizer"] == 2 * roles["parameters"] + 4  # and the count
+
+
+def test_what_is_placed_stays_where_it_is() -> None:
+    parameters, state, x = arguments()
+    whole = jax.device_put(state, laid())
+    leaves = nx.preflight(step, parameters, whole, x, on="v5e-8").analysis.program.leaves
+    held = {leaf.path: leaf.device_shape for leaf in leaves}
+    assert held["1.0.mu.w"] == (WIDTH, HIDDEN)
+
+
+def test_before_it_is_compiled_the_state_counts_as_its_parameters_do() -> None:
+    shapes = [leaf.device_shape for leaf in described(*arguments()).leaves]
+    assert shapes == [(16, 16)] * 2 + [()] + [(16, 16)] * 4 + [(ROWS, WIDTH)]
+
+
+def test_where_nothing_is_placed_nothing_is_divided() -> None:
+    args = arguments({"w": jnp.ones((WIDTH, HIDDEN)), "v": jnp.ones((HIDDEN, WIDTH))})
+    program = described(*args)
+    assert not any(leaf.is_unplaced for leaf in program.leaves)
+    specs = jax.tree.map(lambda leaf: nx.spec(leaf.shape, leaf.dtype), args)
+    assert program.fingerprint == described(*specs).fingerprint
+
+
+def test_a_spec_is_whole_and_so_is_what_nx_jit_takes() -> None:
+    parameters, state, x = arguments()
+    rows = nx.spec(x.shape)
+    assert described(parameters, state, rows).leaves[-1].partition == ()
+    assert not described(parameters, state, rows).leaves[-1].is_unplaced
+    compiled = nx.jit(step.__wrapped__)
+    program = describe(compiled, (parameters, state, x), chips.resolve("v5e-8"))
+    assert not any(leaf.is_unplaced for leaf in program.leaves)
+
+
+def test_axes_that_types_speak_of_leave_the_compiler_nothing() -> None:
+    mesh = jax.make_mesh((8,), ("data",), axis_types=(jax.sharding.AxisType.Explicit,))
+    x = jax.device_put(jnp.ones((16, 8)), NamedSharding(mesh, P("data")))
+    product = jax.jit(jnp.dot)
+    leaves = describe(product, (x, np.ones((8, 8), np.float32)), chips.resolve("v5e-8")).leaves
+    assert [leaf.device_shape for leaf in leaves] == [(2, 8), (8, 8)]
+
+
+def test_a_program_of_many_arguments_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("neurenix.compiler.lowering._MOST_PARAMETERS", 3)
+    options = nx.preflight.PreflightOptions(compiler=nx.preflight.CompileOptions(cache=False))
+    report = nx.preflight(step, *arguments(), on="v5e-8", options=options)
+    held = {leaf.path: leaf.device_shape for leaf in report.analysis.program.leaves}
+    assert held["1.0.mu.w"] == held["0.w"] == (16, 16)
+    assert held["2"] == (ROWS, WIDTH // 4)
+
+
+def test_an_artefact_says_how_the_compiler_divided_it(tmp_path: Path) -> None:
+    artefact = nx.compile_for(step, *arguments(), on="v5e-8", path=tmp_path / "step.nxc")
+    told = {a["path"]: (a["partition"], a["device_shape"]) for a in artefact.manifest["arguments"]}
+    assert told["1.0.mu.w"] == told["0.w"] == (["fsdp", "tensor"], [16, 16])
+    assert told["1.0.nu.v"] == told["0.v"] == (["tensor", "fsdp"], [16, 16])
