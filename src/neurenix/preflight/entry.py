@@ -101,7 +101,9 @@ def preflight(
             function; or an NNX module of flax, whose call is taken.
         *args: of a function: arrays or ``nx.spec(shape, dtype)``, and the static arguments of one
             that ``jax.jit`` compiled; keyword arguments, and numbers or functions that are part of
-            the program, go with ``functools.partial(function, name=…)``. Of a model: the spec of
+            the program, go with ``functools.partial(function, name=…)``. An array that nobody has
+            placed is divided by the compiler where others are placed, as for ``jax.jit``; a spec
+            without a partition is whole on every device. Of a model: the spec of
             one global batch of inputs, and optionally of targets, in place of ``input_shape``.
         on: a slice such as ``"v5e-8"``, or a list of them, compiled side by side.
         input_shape: of one global batch of a model's inputs, the batch first.
