@@ -115,10 +115,11 @@ def test_windows_of_a_pattern_have_kernels_of_their_own(options: PreflightOption
 
 @pytest.mark.parametrize("name", ["gpt-oss-20b", "deepseek3-671b"])
 def test_models_of_experts_compile_divided(options: PreflightOptions, name: str) -> None:
-    sizes = {"num_layers": 4, "embed_dim": 256, "num_heads": 4, "vocab_size": 512,
+    sizes = {"num_layers": 2, "embed_dim": 256, "num_heads": 4, "vocab_size": 512,
              "mlp_dim": 128, "num_experts": 8, "max_length": 256, "remat": "full"}  # fmt: skip
     own = {"gpt-oss-20b": {"num_kv_heads": 2},
-           "deepseek3-671b": {"dense_mlp_dim": 512, "experts_per_token": 3}}  # fmt: skip
+           "deepseek3-671b": {"num_dense_layers": 1, "dense_mlp_dim": 512,
+                              "experts_per_token": 3}}  # fmt: skip
     model = models.abstract(name, **sizes, **own[name])
     model.compile(optimizer=nx.optim.AdamW(1e-3), loss=LOSS)
     mesh = {"fsdp": 4, "tensor": 2}
