@@ -11,7 +11,6 @@ import os
 import pickle
 import subprocess
 import sys
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,6 +22,7 @@ from neurenix import chips
 from neurenix._core.errors import ArgumentError, CompilationError
 from neurenix.compiler.program import Program
 from neurenix.compiler.target import CpuHost
+from neurenix.compiler.workers import FOLDERS, temporary_folder
 from neurenix.simulation.slice import SLICE_VARIABLE
 
 _LAST_LINES = 12
@@ -127,7 +127,7 @@ class ScriptStep:
 
 def _answers(request: Request) -> list[Program | Exception]:
     """Return the program for each slice, or the error that is raised for it."""
-    with tempfile.TemporaryDirectory(prefix="neurenix-rerun-") as folder:
+    with temporary_folder(f"{FOLDERS}rerun-") as folder:
         asked, answered = Path(folder) / "request", Path(folder) / "answer"
         asked.write_bytes(pickle.dumps(request))
         log = Path(folder) / "log"
