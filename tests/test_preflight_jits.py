@@ -299,6 +299,13 @@ def test_a_mesh_of_the_scripts_own_is_made_by_a_run_with_as_many_devices(script:
     ]
 
 
+def test_an_axis_of_the_usual_name_changes_nothing(script: Any) -> None:
+    code = LAID.replace("os.chdir", "str").replace('"row", "column"', '"data", "model"')
+    reports = preflight_script(script(f"{code}step(W, X)"), on=["v5e-8", "v5e-4"], step="update")
+    assert [r.to_dict()["mesh"] for r in reports] == [{"data": n, "model": 2} for n in (4, 2)]
+    assert [r.analysis.program.leaves[1].shape for r in reports] == [(16, 4), (8, 4)]
+
+
 @pytest.mark.parametrize(
     ("at_16", "said", "noted"),
     [

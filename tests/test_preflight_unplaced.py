@@ -104,6 +104,13 @@ def test_a_spec_is_whole_and_so_is_what_nx_jit_takes() -> None:
     assert not any(leaf.is_unplaced for leaf in program.leaves)
 
 
+def test_where_what_is_placed_is_not_used_the_rest_is_whole() -> None:
+    rows = jax.device_put(jnp.ones((64, 64)), laid("fsdp"))
+    halved = jax.jit(lambda table, x: jax.lax.with_sharding_constraint(x, laid("fsdp")) * 2)
+    program = describe(halved, (rows, jnp.ones((64, 128))), chips.resolve("v5e-8"))
+    assert [(leaf.path, leaf.is_unplaced) for leaf in program.leaves] == [("1", False)]
+
+
 def test_axes_that_types_speak_of_leave_the_compiler_nothing() -> None:
     mesh = jax.make_mesh((8,), ("data",), axis_types=(jax.sharding.AxisType.Explicit,))
     x = jax.device_put(jnp.ones((16, 8)), NamedSharding(mesh, P("data")))

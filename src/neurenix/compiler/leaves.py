@@ -74,11 +74,14 @@ def where_undecided(leaves: Sequence[Any], mesh: AbstractMesh) -> list[Any]:
     explicit = any(kind == AxisType.Explicit for kind in mesh.axis_types)
     arrays = [leaf for leaf in leaves if getattr(leaf, "shape", ())]
     if explicit or all(isinstance(leaf, UnplacedSpec) for leaf in arrays):
-        return [_whole(leaf) if isinstance(leaf, UnplacedSpec) else leaf for leaf in leaves]
+        return [whole(leaf) for leaf in leaves]
     return list(leaves)
 
 
-def _whole(leaf: UnplacedSpec) -> jax.ShapeDtypeStruct:
+def whole(leaf: Any) -> Any:
+    """Return the spec of what nobody has placed as one of an array that is whole everywhere."""
+    if not isinstance(leaf, UnplacedSpec):
+        return leaf
     return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, weak_type=leaf.weak_type)
 
 

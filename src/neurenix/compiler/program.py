@@ -31,7 +31,7 @@ from neurenix.compiler.fingerprint import fingerprint
 from neurenix.compiler.flops import model_flops, without_dead_code
 from neurenix.compiler.hlo import SourceLine
 from neurenix.compiler.host_callbacks import has_callbacks, without_callbacks
-from neurenix.compiler.leaves import Leaf, as_their_like, leaf_of, where_undecided
+from neurenix.compiler.leaves import Leaf, as_their_like, leaf_of, where_undecided, whole
 from neurenix.compiler.placement import abstract_mesh as abstract_mesh
 from neurenix.compiler.placement import host_memory, mesh_in, place
 from neurenix.compiler.placement import spec as spec
@@ -194,6 +194,8 @@ def _trace(
     out = jax.tree.unflatten(out_tree[0], jaxpr.out_avals)
     carried = traits_module.recompiles(args, out, donate_argnums=_whole(args, donated))
     kept = {leaf: place for place, leaf in enumerate(exported.module_kept_var_idx)}
+    if kept and all(placed[leaf].sharding is None for leaf in kept):  # none names the devices
+        return _trace(function, jax.tree.map(whole, tuple(args)), mesh, options)
     roles = options.leaf_roles or roles_of(args, out, donated)
     leaves = as_their_like(leaf_of(names[i], roles[i], placed[i], mesh) for i in kept)
     return Program(

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import jax
+from jax.sharding import NamedSharding
 
 from neurenix import chips
 from neurenix._core.errors import (
@@ -109,7 +110,7 @@ def describer(
         return lambda where: _training_step(trainer, batch, where, mesh)
     if isinstance(target, ScriptStep):
         here = describer(target.function, args, shape, mesh, options)
-        return lambda where: target.program(where, here, mesh, options)
+        return lambda where: target.program(where, here, mesh, options, laid=_laid(args, target))
     if not callable(target):
         raise ArgumentTypeError(
             f"preflight takes a compiled model, a Trainer, a function or a module; got "
@@ -140,6 +141,13 @@ def _if_as_many(
 ) -> Mapping[str, int] | None:
     """Return the axes of a mesh that has as many devices as the slice, else nothing."""
     return axes if axes and math.prod(axes.values()) == where.num_devices else None
+
+
+def _laid(args: Any, step: ScriptStep) -> bool:
+    """Whether a script has laid arrays over several devices itself: ``nx.jit`` lays them anew."""
+    shardings = (getattr(leaf, "sharding", None) for leaf in jax.tree.leaves(args))
+    own = any(isinstance(s, NamedSharding) and s.mesh.size > 1 for s in shardings)
+    return own and not isinstance(step.function, CompiledFunction)
 
 
 def _kind_if_it_matters(where: chips.Slice | CpuHost) -> str:

@@ -85,6 +85,8 @@ class ScriptStep:
         here: Describe,
         mesh: Mapping[str, int] | None,
         options: Any,
+        *,
+        laid: bool = False,
     ) -> Program:
         """Return the step's program for a slice, by another run where this one's does not do.
 
@@ -93,15 +95,18 @@ class ScriptStep:
             here: what describes the function that this process has.
             mesh: as for ``preflight``.
             options: as for ``preflight``.
+            laid: whether the arguments are laid over a mesh of the script's own devices.
 
         Raises:
             ArgumentError, CompilationError: of the run with as many devices.
         """
-        try:
+        if isinstance(where, CpuHost) or where.num_devices == jax.device_count():
             return here(where)
+        try:
+            if not laid:
+                return here(where)
         except ArgumentError:
-            if isinstance(where, CpuHost) or where.num_devices == jax.device_count():
-                raise
+            pass  # its mesh may stand in the function; another run says what is wrong, if anything
         asked = (where.name, tuple(mesh.items()) if mesh else None)
         if asked not in self._found:
             self._run_again(where, mesh, options)
