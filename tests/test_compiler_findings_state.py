@@ -79,6 +79,13 @@ def test_state_that_is_divided_too_little_says_over_what() -> None:
     )
 
 
+def test_what_the_compiler_divided_is_told_by_its_size() -> None:
+    parameter = replace(leaf("0.w", "parameters", (64, 32)), device_shape=(8, 32), is_unplaced=True)
+    found = whole_state(program(parameter, leaf("1.w", "optimizer", (64, 32))))
+    assert found is not None
+    assert found.text.endswith("1.w float32[64,32] is whole, 0.w is divided into [8,32].")
+
+
 @pytest.mark.parametrize(("share", "expected"), [(0.021, ["undivided-state"]), (0.019, [])])
 def test_it_is_told_from_a_fiftieth_of_the_memory_on(share: float, expected: list[str]) -> None:
     rows = int(share * HBM / 4 * 8 / 7) // 8 * 8

@@ -306,6 +306,17 @@ def test_an_axis_of_the_usual_name_changes_nothing(script: Any) -> None:
     assert [r.analysis.program.leaves[1].shape for r in reports] == [(16, 4), (8, 4)]
 
 
+def test_in_shardings_over_such_an_axis_do_not_either(script: Any) -> None:
+    path = script("""
+count = jax.device_count()
+row = jax.NamedSharding(jax.make_mesh((count,), ("data",)), jax.P("data"))
+step = jax.jit(update, in_shardings=(None, row))
+step(W, jnp.ones((2 * count, 4)))
+""")
+    reports = preflight_script(path, on=["v5e-8", "v5e-4"], step="update")
+    assert [r.analysis.program.leaves[1].shape for r in reports] == [(16, 4), (8, 4)]
+
+
 @pytest.mark.parametrize(
     ("at_16", "said", "noted"),
     [

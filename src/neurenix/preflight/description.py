@@ -143,9 +143,10 @@ def _if_as_many(
     return axes if axes and math.prod(axes.values()) == where.num_devices else None
 
 
-def _laid(args: Any, step: ScriptStep) -> bool:
+def _laid(args: Sequence[Any], step: ScriptStep) -> bool:
     """Whether a script has laid arrays over several devices itself: ``nx.jit`` lays them anew."""
-    shardings = (getattr(leaf, "sharding", None) for leaf in jax.tree.leaves(args))
+    leaves = jax.tree.leaves(bind(step.function, args).args)  # as in_shardings has them, too
+    shardings = (getattr(leaf, "sharding", None) for leaf in leaves)
     own = any(isinstance(s, NamedSharding) and s.mesh.size > 1 for s in shardings)
     return own and not isinstance(step.function, CompiledFunction)
 

@@ -36,9 +36,7 @@ def _programs(request: Request) -> list[Program | NeurenixError]:
             run.path, run.arguments, timeout_seconds=run.timeout_seconds, step=run.step
         )
     except NeurenixError as error:
-        devices = chips.resolve(request.slices[0]).num_devices
-        error.add_note(f"It was run once more, with {devices} devices.")
-        return [error] * len(request.slices)
+        return [_noted(error, request.slices[0])] * len(request.slices)
     programs: list[Program | NeurenixError] = []
     for name in request.slices:
         where = chips.resolve(name)
@@ -47,8 +45,14 @@ def _programs(request: Request) -> list[Program | NeurenixError]:
                 describe(target, args, where, mesh=request.mesh, options=request.options)
             )
         except NeurenixError as error:
-            programs.append(error)
+            programs.append(_noted(error, name))
     return programs
+
+
+def _noted(error: NeurenixError, name: str) -> NeurenixError:
+    devices = chips.resolve(name).num_devices
+    error.add_note(f"It was run once more, with {devices} devices, for {name}.")
+    return error
 
 
 if __name__ == "__main__":

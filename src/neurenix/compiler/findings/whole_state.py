@@ -32,12 +32,11 @@ class WholeState:
     @property
     def text(self) -> str:
         """What is wrong, as a sentence."""
-        entries = ", ".join(map(str, self.parameter.partition))
         return (
             f"{bytes_text(self.held_bytes)} of optimizer state lie on each device, and "
             f"{bytes_text(self.spare_bytes)} of it would not if it were divided as the parameters "
             f"are: {self.largest.path} {_shape(self.largest)} is {_divided(self.largest)}, "
-            f"{self.parameter.path} is divided over ({entries})."
+            f"{self.parameter.path} is {_divided(self.parameter)}."
         )
 
 
@@ -74,9 +73,15 @@ def _share(leaf: Leaf) -> int:
 
 
 def _shape(leaf: Leaf) -> str:
-    return f"{leaf.dtype}[{','.join(map(str, leaf.shape))}]"
+    return f"{leaf.dtype}[{_sizes(leaf.shape)}]"
+
+
+def _sizes(shape: tuple[int, ...]) -> str:
+    return ",".join(map(str, shape))
 
 
 def _divided(leaf: Leaf) -> str:
     entries = [entry for entry in leaf.partition if entry is not None]
+    if not entries and leaf.device_shape != leaf.shape:  # the compiler's way, which has no names
+        return f"divided into [{_sizes(leaf.device_shape)}]"
     return f"divided over ({', '.join(map(str, entries))})" if entries else "whole"
