@@ -106,9 +106,38 @@ def test_a_spec_is_whole_and_so_is_what_nx_jit_takes() -> None:
 
 def test_where_what_is_placed_is_not_used_the_rest_is_whole() -> None:
     rows = jax.device_put(jnp.ones((64, 64)), laid("fsdp"))
-    halved = jax.jit(lambda table, x: jax.lax.with_sharding_constraint(x, laid("fsdp")) * 2)
-    program = describe(halved, (rows, jnp.ones((64, 128))), chips.resolve("v5e-8"))
+    doubled = jax.jit(lambda table, x: x * 2)
+    program = describe(doubled, (rows, jnp.ones((64, 128))), chips.resolve("v5e-8"))
     assert [(leaf.path, leaf.is_unplaced) for leaf in program.leaves] == [("1", False)]
+
+
+def over_rows(x: Any) -> Any:
+    return jax.shard_map(
+        lambda own: jax.lax.psum(jnp.sum(own**2, axis=0), ("fsdp", "tensor")),
+        mesh=laid().mesh,
+        in_specs=P(("fsdp", "tensor")),
+        out_specs=P(),
+    )(x)
+
+
+def constrained(x: Any) -> Any:
+    return jnp.sum(jax.lax.with_sharding_constraint(x, laid("fsdp", "tensor")) ** 2, axis=0)
+
+
+def with_divided_results(x: Any) -> Any:
+    return jax.jit(lambda x: x * 2, out_shardings=laid("fsdp", "tensor"))(x)
+
+
+@pytest.mark.parametrize("named", [over_rows, constrained, with_divided_results])
+def test_a_function_that_names_the_mesh_has_what_it_is_given_divided(named: Any) -> None:
+    function, x = jax.jit(named), np.ones((ROWS, WIDTH), np.float32)
+    report = nx.preflight(function, x, on="v5e-8")
+    expected = function.lower(x).compile().input_shardings[0][0].shard_shape(x.shape)
+    assert expected != x.shape
+    assert [leaf.device_shape for leaf in report.analysis.program.leaves] == [expected]
+    assert "undivided" not in {finding.rule for finding in report.findings}
+    held = report.to_dict()["hbm_per_device"]["roles"]
+    assert sum(held.values()) == expected[0] * 128 * 4  # in tiles of 8 × 128
 
 
 def test_axes_that_types_speak_of_leave_the_compiler_nothing() -> None:
@@ -133,3 +162,28 @@ def test_an_artefact_says_how_the_compiler_divided_it(tmp_path: Path) -> None:
     told = {a["path"]: (a["partition"], a["device_shape"]) for a in artefact.manifest["arguments"]}
     assert told["1.0.mu.w"] == told["0.w"] == (["fsdp", "tensor"], [16, 16])
     assert told["1.0.nu.v"] == told["0.v"] == (["tensor", "fsdp"], [16, 16])
+
+
+EIGHT_DEVICES = """
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import NamedSharding, PartitionSpec as P
+
+import neurenix as nx
+
+mesh = jax.make_mesh((4, 2), ("fsdp", "tensor"), axis_types=(jax.sharding.AxisType.Auto,) * 2)
+divided = NamedSharding(mesh, P("fsdp", "tensor"))
+x = np.arange(1024, dtype=np.float32).reshape(16, 64)
+step = jax.jit(lambda x: jnp.sum(jax.lax.with_sharding_constraint(x, divided) ** 2, axis=0))
+nx.compile_for(step, x, on="cpu-8", path="sum.nxc")
+program = nx.load_compiled("sum.nxc")
+np.testing.assert_allclose(program(x), np.sum(x**2, axis=0), rtol=1e-6)
+print(program.shardings["0"].spec)
+"""
+
+
+def test_an_artefact_of_what_nobody_has_placed_divides_it_too(run_python: Any) -> None:
+    eight = {"JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": "8"}
+    ran = run_python(code=EIGHT_DEVICES, env=eight)
+    assert ran.stdout.strip().endswith("('fsdp', 'tensor')"), ran.stderr

@@ -13,6 +13,7 @@ from typing import Any
 from jax._src import compiler, xla_bridge
 from jax._src.core import trace_state_clean
 from jax.interpreters import mlir
+from jaxlib.mlir import ir
 from jaxlib.mosaic.python.tpu import register_dialect as register_kernel_dialect
 from jaxlib.xla_client import DeviceList, make_cpu_client
 
@@ -26,6 +27,7 @@ __all__ = [
     "register_kernel_dialect",
     "scan_counts",
     "trace_state_clean",
+    "without_last_argument",
 ]
 
 # ``trace_state_clean``: whether nothing is being traced around a call; ``nx.jit`` gives buffers
@@ -91,3 +93,28 @@ def scan_counts(equation: Any) -> tuple[int, int]:
 
     carried = as_inside(equation.outvars, body.outvars)
     return as_inside(equation.invars, body.invars) - carried, carried
+
+
+def without_last_argument(module: Any) -> None:
+    """Take the last argument of a module's ``main``, which nothing in it uses, away.
+
+    An argument is the one way to tell JAX for how many devices, none of which is here, a program is
+    lowered. ``jax.jit`` and ``jax.export`` would keep it as a parameter of the executable.
+
+    Args:
+        module: operation of StableHLO that JAX has lowered a program to.
+    """
+    functions = module.regions[0].blocks[0].operations
+    with module.context:
+        (main,) = (f for f in functions if _attribute(f, "sym_name", ir.StringAttr) == "main")
+        body = main.regions[0].blocks[0]
+        body.erase_argument(len(body.arguments) - 1)
+        kind = ir.FunctionType(_attribute(main, "function_type", ir.TypeAttr))
+        shorter = ir.FunctionType.get(kind.inputs[:-1], kind.results)
+        main.attributes["function_type"] = ir.TypeAttr.get(shorter)
+        told = list(ir.ArrayAttr(main.attributes["arg_attrs"]))
+        main.attributes["arg_attrs"] = ir.ArrayAttr.get(told[:-1])
+
+
+def _attribute(operation: Any, name: str, kind: Any) -> Any:
+    return kind(operation.attributes[name]).value if name in operation.attributes else None

@@ -66,16 +66,19 @@ def _bits(dtype: str) -> int:
     return int(narrow[1] or narrow[2]) if narrow else jax.numpy.dtype(dtype).itemsize * 8
 
 
-def where_undecided(leaves: Sequence[Any], mesh: AbstractMesh) -> list[Any]:
-    """Return arguments as they are traced: what nobody has placed is whole if the compiler cannot.
+def may_be_divided(args: Any, mesh: AbstractMesh) -> bool:
+    """Whether there is an argument that nobody has placed, and a mesh over which XLA may divide it.
 
-    It divides none on axes that types speak of, nor where nothing is placed at all.
+    It divides none on axes that types speak of.
     """
     explicit = any(kind == AxisType.Explicit for kind in mesh.axis_types)
-    arrays = [leaf for leaf in leaves if getattr(leaf, "shape", ())]
-    if explicit or all(isinstance(leaf, UnplacedSpec) for leaf in arrays):
-        return [whole(leaf) for leaf in leaves]
-    return list(leaves)
+    undecided = any(isinstance(leaf, UnplacedSpec) for leaf in jax.tree.leaves(args))
+    return undecided and mesh.size > 1 and not explicit
+
+
+def is_placed(leaf: Any) -> bool:
+    """Whether an argument is an array, other than a single number, that somebody has placed."""
+    return bool(getattr(leaf, "shape", ())) and not isinstance(leaf, UnplacedSpec)
 
 
 def whole(leaf: Any) -> Any:

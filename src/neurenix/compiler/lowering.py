@@ -17,7 +17,7 @@ from jax import export
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
 from neurenix._core.errors import ArgumentError
-from neurenix._jax import compile_options
+from neurenix._jax import compile_options, without_last_argument
 from neurenix.compiler.placement import abstract_mesh
 
 _MOST_PARAMETERS = 2000
@@ -58,9 +58,16 @@ def lower(
             mesh = AbstractMesh(mesh.axis_sizes, mesh.axis_names, axis_types=own.axis_types)
     with jax.enable_x64(True):  # a program keeps its 64-bit types, whoever traced it
         function, arguments = callable_of(exported, mesh)
+        undecided = [argument.sharding is None for argument in arguments]
+        taken = list(arguments)
+        if all(undecided):  # JAX has to be told of the devices by an argument, and XLA has not
+            function, last = _naming_devices(function, mesh)
+            taken.append(last)
         jitted = jax.jit(function, donate_argnums=tuple(donated), keep_unused=True)
-        lowered = jitted.trace(*arguments).lower(lowering_platforms=("tpu",))
+        lowered = jitted.trace(*taken).lower(lowering_platforms=("tpu",))
     stablehlo: Any = lowered.compiler_ir("stablehlo")
+    if len(taken) > len(arguments):
+        without_last_argument(stablehlo.operation)
     module = io.BytesIO()
     stablehlo.operation.write_bytecode(module)
     told = _compile_options(mesh.size, options or {})
@@ -68,9 +75,7 @@ def lower(
     # What is given lies where its partition says, if it has one; of what has none, and of what is
     # returned, the compiler decides.
     building = told.executable_build_options
-    building.allow_spmd_sharding_propagation_to_parameters = [
-        argument.sharding is None for argument in arguments
-    ]
+    building.allow_spmd_sharding_propagation_to_parameters = undecided
     results = len(jax.tree.leaves(lowered.out_info))
     building.allow_spmd_sharding_propagation_to_output = [True] * results
     return Lowered(module.getvalue(), told.SerializeAsString())
@@ -102,14 +107,16 @@ def callable_of(exported: export.Exported, mesh: Mesh | AbstractMesh) -> tuple[A
             whole[index] = value
         return exported.call(*whole)
 
-    if not used:  # an argument says which devices the program is for
-        everywhere = NamedSharding(mesh, PartitionSpec())
-        unused = jax.ShapeDtypeStruct((), "int32", sharding=everywhere)
-        return functools.partial(_without_argument, call), [unused]
     function = exported.call if len(used) == len(arguments) else call
     return function, [arguments[index] for index in used]
 
 
-def _without_argument(call: Any, unused: Any) -> Any:
-    del unused
-    return call()
+def _naming_devices(function: Any, mesh: AbstractMesh) -> tuple[Any, jax.ShapeDtypeStruct]:
+    """Return a function of one argument more, and that, which says what it is compiled for."""
+
+    @functools.wraps(function)
+    def without_last(*given: Any) -> Any:
+        return function(*given[:-1])
+
+    everywhere = NamedSharding(mesh, PartitionSpec())
+    return without_last, jax.ShapeDtypeStruct((), "int32", sharding=everywhere)

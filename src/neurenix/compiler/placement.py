@@ -7,7 +7,7 @@ or its arguments brought along. It traces nothing (``program``).
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -22,6 +22,7 @@ from jax.sharding import (
 )
 
 from neurenix._core.errors import ArgumentTypeError, ShapeError
+from neurenix.compiler.flops import inner_jaxprs
 
 HOST_MEMORIES = ("pinned_host", "unpinned_host")
 
@@ -221,6 +222,37 @@ def axes_of_arguments(args: Any) -> dict[str, int] | None:
     named = (sharding.mesh for sharding in shardings if isinstance(sharding, NamedSharding))
     found = {tuple(mesh.shape.items()) for mesh in named if mesh.size > 1}
     return dict(found.pop()) if len(found) == 1 else None
+
+
+_NAMING_A_MESH = {
+    "shard_map": ("mesh",),
+    "sharding_constraint": ("sharding",),
+    "jit": ("in_shardings", "out_shardings"),
+    "device_put": ("devices",),
+}
+"""Parameters of primitives; others have the mesh that the program is traced on."""
+
+
+def meshes_named(jaxpr: Any) -> Iterator[Mesh | AbstractMesh]:
+    """Yield the meshes that a program as written speaks of, itself and not by its arguments.
+
+    In constraints, ``shard_map``, and the divisions that its own jitted functions ask for.
+
+    Example:
+        >>> data = NamedSharding(abstract_mesh({"data": 8}), PartitionSpec("data"))
+        >>> jaxpr = jax.make_jaxpr(lambda x: jax.lax.with_sharding_constraint(x, data))(np.ones(8))
+        >>> [mesh.size for mesh in meshes_named(jaxpr)]
+        [8]
+    """
+    for equation in getattr(jaxpr, "jaxpr", jaxpr).eqns:
+        for name in _NAMING_A_MESH.get(equation.primitive.name, ()):
+            told = equation.params.get(name)
+            for each in told if isinstance(told, (list, tuple)) else (told,):
+                mesh = getattr(each, "mesh", each)
+                if isinstance(mesh, (Mesh, AbstractMesh)):
+                    yield mesh
+        for inner in inner_jaxprs(equation.params):
+            yield from meshes_named(inner)
 
 
 def mesh_in(error: BaseException | None, known: AbstractMesh) -> AbstractMesh | None:

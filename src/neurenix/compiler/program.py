@@ -31,9 +31,9 @@ from neurenix.compiler.fingerprint import fingerprint
 from neurenix.compiler.flops import model_flops, without_dead_code
 from neurenix.compiler.hlo import SourceLine
 from neurenix.compiler.host_callbacks import has_callbacks, without_callbacks
-from neurenix.compiler.leaves import Leaf, as_their_like, leaf_of, where_undecided, whole
+from neurenix.compiler.leaves import Leaf, as_their_like, is_placed, leaf_of, may_be_divided, whole
 from neurenix.compiler.placement import abstract_mesh as abstract_mesh
-from neurenix.compiler.placement import host_memory, mesh_in, place
+from neurenix.compiler.placement import host_memory, mesh_in, meshes_named, place
 from neurenix.compiler.placement import spec as spec
 from neurenix.compiler.roles import roles_of
 from neurenix.compiler.traits import Traits, leaf_path
@@ -167,10 +167,31 @@ def _other_mesh(own: AbstractMesh, asked: AbstractMesh, error: ArgumentError) ->
 def _trace(
     function: Callable[..., Any], args: Sequence[Any], mesh: AbstractMesh, options: TraceOptions
 ) -> Program:
+    """Trace, with what nobody has placed left to the compiler where ``jax.jit`` leaves it so.
+
+    That is where a placed array is used, or the function itself names a mesh of as many devices.
+    """
+    undecided = may_be_divided(args, mesh)
+    if undecided and any(map(is_placed, jax.tree.leaves(args))):
+        program, _ = _traced(function, args, mesh, options)
+        if any(leaf.shape and not leaf.is_unplaced for leaf in program.leaves):
+            return program
+    program, jaxpr = _traced(function, jax.tree.map(whole, tuple(args)), mesh, options)
+    named = [own for own in meshes_named(jaxpr) if own.size == mesh.size]
+    if not undecided or not named:
+        return program
+    if options.any_mesh and mesh.shape_tuple not in (own.shape_tuple for own in named):
+        mesh = named[0].abstract_mesh
+    return _traced(function, args, mesh, options)[0]
+
+
+def _traced(
+    function: Callable[..., Any], args: Sequence[Any], mesh: AbstractMesh, options: TraceOptions
+) -> tuple[Program, Any]:
+    """Return the program, and its jaxpr as written."""
     paths, tree = jax.tree_util.tree_flatten_with_path(tuple(args))
-    given = where_undecided([leaf for _, leaf in paths], mesh)
     names = [leaf_path(path) for path, _ in paths]
-    placed = [place(leaf, name, mesh) for leaf, name in zip(given, names, strict=True)]
+    placed = [place(leaf, name, mesh) for (_, leaf), name in zip(paths, names, strict=True)]
     with jax.sharding.use_abstract_mesh(mesh):  # for partitions that name its axes alone
         compiled_before = _compiled_before(function, placed, tree)
     donated = _donated(args, options.donate_argnums) or _donated_already(compiled_before)
@@ -194,11 +215,9 @@ def _trace(
     out = jax.tree.unflatten(out_tree[0], jaxpr.out_avals)
     carried = traits_module.recompiles(args, out, donate_argnums=_whole(args, donated))
     kept = {leaf: place for place, leaf in enumerate(exported.module_kept_var_idx)}
-    if kept and all(placed[leaf].sharding is None for leaf in kept):  # none names the devices
-        return _trace(function, jax.tree.map(whole, tuple(args)), mesh, options)
     roles = options.leaf_roles or roles_of(args, out, donated)
     leaves = as_their_like(leaf_of(names[i], roles[i], placed[i], mesh) for i in kept)
-    return Program(
+    program = Program(
         name=name,
         serialized=bytes(exported.serialize()),
         fingerprint=fingerprint(exported.mlir_module()),
@@ -217,6 +236,7 @@ def _trace(
         captured=captured(jaxpr),
         traits=replace(traits_module.read(without_dead_code(jaxpr)), recompiles=carried),
     )
+    return program, jaxpr
 
 
 def _export(

@@ -19,6 +19,7 @@ import shutil
 import sys
 import threading
 import time
+import traceback
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NoReturn
@@ -60,7 +61,7 @@ def _serve(told: list[Path]) -> None:
         except Exception as error:  # whatever the compiler raises is its answer, and is handed over
             result["outcome"] = "refused"
             result["error_type"] = type(error).__name__
-            result["error"] = str(error)
+            result["error"] = str(error) or "".join(traceback.format_exception(error)[-2:])
         # The number of a CPU's devices can be set once, and memory is not given back.
         small = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 < _MOST_RESIDENT_BYTES
         result["again"] = small and bool(request["target"]["topology_name"])

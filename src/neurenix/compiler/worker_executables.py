@@ -6,12 +6,17 @@ divisions, which JAX reads out of an executable; and compiling for CPUs.
 
 from __future__ import annotations
 
+import itertools
+import math
 import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import jax
 from jax import export
+from jax.sharding import NamedSharding, PartitionSpec
 
 from neurenix.compiler.device_grid import device_grid, devices_of
 from neurenix.compiler.host import cpu
@@ -26,8 +31,11 @@ def compile_executable(folder: Path, request: dict[str, Any], result: dict[str, 
     result["seconds"]["topology"] = time.perf_counter() - started
     exported = export.deserialize(bytearray((folder / "program.bin").read_bytes()))
     mesh = _with_axis_types(mesh, exported)
-    with jax.enable_x64(True):  # a program keeps its 64-bit types, whoever traced it
+    with ExitStack() as stack:
+        stack.enter_context(jax.enable_x64(True))  # it keeps its 64-bit types, whoever traced it
         function, arguments = callable_of(exported, mesh)
+        if not any(argument.sharding for argument in arguments):  # none says which devices
+            stack.enter_context(jax.set_mesh(mesh))
         jitted = jax.jit(function, donate_argnums=tuple(request["donated"]), keep_unused=True)
         lowered = jitted.lower(*arguments)
         started = time.perf_counter()
@@ -72,21 +80,60 @@ def _placement(exported: Any, compiled: Any, mesh: Any) -> dict[str, Any]:
     """
     if exported.ordered_effects or exported.unordered_effects:
         return {"problem": "it has effects, such as calls of the host, beside its result"}
-    shardings = (*compiled.input_shardings[0], *compiled.output_shardings)
-    if unnamed := [s for s in shardings if not hasattr(s, "spec")]:
-        return {"problem": f"an array is divided in a way that no mesh axis names: {unnamed[0]}"}
+    used = [exported.in_avals[index] for index in exported.module_kept_var_idx]
+    inputs = list(zip(used, compiled.input_shardings[0], strict=True))
+    outputs = list(zip(exported.out_avals, compiled.output_shardings, strict=True))
+    named = [_named(sharding, aval.shape, mesh) for aval, sharding in (*inputs, *outputs)]
+    if None in named:
+        unnamed = (*inputs, *outputs)[named.index(None)][1]
+        return {"problem": f"an array is divided in a way that no mesh axis names: {unnamed}"}
+    divisions = [_division(sharding) for sharding in named]
     devices = list(mesh.devices.flat)
-    outputs = zip(exported.out_avals, compiled.output_shardings, strict=True)
     return {
         "device_ids": [device.id for device in devices],
         "machine": cpu() if devices[0].platform == "cpu" else {},
         "coordinates": [list(getattr(device, "coords", ())) for device in devices],
-        "arguments": [_division(sharding) for sharding in compiled.input_shardings[0]],
+        "arguments": divisions[: len(inputs)],
         "outputs": [
-            {"shape": list(aval.shape), "dtype": str(aval.dtype), **_division(sharding)}
-            for aval, sharding in outputs
+            {"shape": list(aval.shape), "dtype": str(aval.dtype), **division}
+            for (aval, _), division in zip(outputs, divisions[len(inputs) :], strict=True)
         ],
     }
+
+
+def _named(sharding: Any, shape: tuple[int, ...], mesh: Any) -> Any:
+    """Return a sharding by the names of mesh axes, or None where they cannot say it.
+
+    JAX names none where no argument lies on a mesh.
+    """
+    if hasattr(sharding, "spec"):
+        return sharding
+    held = sharding.shard_shape(shape)
+    parts = [size // own if own else 1 for size, own in zip(shape, held, strict=True)]
+    for partition in _partitions(parts, dict(mesh.shape)):
+        kind = sharding.memory_kind
+        named = NamedSharding(mesh, PartitionSpec(*partition), memory_kind=kind)
+        if named.is_equivalent_to(sharding, len(shape)):
+            return named
+    return None
+
+
+def _partitions(parts: Sequence[int], axes: Mapping[str, int]) -> Iterator[tuple[Any, ...]]:
+    """Yield the partitions over some of ``axes`` that divide each dimension into so many parts.
+
+    Example:
+        >>> list(_partitions((4, 1), {"a": 2, "b": 2, "c": 4}))
+        [('c', None), (('a', 'b'), None), (('b', 'a'), None)]
+    """
+    if not parts:
+        yield ()
+        return
+    for count in range(len(axes) + 1) if parts[0] > 1 else (0,):
+        for names in itertools.permutations(axes, count):
+            if math.prod(axes[name] for name in names) == parts[0]:
+                left = {name: size for name, size in axes.items() if name not in names}
+                for others in _partitions(parts[1:], left):
+                    yield (names[0] if count == 1 else names or None, *others)
 
 
 def _division(sharding: Any) -> dict[str, Any]:
