@@ -100,7 +100,7 @@ def test_the_first_call_of_the_named_function_is_the_step(
 ) -> None:
     if call == "lower":
         call = "getattr(train_step, 'lower', train_step)(W, X)"
-    target, args = first_step(script(code + call + TAKEN), step=name)
+    target, args, _ = first_step(script(code + call + TAKEN), step=name)
     assert not Path("taken").exists()
     arrays = [leaf.shape for leaf in jax.tree.leaves((args, getattr(target, "keywords", {})))
               if hasattr(leaf, "shape")]  # fmt: skip
@@ -122,7 +122,7 @@ def test_a_function_of_pmap_is_found_and_refused(script: Any) -> None:
 
 def test_it_is_compiled_as_it_is(script: Any) -> None:
     code = "@functools.partial(jax.jit, static_argnames='scale')\ndef step(w, x, scale): return w\n"
-    target, args = first_step(script(code + "step(W, X, scale=3.0)"), step="step")
+    target, args, _ = first_step(script(code + "step(W, X, scale=3.0)"), step="step")
     assert target.keywords == {"scale": 3.0}
     np.testing.assert_array_equal(target(*args), np.ones((4, 4)))
 
@@ -170,7 +170,7 @@ def step(w, x): return w + jax.lax.with_sharding_constraint(x.T @ x, P("data"))
 """
     before = jax.sharding.get_mesh()
     try:
-        target, args = first_step(script(code), step="step")
+        target, args, _ = first_step(script(code), step="step")
         program = describe(target, args, chips.resolve("v5e-8"))
     finally:
         jax.set_mesh(before)
@@ -192,7 +192,8 @@ step = jax.jit(
 )
 step({"w": np.ones((8, 8)), "no": None}, "text", {"x": W, "n": 3.0}, 1.0)
 """
-    program = describe(*first_step(script(code), step="step"), chips.resolve("v5e-8"))
+    target, args, _ = first_step(script(code), step="step")
+    program = describe(target, args, chips.resolve("v5e-8"))
     assert program.axes == {"data": 4, "model": 2} and program.donated == (0,)
     assert [leaf.device_shape for leaf in program.leaves] == [(8, 4), (1, 4)]
 
@@ -297,6 +298,21 @@ def test_a_mesh_of_the_scripts_own_is_made_by_a_run_with_as_many_devices(script:
         "ran-on-4",
         "ran-on-8",
     ]
+
+
+def test_a_mesh_that_a_script_has_set_is_made_so_too(script: Any) -> None:
+    code = """
+jax.set_mesh(jax.make_mesh((jax.device_count() // 2, 2), ("row", "column")))
+step = jax.jit(lambda w, x: jax.sharding.reshard(x, jax.P("row", "column")) @ w)
+step(W, jnp.ones((2 * jax.device_count(), 4)))
+"""
+    before = jax.sharding.get_mesh()
+    try:
+        reports = preflight_script(script(code), on=["v5e-8", "v5e-4"], step="<lambda>")
+    finally:
+        jax.set_mesh(before)
+    meshes = [report.to_dict()["mesh"] for report in reports]
+    assert meshes == [{"row": 4, "column": 2}, {"row": 2, "column": 2}]
 
 
 def test_an_axis_of_the_usual_name_changes_nothing(script: Any) -> None:

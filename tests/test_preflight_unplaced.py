@@ -10,11 +10,12 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from jax.sharding import Mesh, NamedSharding
+from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import neurenix as nx
 from neurenix import chips
+from neurenix._core.errors import ArgumentError
 from neurenix.compiler.program import Program
 from neurenix.preflight.description import describe
 
@@ -138,6 +139,20 @@ def test_a_function_that_names_the_mesh_has_what_it_is_given_divided(named: Any)
     assert "undivided" not in {finding.rule for finding in report.findings}
     held = report.to_dict()["hbm_per_device"]["roles"]
     assert sum(held.values()) == expected[0] * 128 * 4  # in tiles of 8 × 128
+
+
+@pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit])
+def test_the_mesh_that_is_set_is_that_of_the_program(kind: AxisType) -> None:
+    is_auto = kind == AxisType.Auto
+    lay = jax.lax.with_sharding_constraint if is_auto else jax.sharding.reshard
+    product = jax.jit(lambda w, x: lay(x, P(("fsdp", "tensor"))) @ w)
+    arrays = np.ones((WIDTH, HIDDEN), np.float32), np.ones((ROWS, WIDTH), np.float32)
+    with jax.set_mesh(jax.make_mesh((4, 2), ("fsdp", "tensor"), axis_types=(kind,) * 2)):
+        program = describe(product, arrays, chips.resolve("v5e-8"))
+        with pytest.raises(ArgumentError, match="axis: fsdp .* not found in mesh: .'data',"):
+            describe(product, arrays, chips.resolve("v5e-16"))
+    assert program.axes == {"fsdp": 4, "tensor": 2}
+    assert [leaf.is_unplaced for leaf in program.leaves] == [is_auto] * 2
 
 
 def test_axes_that_types_speak_of_leave_the_compiler_nothing() -> None:

@@ -63,9 +63,9 @@ def compile(
         if simulated() is None:
             simulate(where.name)  # so that the script finds the devices that it asks for
     with compiler_ready():
-        target, args = first_step(script, arguments or [], timeout_seconds=timeout, step=step)
-        with _refusals():
-            print(compile_for(target, *args, on=on, path=output))
+        found = first_step(script, arguments or [], timeout_seconds=timeout, step=step)
+        with _refusals(), found.context():
+            print(compile_for(found.target, *found.args, on=on, path=output))
 
 
 @contextmanager

@@ -18,7 +18,7 @@ from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
 from neurenix._core.errors import ArgumentError
 from neurenix._jax import compile_options, without_last_argument
-from neurenix.compiler.placement import abstract_mesh
+from neurenix.compiler.placement import abstract_mesh, outside_of_meshes
 
 _MOST_PARAMETERS = 2000
 """Of a TPU's program, after which JAX hands them over as one tuple."""
@@ -56,7 +56,8 @@ def lower(
         own = aval.sharding.mesh
         if own.axis_names == mesh.axis_names:
             mesh = AbstractMesh(mesh.axis_sizes, mesh.axis_names, axis_types=own.axis_types)
-    with jax.enable_x64(True):  # a program keeps its 64-bit types, whoever traced it
+    # A program keeps its 64-bit types, whoever traced it.
+    with jax.enable_x64(True), outside_of_meshes():
         function, arguments = callable_of(exported, mesh)
         undecided = [argument.sharding is None for argument in arguments]
         taken = list(arguments)

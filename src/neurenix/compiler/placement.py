@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import jax
@@ -108,15 +109,20 @@ def spec(
     return PartitionedSpec(sizes, resolved, PartitionSpec(*partition))
 
 
-def abstract_mesh(axes: Mapping[str, int], device_kind: str = "") -> AbstractMesh:
+def abstract_mesh(
+    axes: Mapping[str, int], device_kind: str = "", explicit: Iterable[str] = ()
+) -> AbstractMesh:
     """Return a mesh of devices that are only counted, or TPUs of a known kind.
+
+    Of the axes in ``explicit`` the types of arrays say whether they divide them.
 
     Example:
         >>> abstract_mesh({"data": 8}, "TPU v3").abstract_device.device_kind
         'TPU v3'
     """
     device = AbstractDevice(device_kind, None, "tpu") if device_kind else None
-    types = (AxisType.Auto,) * len(axes)
+    named = frozenset(explicit)
+    types = tuple(AxisType.Explicit if name in named else AxisType.Auto for name in axes)
     return AbstractMesh(tuple(axes.values()), tuple(axes), axis_types=types, abstract_device=device)
 
 
@@ -253,6 +259,19 @@ def meshes_named(jaxpr: Any) -> Iterator[Mesh | AbstractMesh]:
                     yield mesh
         for inner in inner_jaxprs(equation.params):
             yield from meshes_named(inner)
+
+
+@contextmanager
+def outside_of_meshes() -> Iterator[None]:
+    """Leave the meshes that the caller has set, by ``jax.set_mesh``, while entered.
+
+    A program for one slice may be asked about in the middle of work on another, of another size.
+    """
+    with ExitStack() as stack:
+        if not jax.sharding.get_mesh().empty:
+            stack.enter_context(jax.set_mesh(Mesh(np.empty((), object), ())))
+        stack.enter_context(jax.sharding.use_abstract_mesh(AbstractMesh((), ())))
+        yield
 
 
 def mesh_in(error: BaseException | None, known: AbstractMesh) -> AbstractMesh | None:

@@ -33,7 +33,13 @@ from neurenix.compiler.hlo import SourceLine
 from neurenix.compiler.host_callbacks import has_callbacks, without_callbacks
 from neurenix.compiler.leaves import Leaf, as_their_like, is_placed, leaf_of, may_be_divided, whole
 from neurenix.compiler.placement import abstract_mesh as abstract_mesh
-from neurenix.compiler.placement import host_memory, mesh_in, meshes_named, place
+from neurenix.compiler.placement import (
+    host_memory,
+    mesh_in,
+    meshes_named,
+    outside_of_meshes,
+    place,
+)
 from neurenix.compiler.placement import spec as spec
 from neurenix.compiler.roles import roles_of
 from neurenix.compiler.traits import Traits, leaf_path
@@ -93,7 +99,8 @@ class TraceOptions:
     of all arguments in flattening order; left empty, they are told from optax's state, if there is
     one. ``platform`` and ``device_kind`` are JAX's names, the second for what differs between
     generations, such as attention kernels. ``numbers`` are parameters that were given Python
-    numbers, for the error that their values are needed. ``any_mesh`` says that a mesh of the
+    numbers, for the error that their values are needed. ``explicit`` are axes of which the types of
+    arrays speak, as ``jax.make_mesh`` makes them. ``any_mesh`` says that a mesh of the
     function's own, of as many devices, may take the place of ``axes``.
     """
 
@@ -103,6 +110,7 @@ class TraceOptions:
     platform: str = "tpu"
     device_kind: str = ""
     numbers: tuple[str, ...] = ()
+    explicit: tuple[str, ...] = ()
     any_mesh: bool = False
 
 
@@ -140,7 +148,15 @@ def trace(
             raise ArgumentError(
                 f"donate_argnums names argument {number}, and there are {len(args)} arguments."
             )
-    mesh = abstract_mesh(axes, options.device_kind)
+    with outside_of_meshes():
+        mesh = abstract_mesh(axes, options.device_kind, options.explicit)
+        return _trace_on(function, args, mesh, options)
+
+
+def _trace_on(
+    function: Callable[..., Any], args: Sequence[Any], mesh: AbstractMesh, options: TraceOptions
+) -> Program:
+    """Trace on a mesh, or on the function's own where it takes no other."""
     try:
         return _trace(function, args, mesh, options)
     except ArgumentError as error:

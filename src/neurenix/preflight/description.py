@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import jax
-from jax.sharding import NamedSharding
+from jax.sharding import AxisType, NamedSharding
 
 from neurenix import chips
 from neurenix._core.errors import (
@@ -109,7 +109,8 @@ def describer(
         batch = _batch(args, shape)
         return lambda where: _training_step(trainer, batch, where, mesh)
     if isinstance(target, ScriptStep):
-        here = describer(target.function, args, shape, mesh, options)
+        with jax.sharding.use_abstract_mesh(target.mesh):
+            here = describer(target.function, args, shape, mesh, options)
         return lambda where: target.program(where, here, mesh, options, laid=_laid(args, target))
     if not callable(target):
         raise ArgumentTypeError(
@@ -122,7 +123,10 @@ def describer(
     bound = bind(target, args, options.donate_argnums)
     if not isinstance(target, CompiledFunction):  # nx.jit places what nobody has placed itself
         bound = replace(bound, args=jax.tree.map(unplaced, bound.args))
-    own = axes_of_arguments(bound.args)
+    context = jax.sharding.get_abstract_mesh()
+    own = axes_of_arguments(bound.args) or dict(context.shape_tuple)
+    types = zip(context.axis_names, context.axis_types, strict=True)
+    explicit = tuple(name for name, kind in types if kind == AxisType.Explicit)
     return lambda where: trace(
         bound.function,
         bound.args,
@@ -131,6 +135,7 @@ def describer(
             bound.options,
             platform=platform_of(where),
             device_kind=_kind_if_it_matters(where),
+            explicit=explicit,
             any_mesh=mesh is None,
         ),
     )
@@ -148,6 +153,7 @@ def _laid(args: Sequence[Any], step: ScriptStep) -> bool:
     leaves = jax.tree.leaves(bind(step.function, args).args)  # as in_shardings has them, too
     shardings = (getattr(leaf, "sharding", None) for leaf in leaves)
     own = any(isinstance(s, NamedSharding) and s.mesh.size > 1 for s in shardings)
+    own = own or (bool(step.mesh.axis_names) and step.mesh.size > 1)
     return own and not isinstance(step.function, CompiledFunction)
 
 

@@ -32,7 +32,7 @@ def main(asked: str, answered: str) -> None:
 def _programs(request: Request) -> list[Program | NeurenixError]:
     run = request.run
     try:
-        target, args = first_step(
+        step = first_step(
             run.path, run.arguments, timeout_seconds=run.timeout_seconds, step=run.step
         )
     except NeurenixError as error:
@@ -41,9 +41,11 @@ def _programs(request: Request) -> list[Program | NeurenixError]:
     for name in request.slices:
         where = chips.resolve(name)
         try:
-            programs.append(
-                describe(target, args, where, mesh=request.mesh, options=request.options)
-            )
+            with step.context():
+                program = describe(
+                    step.target, step.args, where, mesh=request.mesh, options=request.options
+                )
+            programs.append(program)
         except NeurenixError as error:
             programs.append(_noted(error, name))
     return programs

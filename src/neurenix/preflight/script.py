@@ -13,9 +13,12 @@ import sys
 import threading
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
+
+import jax
+from jax.sharding import AbstractMesh
 
 from neurenix._core.errors import (
     ArgumentError,
@@ -49,10 +52,25 @@ _GRACE_SECONDS = 10.0
 """For what a script does on its way out once it has reached a step."""
 
 
+class FirstStep(NamedTuple):
+    """What a script was about to run: on which arguments, and on the mesh of which context.
+
+    ``mesh`` is what ``jax.set_mesh`` had set there, an empty one if nothing.
+    """
+
+    target: Any
+    args: tuple[Any, ...]
+    mesh: AbstractMesh
+
+    def context(self) -> AbstractContextManager[Any]:
+        """Return what enters that mesh, so that the step is described as the script calls it."""
+        return jax.sharding.use_abstract_mesh(self.mesh)
+
+
 class _Reached(intercept.StopScript):
-    def __init__(self, target: Any, args: tuple[Any, ...]) -> None:
+    def __init__(self, step: FirstStep) -> None:
         super().__init__("the first step was reached")
-        self.target, self.args_of_step = target, args
+        self.step = step
 
 
 class _Left(intercept.StopScript):
@@ -118,10 +136,10 @@ def step_for(
         ArgumentError, CompilationError, ArgumentTypeError: as ``first_step``.
     """
     run = ScriptRun(os.fspath(path), tuple(arguments), timeout_seconds, step)
-    target, args = first_step(path, arguments, timeout_seconds=timeout_seconds, step=step)
-    if trainer_of(target) is None:
-        target = ScriptStep(target, run, slices_on(on))
-    return target, args
+    found = first_step(path, arguments, timeout_seconds=timeout_seconds, step=step)
+    if trainer_of(found.target) is None:
+        return ScriptStep(found.target, found.mesh, run, slices_on(on)), found.args
+    return found.target, found.args
 
 
 def first_step(
@@ -130,7 +148,7 @@ def first_step(
     *,
     timeout_seconds: float = 600.0,
     step: str | None = None,
-) -> tuple[Any, tuple[Any, ...]]:
+) -> FirstStep:
     """Run a script up to its first training step and return what it was about to run, and on what.
 
     Args:
@@ -150,8 +168,8 @@ def first_step(
     if step is not None and not step.rpartition(".")[2].strip():
         raise ArgumentError(f"{step!r} names no function that could be the step.")
     check_seconds("timeout_seconds", timeout_seconds)
-    found = _ScriptRun(script, min(timeout_seconds, LONGEST_SECONDS), step).until_step(arguments)
-    return found.target, found.args_of_step
+    run = _ScriptRun(script, min(timeout_seconds, LONGEST_SECONDS), step)
+    return run.until_step(arguments).step
 
 
 class _ScriptRun:
@@ -224,7 +242,8 @@ class _ScriptRun:
                 "a process that the script forked reached a training step, and is stopped there; "
                 "only a step of the script's own process is looked at"
             )
-        self._reached.append(_Reached(target, args))
+        context = jax.sharding.get_abstract_mesh()
+        self._reached.append(_Reached(FirstStep(target, args, context)))
         if threading.current_thread() is not threading.main_thread():
             self._stop_from_thread()
         if len(self._reached) == 1:

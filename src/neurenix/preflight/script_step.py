@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+from jax.sharding import AbstractMesh
 
 from neurenix import chips
 from neurenix._core.errors import ArgumentError, CompilationError
@@ -66,11 +67,13 @@ class ScriptStep:
 
     Attributes:
         function: what the script was about to call.
+        mesh: that ``jax.set_mesh`` had set there, or an empty one.
         run: of the script.
         slices: all that are asked about, so that one run answers for those of one size.
     """
 
     function: Callable[..., Any]
+    mesh: AbstractMesh
     run: ScriptRun
     slices: Sequence[chips.Slice]
     _found: dict[Any, Program | Exception] = field(default_factory=dict)
