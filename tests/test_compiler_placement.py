@@ -14,7 +14,8 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 import neurenix as nx
 from neurenix import chips
 from neurenix._core.errors import ArgumentError, ArgumentTypeError, ShapeError
-from neurenix.compiler.placement import abstract_mesh, axes_of_arguments
+from neurenix.compiler.meshes import axes_of_arguments
+from neurenix.compiler.placement import abstract_mesh
 from neurenix.compiler.program import Program, spec, trace
 from neurenix.preflight.description import describe
 

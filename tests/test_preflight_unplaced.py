@@ -155,6 +155,16 @@ def test_the_mesh_that_is_set_is_that_of_the_program(kind: AxisType) -> None:
     assert [leaf.is_unplaced for leaf in program.leaves] == [is_auto] * 2
 
 
+def test_what_lies_on_one_device_is_refused_beside_what_lies_on_many() -> None:
+    rows = jax.device_put(jnp.ones((ROWS, WIDTH)), laid("fsdp"))
+    alone = {"w": jax.device_put(jnp.ones((WIDTH, HIDDEN)), jax.devices()[0])}
+    product = jax.jit(lambda x, own: x @ own["w"])
+    with pytest.raises(ValueError, match="incompatible devices"):
+        product(rows, alone)
+    with pytest.raises(ArgumentError, match=r"1\.w has been put on one device .* 0 lies on 8"):
+        describe(product, (rows, alone), chips.resolve("v5e-8"))
+
+
 def test_axes_that_types_speak_of_leave_the_compiler_nothing() -> None:
     mesh = jax.make_mesh((8,), ("data",), axis_types=(jax.sharding.AxisType.Explicit,))
     x = jax.device_put(jnp.ones((16, 8)), NamedSharding(mesh, P("data")))

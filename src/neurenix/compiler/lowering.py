@@ -18,7 +18,8 @@ from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
 from neurenix._core.errors import ArgumentError
 from neurenix._jax import compile_options, without_last_argument
-from neurenix.compiler.placement import abstract_mesh, outside_of_meshes
+from neurenix.compiler.meshes import outside_of_meshes
+from neurenix.compiler.placement import abstract_mesh
 
 _MOST_PARAMETERS = 2000
 """Of a TPU's program, after which JAX hands them over as one tuple."""

@@ -32,14 +32,9 @@ from neurenix.compiler.flops import model_flops, without_dead_code
 from neurenix.compiler.hlo import SourceLine
 from neurenix.compiler.host_callbacks import has_callbacks, without_callbacks
 from neurenix.compiler.leaves import Leaf, as_their_like, is_placed, leaf_of, may_be_divided, whole
+from neurenix.compiler.meshes import mesh_in, meshes_named, outside_of_meshes
 from neurenix.compiler.placement import abstract_mesh as abstract_mesh
-from neurenix.compiler.placement import (
-    host_memory,
-    mesh_in,
-    meshes_named,
-    outside_of_meshes,
-    place,
-)
+from neurenix.compiler.placement import host_memory, place
 from neurenix.compiler.placement import spec as spec
 from neurenix.compiler.roles import roles_of
 from neurenix.compiler.traits import Traits, leaf_path

@@ -24,7 +24,8 @@ from neurenix._core.errors import (
     unknown_name,
 )
 from neurenix.compiler.compile import CompileOptions
-from neurenix.compiler.placement import abstract_mesh, axes_of_arguments, spec, unplaced
+from neurenix.compiler.meshes import axes_of_arguments, check_devices
+from neurenix.compiler.placement import abstract_mesh, spec, unplaced
 from neurenix.compiler.program import Program, TraceOptions, trace
 from neurenix.compiler.target import CpuHost, kind_of, platform_of
 from neurenix.distribute.mesh import MESH_AXES, check_axes, replicas_of
@@ -122,6 +123,7 @@ def describer(
 
     bound = bind(target, args, options.donate_argnums)
     if not isinstance(target, CompiledFunction):  # nx.jit places what nobody has placed itself
+        check_devices(bound.args)
         bound = replace(bound, args=jax.tree.map(unplaced, bound.args))
     context = jax.sharding.get_abstract_mesh()
     own = axes_of_arguments(bound.args) or dict(context.shape_tuple)

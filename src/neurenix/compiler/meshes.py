@@ -1,0 +1,120 @@
+"""Meshes that users have made: of their arguments, of their functions, and of where they call.
+
+Owns finding them, leaving the ones that are set, and the refusal of arguments that lie on different
+devices. The mesh that a program is traced on is ``placement.abstract_mesh``'s.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import AbstractMesh, Mesh, NamedSharding
+
+from neurenix._core.errors import ArgumentError
+from neurenix.compiler.flops import inner_jaxprs
+
+
+def axes_of_arguments(args: Any) -> dict[str, int] | None:
+    """Return the axes of the one mesh over which arrays among arguments are laid, if there is one.
+
+    Example:
+        >>> mesh = AbstractMesh((2, 4), ("dp", "tp"))
+        >>> x = jax.ShapeDtypeStruct((8,), "float32", sharding=NamedSharding(mesh, PartitionSpec()))
+        >>> axes_of_arguments([x, 3.0])
+        {'dp': 2, 'tp': 4}
+    """
+    shardings = (getattr(leaf, "sharding", None) for leaf in jax.tree.leaves(args))
+    named = (sharding.mesh for sharding in shardings if isinstance(sharding, NamedSharding))
+    found = {tuple(mesh.shape.items()) for mesh in named if mesh.size > 1}
+    return dict(found.pop()) if len(found) == 1 else None
+
+
+def check_devices(args: Any) -> None:
+    """Raise if arrays lie on different devices by their owner's will, as ``jax.jit`` does.
+
+    Raises:
+        ArgumentError: one has been put on one device, and another is laid over several.
+    """
+    leaves, _ = jax.tree_util.tree_flatten_with_path(args)
+    arrays = [(path, leaf) for path, leaf in leaves if getattr(leaf, "committed", False)]
+    one = next((path for path, leaf in arrays if leaf.sharding.num_devices == 1), None)
+    wide = next(((p, leaf) for p, leaf in arrays if leaf.sharding.num_devices > 1), None)
+    if one is None or wide is None:
+        return
+    alone, laid = (
+        jax.tree_util.keystr(path, simple=True, separator=".") for path in (one, wide[0])
+    )
+    raise ArgumentError(
+        f"Argument {alone} has been put on one device and argument {laid} lies on "
+        f"{wide[1].sharding.num_devices}, and jax.jit refuses such a call. Lay it over the same "
+        f"mesh: jax.device_put(…, NamedSharding(mesh, PartitionSpec()))."
+    )
+
+
+_NAMING_A_MESH = {
+    "shard_map": ("mesh",),
+    "sharding_constraint": ("sharding",),
+    "jit": ("in_shardings", "out_shardings"),
+    "device_put": ("devices",),
+}
+"""Parameters of primitives; others have the mesh that the program is traced on."""
+
+
+def meshes_named(jaxpr: Any) -> Iterator[Mesh | AbstractMesh]:
+    """Yield the meshes that a program as written speaks of, itself and not by its arguments.
+
+    In constraints, ``shard_map``, and the divisions that its own jitted functions ask for.
+
+    Example:
+        >>> from neurenix.compiler.placement import abstract_mesh
+        >>> data = NamedSharding(abstract_mesh({"data": 8}), PartitionSpec("data"))
+        >>> jaxpr = jax.make_jaxpr(lambda x: jax.lax.with_sharding_constraint(x, data))(np.ones(8))
+        >>> [mesh.size for mesh in meshes_named(jaxpr)]
+        [8]
+    """
+    for equation in getattr(jaxpr, "jaxpr", jaxpr).eqns:
+        for name in _NAMING_A_MESH.get(equation.primitive.name, ()):
+            told = equation.params.get(name)
+            for each in told if isinstance(told, (list, tuple)) else (told,):
+                mesh = getattr(each, "mesh", each)
+                if isinstance(mesh, (Mesh, AbstractMesh)):
+                    yield mesh
+        for inner in inner_jaxprs(equation.params):
+            yield from meshes_named(inner)
+
+
+@contextmanager
+def outside_of_meshes() -> Iterator[None]:
+    """Leave the meshes that the caller has set, by ``jax.set_mesh``, while entered.
+
+    A program for one slice may be asked about in the middle of work on another, of another size.
+    """
+    with ExitStack() as stack:
+        if not jax.sharding.get_mesh().empty:
+            stack.enter_context(jax.set_mesh(Mesh(np.empty((), object), ())))
+        stack.enter_context(jax.sharding.use_abstract_mesh(AbstractMesh((), ())))
+        yield
+
+
+def mesh_in(error: BaseException | None, known: AbstractMesh) -> AbstractMesh | None:
+    """Return the mesh, other than the known one, that a function was busy with when it failed.
+
+    ``shard_map`` takes no mesh but the one it is called in, and that of a script is of the
+    script's own devices. It is found among the variables of the calls that failed: one with the
+    axes of ``known`` if there is one, or else the innermost.
+    """
+    found: list[AbstractMesh] = []
+    frame = error.__traceback__ if error else None
+    while frame:
+        for value in frame.tb_frame.f_locals.values():
+            mesh = value.mesh if isinstance(value, NamedSharding) else value
+            mesh = mesh.abstract_mesh if isinstance(mesh, Mesh) else mesh
+            if isinstance(mesh, AbstractMesh) and mesh.axis_names and mesh != known:
+                found.append(mesh)
+        frame = frame.tb_next
+    same = (mesh for mesh in found if mesh.shape_tuple == known.shape_tuple)
+    return next(same, found[-1] if found else None)
