@@ -23,7 +23,7 @@ def axes_of_arguments(args: Any) -> dict[str, int] | None:
 
     Example:
         >>> mesh = AbstractMesh((2, 4), ("dp", "tp"))
-        >>> x = jax.ShapeDtypeStruct((8,), "float32", sharding=NamedSharding(mesh, PartitionSpec()))
+        >>> x = jax.ShapeDtypeStruct((8,), "float32", sharding=NamedSharding(mesh, jax.P()))
         >>> axes_of_arguments([x, 3.0])
         {'dp': 2, 'tp': 4}
     """
@@ -71,7 +71,7 @@ def meshes_named(jaxpr: Any) -> Iterator[Mesh | AbstractMesh]:
 
     Example:
         >>> from neurenix.compiler.placement import abstract_mesh
-        >>> data = NamedSharding(abstract_mesh({"data": 8}), PartitionSpec("data"))
+        >>> data = NamedSharding(abstract_mesh({"data": 8}), jax.P("data"))
         >>> jaxpr = jax.make_jaxpr(lambda x: jax.lax.with_sharding_constraint(x, data))(np.ones(8))
         >>> [mesh.size for mesh in meshes_named(jaxpr)]
         [8]
