@@ -423,8 +423,11 @@ def test_the_other_commands_take_the_step_too(command: Any, tmp_path: Path) -> N
 
 @pytest.mark.tpu_compile
 def test_a_plan_asks_a_run_with_as_many_devices(command: Any, tmp_path: Path) -> None:
-    script = f"{BEGIN}{LAID}step(W, X)"
-    done = command("plan", "--on", "v5e-4,v5e-8", "--step", "update", "train.py", script=script)
+    script = f"{BEGIN}{LAID}assert count < 16, 'too many'\nstep(W, X)"
+    slices = "v5e-4,v5e-8,v5e-16"
+    done = command("plan", "--on", slices, "--step", "update", "train.py", script=script)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "row=2, column=2" in done.stdout and "row=4, column=2" in done.stdout
-    assert {path.name for path in tmp_path.glob("ran-on-*")} == {"ran-on-4", "ran-on-8"}
+    assert {path.name for path in tmp_path.glob("ran-on-*")} == {f"ran-on-{n}" for n in (4, 8, 16)}
+    lost = done.stdout[done.stdout.index("3. v5e-16") :]
+    assert "train.py failed before any training step: AssertionError: too many" in lost

@@ -18,7 +18,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
-from neurenix._core.errors import ArgumentError, ArgumentTypeError, ShapeError, unknown_name
+from neurenix._core.errors import (
+    ArgumentError,
+    ArgumentTypeError,
+    CompilationError,
+    NeurenixError,
+    ShapeError,
+    unknown_name,
+)
 from neurenix._core.options import check_number
 from neurenix.compiler.analysis import Analysis, analyse
 from neurenix.compiler.compile import compile_all, compiler_ready
@@ -91,8 +98,9 @@ def search(
 
     Raises:
         UnknownNameError: an objective, a slice, a mesh axis or a policy that does not exist.
-        ShapeError: no candidate can be described: batches that no mesh divides, a mesh that fits
-            no slice. One that can is enough; the others then lose with that reason.
+        ShapeError, ArgumentError, CompilationError: no candidate can be described: batches that no
+            mesh divides, a mesh that fits no slice, a script that fails with each number of
+            devices. One that can is enough; the others then lose with that reason.
         ArgumentError, ArgumentTypeError: as ``preflight``; or there is a deadline, and a function
             of which it is not known how many examples it takes.
 
@@ -168,7 +176,7 @@ class _Hunt:
     def __init__(self, workload: Workload, goal: _Goal) -> None:
         self._workload, self._goal = workload, goal
         self._done: list[Candidate] = []
-        self._mistakes: list[ShapeError] = []
+        self._mistakes: list[NeurenixError] = []
         self._best = math.inf
         self._shares_left: list[float] = []
 
@@ -222,7 +230,7 @@ class _Hunt:
     def _described(self, choice: Choice) -> _Described | None:
         try:
             program = self._workload.program(choice)
-        except ShapeError as error:
+        except (ShapeError, ArgumentError, CompilationError) as error:
             self._mistakes.append(error)
             self._finish(choice, None, str(error).partition(". ")[0].removesuffix("."))
             return None
