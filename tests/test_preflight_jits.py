@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import time
 from pathlib import Path
 from typing import Any
 
@@ -331,6 +332,27 @@ step(W, jnp.ones((2 * count, 4)))
 """)
     reports = preflight_script(path, on=["v5e-8", "v5e-4"], step="update")
     assert [r.analysis.program.leaves[1].shape for r in reports] == [(16, 4), (8, 4)]
+
+
+def test_what_a_run_with_other_devices_has_started_ends_with_it(script: Any) -> None:
+    started = "import subprocess; other = subprocess.Popen(['sleep', '600'])"
+    told = "open('started', 'w').write(str(other.pid)); os.kill(os.getpid(), 9)"
+    code = f"import os\n{LAID.replace('os.chdir', 'str')}if count == 16: {started}; {told}"
+    with pytest.raises(NeurenixError, match="exit code -9"):
+        preflight_script(script(f"{code}\nstep(W, X)"), on=["v5e-8", "v5e-16"], step="update")
+    other = int(Path("started").read_text())
+    deadline = time.monotonic() + 10
+    while _is_running(other) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not _is_running(other)
+
+
+def _is_running(number: int) -> bool:
+    try:
+        os.kill(number, 0)
+    except ProcessLookupError:
+        return False
+    return "State:\tZ" not in Path(f"/proc/{number}/status").read_text()
 
 
 @pytest.mark.parametrize(

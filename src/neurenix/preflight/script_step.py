@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import os
 import pickle
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -140,21 +142,27 @@ def _answers(request: Request) -> list[Program | Exception]:
         asked.write_bytes(pickle.dumps(request))
         log = Path(folder) / "log"
         with open(log, "wb") as errors:
-            done = subprocess.run(
+            process = subprocess.Popen(
                 [sys.executable, "-P", "-m", "neurenix.preflight.rerun", asked, answered],
                 cwd=request.run.folder,
                 env=_environment(request.run.environment),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,  # the first run has said it
                 stderr=errors,
-                check=False,
+                start_new_session=True,
             )
+            try:
+                code = process.wait()
+            finally:  # with what the script has started
+                with suppress(ProcessLookupError, PermissionError):  # macOS: of one that has ended
+                    os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
         if answered.exists():
             return pickle.loads(answered.read_bytes())
         last = log.read_text(errors="replace").strip().splitlines()[-_LAST_LINES:]
     error = CompilationError(
         f"{request.run.path}, run once more with the devices of {request.slices[0]}, ended the "
-        f"process (exit code {done.returncode}) before its step."
+        f"process (exit code {code}) before its step."
     )
     error.add_note("\n".join(last))
     raise error
