@@ -15,7 +15,7 @@ from jax.sharding import PartitionSpec as P
 
 import neurenix as nx
 from neurenix import chips
-from neurenix._core.errors import ArgumentError
+from neurenix._core.errors import ArgumentError, NeurenixError
 from neurenix.compiler.program import Program
 from neurenix.preflight.description import describe
 
@@ -187,6 +187,19 @@ def test_an_artefact_says_how_the_compiler_divided_it(tmp_path: Path) -> None:
     told = {a["path"]: (a["partition"], a["device_shape"]) for a in artefact.manifest["arguments"]}
     assert told["1.0.mu.w"] == told["0.w"] == (["fsdp", "tensor"], [16, 16])
     assert told["1.0.nu.v"] == told["0.v"] == (["tensor", "fsdp"], [16, 16])
+
+
+@pytest.mark.parametrize("axes", [{"data": 8}, {"data": 2, "model": 4}])
+def test_an_artefact_over_another_mesh_than_the_functions_own_is_refused(
+    axes: dict[str, int], tmp_path: Path
+) -> None:
+    def function(x: Any) -> Any:
+        return jax.lax.with_sharding_constraint(x, laid("fsdp", "tensor")) ** 2
+
+    x, path = np.ones((ROWS, WIDTH), np.float32), tmp_path / "step.nxc"
+    with pytest.raises(NeurenixError, match=r"no axis of its mesh .* give that one as mesh="):
+        nx.compile_for(function, x, on="v5e-8", path=path, mesh=axes)
+    assert not path.exists()
 
 
 EIGHT_DEVICES = """

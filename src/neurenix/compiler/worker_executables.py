@@ -39,7 +39,12 @@ def compile_executable(folder: Path, request: dict[str, Any], result: dict[str, 
         jitted = jax.jit(function, donate_argnums=tuple(request["donated"]), keep_unused=True)
         lowered = jitted.lower(*arguments)
         started = time.perf_counter()
-        compiled = lowered.compile(compiler_options=request["compiler_options"] or None)
+        try:
+            compiled = lowered.compile(compiler_options=request["compiler_options"] or None)
+        except Exception as error:  # a private class: JAX names the divisions of results
+            if "mesh_shape" not in str(error):
+                raise
+            raise ValueError(f"{_unnamed(mesh)}. JAX said: {error}") from error
     result["seconds"]["compile"] = time.perf_counter() - started
     result["memory"] = memory_of(compiled.memory_analysis())
     result["device_kind"] = mesh.devices.flat[0].device_kind
@@ -86,7 +91,7 @@ def _placement(exported: Any, compiled: Any, mesh: Any) -> dict[str, Any]:
     named = [_named(sharding, aval.shape, mesh) for aval, sharding in (*inputs, *outputs)]
     if None in named:
         unnamed = (*inputs, *outputs)[named.index(None)][1]
-        return {"problem": f"an array is divided in a way that no mesh axis names: {unnamed}"}
+        return {"problem": f"{_unnamed(mesh)}. It is {unnamed}"}
     divisions = [_division(sharding) for sharding in named]
     devices = list(mesh.devices.flat)
     return {
@@ -99,6 +104,14 @@ def _placement(exported: Any, compiled: Any, mesh: Any) -> dict[str, Any]:
             for (aval, _), division in zip(outputs, divisions[len(inputs) :], strict=True)
         ],
     }
+
+
+def _unnamed(mesh: Any) -> str:
+    axes = ", ".join(f"{name}={size}" for name, size in mesh.shape.items())
+    return (
+        f"an array is divided in a way that no axis of its mesh ({axes}) names, as a function over "
+        "a mesh of its own divides it; give that one as mesh="
+    )
 
 
 def _named(sharding: Any, shape: tuple[int, ...], mesh: Any) -> Any:
