@@ -5,7 +5,10 @@ from __future__ import annotations
 import json
 import os
 import re
+import subprocess
+import sys
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -83,15 +86,18 @@ WAYS = {
 
 
 @pytest.fixture
-def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Return ``write(code)``, the path of a script of that code, in the folder it runs in."""
+def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """Yield ``write(code)``, the path of a script of that code, in the folder it runs in."""
     monkeypatch.chdir(tmp_path)
 
     def write(code: str) -> Path:
         (tmp_path / "train.py").write_text(BEGIN + code)
         return tmp_path / "train.py"
 
-    return write
+    environment = dict(os.environ)
+    yield write
+    os.environ.clear()  # a script may change it
+    os.environ.update(environment)
 
 
 @pytest.mark.parametrize(("name", "code"), WAYS.values(), ids=WAYS)
@@ -341,10 +347,36 @@ def test_what_a_run_with_other_devices_has_started_ends_with_it(script: Any) -> 
     with pytest.raises(NeurenixError, match="exit code -9"):
         preflight_script(script(f"{code}\nstep(W, X)"), on=["v5e-8", "v5e-16"], step="update")
     other = int(Path("started").read_text())
-    deadline = time.monotonic() + 10
-    while _is_running(other) and time.monotonic() < deadline:
+    _wait_for(lambda: not _is_running(other))
+
+
+def test_of_a_killed_process_no_second_run_is_left(script: Any, tmp_path: Path) -> None:
+    told = "open('started', 'w').write(f'{os.getpid()} {other.pid}'); other.wait()"
+    started = f"import subprocess; other = subprocess.Popen(['sleep', '600']); {told}"
+    code = f"import os\n{LAID.replace('os.chdir', 'str')}if count == 16: {started}\nstep(W, X)"
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    command = [sys.executable, "-m", "neurenix", "preflight", "--on", "v5e-8,v5e-16"]
+    with subprocess.Popen(
+        [*command, "--step", "update", script(code)],
+        env={**os.environ, "TMPDIR": str(scratch)},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    ) as process:
+        try:
+            _wait_for(lambda: Path("started").exists() and " " in Path("started").read_text())
+        finally:
+            process.kill()
+    numbers = [int(number) for number in Path("started").read_text().split()]
+    _wait_for(lambda: not any(map(_is_running, numbers)))
+    _wait_for(lambda: not list(scratch.glob("neurenix-rerun-*")))
+
+
+def _wait_for(happens: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 120
+    while not happens():
+        assert time.monotonic() < deadline
         time.sleep(0.05)
-    assert not _is_running(other)
 
 
 def _is_running(number: int) -> bool:

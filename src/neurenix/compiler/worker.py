@@ -17,13 +17,13 @@ import os
 import resource
 import shutil
 import sys
-import threading
 import time
 import traceback
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
+from neurenix._core.parent import when_parent_ends
 from neurenix.compiler.workers import FOLDERS, NOT_WRITTEN
 
 _MOST_RESIDENT_BYTES = 2 * 2**30
@@ -33,7 +33,12 @@ _REMOVALS, _PAUSE_SECONDS = 5, 0.2  # of folders: libtpu makes its own again for
 def main() -> NoReturn:
     """Compile what each directory asks for, until the input ends."""
     told: list[Path] = []
-    _leave_with_parent(told)
+
+    def leave() -> None:
+        _remove([*told, *_untold()])
+        os._exit(3)
+
+    when_parent_ends(leave)
     with suppress(ImportError):  # ahead of the first request, whose answer says what is missing
         importlib.import_module("neurenix.compiler.worker_estimates")
     try:
@@ -79,19 +84,6 @@ def _compile(folder: Path, request: dict[str, Any], result: dict[str, Any]) -> N
         from neurenix.compiler.worker_estimates import compile_for_estimate
 
         compile_for_estimate(folder, request, result)
-
-
-def _leave_with_parent(told: list[Path]) -> None:
-    """End this process when the one that asked is gone, so that none is left behind."""
-    parent = os.getppid()
-
-    def watch() -> None:
-        while os.getppid() == parent:
-            time.sleep(0.5)
-        _remove([*told, *_untold()])
-        os._exit(3)
-
-    threading.Thread(target=watch, daemon=True).start()
 
 
 def _untold() -> list[Path]:

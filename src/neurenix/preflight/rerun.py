@@ -2,17 +2,21 @@
 
 Owns this process's half of what ``script_step`` asks: it simulates a slice, runs the script up to
 its step, and writes the step's program for each slice, or the error that stands in its place.
+Where the process that asked is gone, it ends itself and what the script has started.
 """
 
 from __future__ import annotations
 
 import os
 import pickle
+import shutil
+import signal
 import sys
 from pathlib import Path
 
 from neurenix import chips
 from neurenix._core.errors import NeurenixError
+from neurenix._core.parent import when_parent_ends
 from neurenix.compiler.program import Program
 from neurenix.preflight.description import describe
 from neurenix.preflight.script import first_step
@@ -22,6 +26,12 @@ from neurenix.simulation import simulate
 
 def main(asked: str, answered: str) -> None:
     """Answer the request in one file with another, whole or not at all."""
+
+    def leave() -> None:
+        shutil.rmtree(Path(asked).parent, ignore_errors=True)
+        os.killpg(os.getpid(), signal.SIGKILL)  # it leads its own, see script_step
+
+    when_parent_ends(leave)
     request: Request = pickle.loads(Path(asked).read_bytes())
     simulate(request.slices[0])
     partial = Path(f"{answered}.partial")
