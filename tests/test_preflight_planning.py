@@ -178,7 +178,24 @@ def test_what_cannot_win_is_dearer_or_slower_and_what_ties_is_compiled() -> None
     than = "than the best even at the peak of the matrix units"
     assert ask("time", 1.0) == ["", f"slower {than}"]
     assert ask("cost", 1.0) == ["", f"dearer {than}"]
-    assert ask("cost", 0.0) == ["", "cost 1.00 × the best"]
+    assert ask("cost", 0.0) == ["", "cost 1.00 × the best, and slower"]
+
+
+@pytest.mark.parametrize("on", [["v5e-1", "v6e-1"], ["v6e-1", "v5e-1"]])
+def test_of_the_equally_fast_the_cheaper_wins_and_of_the_equally_dear_the_faster(
+    on: list[str],
+) -> None:
+    def ask(size: int, **asked: Any) -> list[tuple[str, str]]:
+        x = nx.spec((size, size), "bfloat16")
+        plan = nx.preflight.search(jnp.matmul, x, x, on=on, **asked)
+        return [(candidate.slice.name, candidate.reason) for candidate in plan.candidates]
+
+    # Both wait for the host, which takes as long.
+    assert ask(8) == [("v5e-1", ""), ("v6e-1", "time 1.00 × the best, and dearer")]
+    free = Pricing(usd_per_chip_hour=0.0)
+    assert ask(8, pricing=free)[1][1] == "time 1.00 × the best"
+    dear = ask(4096, objective="cost", pricing=free)
+    assert dear == [("v6e-1", ""), ("v5e-1", "cost 1.00 × the best, and slower")]
 
 
 def test_no_time_no_compiles() -> None:

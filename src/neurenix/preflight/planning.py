@@ -87,7 +87,7 @@ def search(
         on: names of slices; one that two names mean is looked at once.
         input_shape: of one global batch, the same on every slice.
         dtype: of the inputs.
-        objective: ``"time"`` or ``"cost"``, per example.
+        objective: ``"time"`` or ``"cost"``, per example; the other one decides between equals.
         space: what else may be changed; by default nothing.
         deadline: leaves out what is too slow for it: ``objective="cost"`` with a deadline is the
             cheapest way to be done in time.
@@ -216,16 +216,33 @@ class _Hunt:
 
     def ranked(self) -> tuple[Candidate, ...]:
         """Return all candidates, the best first, each loser with its reason."""
-        self._done.sort(key=lambda c: (c.value is None, c.report is None, c.value or 0.0))
-        best = self._done[0].value if self._done else None
+        self._done.sort(
+            key=lambda c: (c.value is None, c.report is None, c.value or 0.0, self._second(c))
+        )
+        best = self._done[0] if self._done else None
         ranked = []
-        for number, candidate in enumerate(self._done):
-            if number and best is not None and candidate.value is not None and not candidate.reason:
-                ratio = candidate.value / best if best else 1.0  # after a best of 0, all are 0
+        for candidate in self._done:
+            lost = candidate is not best and not candidate.reason
+            if lost and best is not None and best.value is not None and candidate.value is not None:
+                # After a best of 0, all are 0.
+                ratio = candidate.value / best.value if best.value else 1.0
                 reason = f"{self._goal.objective} {ratio:.2f} × the best"
+                if candidate.value == best.value and self._second(candidate) > self._second(best):
+                    reason += {"time": ", and dearer", "cost": ", and slower"}[self._goal.objective]
                 candidate = replace(candidate, reason=reason)
             ranked.append(candidate)
         return tuple(ranked)
+
+    def _second(self, candidate: Candidate) -> float:
+        """Return what decides between equals: USD where time was asked for, and else seconds."""
+        report, where = candidate.report, candidate.slice
+        if candidate.value is None or report is None or report.step_time is None:
+            return 0.0
+        seconds = report.step_time.seconds / (candidate.batch or 1)
+        if self._goal.objective == "cost":
+            return seconds
+        rate = self._goal.pricing.rate(where.generation)
+        return math.inf if rate is None else seconds * rate * where.num_chips
 
     def _described(self, choice: Choice) -> _Described | None:
         try:
