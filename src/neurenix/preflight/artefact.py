@@ -62,14 +62,12 @@ def compile_for(
             ``nx.preflight``.
 
     Example:
-        >>> import tempfile, os
         >>> import jax.numpy as jnp
         >>> import neurenix as nx
-        >>> path = os.path.join(tempfile.mkdtemp(), "double.nxc")
         >>> double = lambda x: {"twice": 2 * x}
-        >>> nx.compile_for(double, nx.spec((3,)), on="cpu", path=path).target
+        >>> nx.compile_for(double, nx.spec((3,)), on="cpu", path="double.nxc").target
         'cpu'
-        >>> loaded = nx.load_compiled(path)
+        >>> loaded = nx.load_compiled("double.nxc")
         >>> loaded(jnp.arange(3.0))["twice"].tolist()
         [0.0, 2.0, 4.0]
     """
