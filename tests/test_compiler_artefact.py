@@ -630,6 +630,26 @@ def test_names_that_nobody_knows(for_cpu, tmp_path: Path, key: str, value, messa
 
 
 @pytest.mark.parametrize(
+    "change",
+    [
+        lambda first, *others: [first],
+        lambda first, *others: [{**first, "shape": [5, 5]}, *others],
+        lambda first, *others: [first, *others, first],
+    ],
+    ids=["fewer", "of another shape", "more"],
+)
+def test_results_that_the_executable_does_not_have(
+    for_cpu: Artefact, tmp_path: Path, change
+) -> None:
+    *others, weights = for_cpu.manifest["outputs"]
+    outputs = change(weights, *others)
+    tree = ["tuple", ["leaf"] * len(outputs)]
+    path = repacked(for_cpu, tmp_path / "x.nxc", outputs=outputs, output_tree=tree)
+    with pytest.raises(ArtefactError, match="not that of its executable"):
+        nx.load_compiled(path)(*values())
+
+
+@pytest.mark.parametrize(
     ("text", "message"),
     [(b"[" * 100_000, "no readable manifest"), (b"[]", "no readable"), (b"\xff", "no readable"),
      (b'{"schema": 2, "versions": ["9"]}', "schema 2, written by neurenix another version")],

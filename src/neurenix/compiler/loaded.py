@@ -88,6 +88,7 @@ class LoadedProgram:
                 given by name; or a donated array is given twice, to this call or an earlier one.
             ArgumentError: a static argument is another than the program was compiled for.
             ShapeError: an argument has another shape.
+            ArtefactError: the results are others than the file says.
         """
         if named:
             raise ArgumentTypeError(
@@ -108,10 +109,16 @@ class LoadedProgram:
                 self._explain_donation(given, arrays, error)
             raise
         shards = outcome.disassemble_into_single_device_arrays()
-        results = [
-            jax.make_array_from_single_device_arrays(shape, sharding, list(parts))
-            for (shape, sharding), parts in zip(self._results, shards, strict=True)
-        ]
+        try:
+            results = [
+                jax.make_array_from_single_device_arrays(shape, sharding, list(parts))
+                for (shape, sharding), parts in zip(self._results, shards, strict=True)
+            ]
+        except ValueError as error:
+            raise ArtefactError(
+                f"The manifest of {self.artefact.path} is not that of its executable, which leaves "
+                f"other results. Do not run it; copy it again from where it was made. ({error})"
+            ) from error
         return plain_tree.build(self.artefact.manifest["output_tree"], iter(results))
 
     def _traced(self, args: tuple[Any, ...]) -> tuple[Any, ...]:
