@@ -14,7 +14,7 @@ from flax import linen
 
 import neurenix as nx
 from neurenix import chips
-from neurenix._core.errors import ArgumentError, ArgumentTypeError
+from neurenix._core.errors import ArgumentError, ArgumentTypeError, ShapeError
 from neurenix._nnx import nnx
 from neurenix.compiler.program import Program
 from neurenix.preflight import PreflightOptions
@@ -187,6 +187,16 @@ def test_an_argument_by_name_that_lacks_is_said_with_the_way_to_give_it() -> Non
 
     with pytest.raises(ArgumentError, match=r"'size'\. What goes by name .*functools.partial\(na"):
         program(named, X)
+
+
+def test_the_slice_is_named_for_which_a_batch_cannot_be_divided() -> None:
+    rows = nx.spec((ROWS, WIDTH), partition=("data",))
+    with pytest.raises(ShapeError, match="64 over 256 devices") as raised:
+        nx.preflight(jnp.tanh, rows, on=["v5e-8", "v5e-256"])
+    assert [note.partition(";")[0] for note in raised.value.__notes__] == ["That is for v5e-256"]
+    with pytest.raises(ShapeError) as raised:  # it may be as wrong for the others
+        nx.preflight(jnp.tanh, rows, on=["v5e-256", "v5e-8"])
+    assert not hasattr(raised.value, "__notes__")
 
 
 def test_a_script_may_call_its_step_with_names(tmp_path: Path) -> None:

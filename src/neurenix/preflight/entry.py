@@ -5,13 +5,14 @@ Owns ``preflight``: describe, compile for every slice, analyse, and suggest what
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, overload
 
 from neurenix import chips
-from neurenix._core.errors import ArgumentTypeError
+from neurenix._core.errors import ArgumentTypeError, NeurenixError
 from neurenix.compiler.analysis import analyse
 from neurenix.compiler.compile import compile_all, compiler_ready
+from neurenix.compiler.program import Program
 from neurenix.compiler.target import Target
 from neurenix.preflight.advice import suggestions
 from neurenix.preflight.arguments import given, refuse_keywords
@@ -145,7 +146,7 @@ def preflight(
     check_input_shape(input_shape)
     with compiler_ready(options.compiler):
         describe = describer(target, args, Shape(input_shape, dtype), mesh, options)
-        programs = [describe(where) for where in slices]
+        programs = _described(describe, slices)
         pairs = [
             (program, Target.of(where)) for program, where in zip(programs, slices, strict=True)
         ]
@@ -159,3 +160,20 @@ def preflight(
                 tried = suggestions(workload, analysis)
             reports.append(Report(analysis, tried, examples=options.examples))
     return reports[0] if single else reports
+
+
+def _described(
+    describe: Callable[[chips.Slice], Program], slices: Sequence[chips.Slice]
+) -> list[Program]:
+    """Return the program for each slice; the error of a later one says which that is."""
+    programs: list[Program] = []
+    for where in slices:
+        try:
+            programs.append(describe(where))
+        except NeurenixError as error:
+            if programs:
+                error.add_note(
+                    f"That is for {where.name}; nothing was compiled for the others either."
+                )
+            raise
+    return programs
