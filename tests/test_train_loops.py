@@ -436,14 +436,16 @@ def test_ctrl_c_at_any_moment_loses_no_weights(kind: str) -> None:
     try:
         for attempt in range(12):
             # Again and again: Python drops an exception that is raised in a weak reference's
-            # callback, and NumPy reports one inside a dtype's conversion as a SystemError.
+            # callback, NumPy reports one inside a dtype's conversion as a SystemError, and jaxlib
+            # one inside the comparison of a cache's keys as a ValueError that quotes it.
             signal.setitimer(signal.ITIMER_REAL, 0.02 + 0.003 * attempt, 0.5)
             until = time.monotonic() + 60
-            with pytest.raises((KeyboardInterrupt, SystemError)) as caught:
+            with pytest.raises((KeyboardInterrupt, SystemError, ValueError)) as caught:
                 while time.monotonic() < until:
                     loops[kind]()
             signal.setitimer(signal.ITIMER_REAL, 0)
-            assert KeyboardInterrupt in (caught.type, type(caught.value.__cause__))
+            quoted = str(caught.value).rstrip(": \n").endswith("KeyboardInterrupt")
+            assert quoted or KeyboardInterrupt in (caught.type, type(caught.value.__cause__))
             assert np.isfinite(np.asarray(model(X))).all()
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
