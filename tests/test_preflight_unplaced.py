@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from jax.experimental.pallas import tpu as pltpu
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
@@ -129,7 +130,15 @@ def with_divided_results(x: Any) -> Any:
     return jax.jit(lambda x: x * 2, out_shardings=laid("fsdp", "tensor"))(x)
 
 
-@pytest.mark.parametrize("named", [over_rows, constrained, with_divided_results])
+def with_results_divided_by_their_types(x: Any) -> Any:
+    mesh = jax.make_mesh((4, 2), ("fsdp", "tensor"), axis_types=(AxisType.Explicit,) * 2)
+    return jax.jit(lambda x: x * 2, out_shardings=NamedSharding(mesh, P("fsdp", "tensor")))(x)
+
+
+NAMING = [over_rows, constrained, with_divided_results, with_results_divided_by_their_types]
+
+
+@pytest.mark.parametrize("named", NAMING)
 def test_a_function_that_names_the_mesh_has_what_it_is_given_divided(named: Any) -> None:
     function, x = jax.jit(named), np.ones((ROWS, WIDTH), np.float32)
     report = nx.preflight(function, x, on="v5e-8")
@@ -163,6 +172,9 @@ def test_what_lies_on_one_device_is_refused_beside_what_lies_on_many() -> None:
         product(rows, alone)
     with pytest.raises(ArgumentError, match=r"1\.w has been put on one device .* 0 lies on 8"):
         describe(product, (rows, alone), chips.resolve("v5e-8"))
+    doubled = jax.jit(lambda x, own: x * 2)
+    doubled(rows, alone)  # what is not used may lie anywhere
+    assert describe(doubled, (rows, alone), chips.resolve("v5e-8")).unused == ("1.w",)
 
 
 def test_axes_that_types_speak_of_leave_the_compiler_nothing() -> None:
@@ -180,6 +192,86 @@ def test_a_program_of_many_arguments_too(monkeypatch: pytest.MonkeyPatch) -> Non
     held = {leaf.path: leaf.device_shape for leaf in report.analysis.program.leaves}
     assert held["1.0.mu.w"] == held["0.w"] == (16, 16)
     assert held["2"] == (ROWS, WIDTH // 4)
+
+
+@pytest.mark.parametrize("named", NAMING[1:])
+def test_an_artefact_of_such_a_function_is_divided_as_jax_divides_it(
+    named: Any, tmp_path: Path
+) -> None:
+    function, x = jax.jit(named), np.ones((ROWS, WIDTH), np.float32)
+    artefact = nx.compile_for(function, x, on="v5e-8", path=tmp_path / "step.nxc")
+    compiled = function.lower(x).compile()
+    told = artefact.manifest
+    taken, made = compiled.input_shardings[0][0], compiled.output_shardings
+    assert told["arguments"][0]["device_shape"] == list(taken.shard_shape(x.shape))
+    assert [part for part in told["outputs"][0]["partition"] if part] == [*made.spec]
+
+
+def test_the_mesh_of_its_own_is_told_from_the_one_that_layers_name() -> None:
+    heads = np.ones((8, 128, 2, 64), np.float32)
+
+    def function(heads: Any, x: Any) -> Any:  # the kernel names the mesh that it is traced on
+        return nx.nn.dot_product_attention(heads, heads, heads), constrained(x)
+
+    x = np.ones((ROWS, WIDTH), np.float32)
+    assert describe(function, (heads, x), chips.resolve("v5e-8")).axes == dict(laid().mesh.shape)
+
+
+@pytest.mark.parametrize(
+    ("on", "dtype", "taken"),
+    [("v5e-8", "bfloat16", True), ("v3-8", "bfloat16", False), ("v3-8", "float32", True)],
+)
+def test_inside_a_mesh_of_its_own_attention_has_the_kernel_of_the_slice(
+    on: str, dtype: str, taken: bool
+) -> None:
+    def attention(x: Any) -> Any:
+        return nx.nn.dot_product_attention(x, x, x)
+
+    partition = P(("fsdp", "tensor"))
+    over = {"mesh": laid().mesh, "in_specs": partition, "out_specs": partition}
+    function = jax.jit(jax.shard_map(attention, check_vma=False, **over))
+    x = jnp.ones((8, 128, 2, 64), dtype)
+    function(x)  # on the CPU, which has no kernel
+    report = nx.preflight(function, x, on=on)
+    text = jax.export.deserialize(report.analysis.program.serialized).mlir_module()
+    assert ("tpu_custom_call" in text) is taken
+
+
+def test_a_kernel_may_ask_which_tpu_it_is_for() -> None:
+    def function(x: Any) -> Any:
+        return x * pltpu.get_tpu_info().generation
+
+    for on, generation in (("v5e-8", 5), ("v6e-8", 6)):
+        module = jax.export.deserialize(describe(function, (ones(),), chips.resolve(on)).serialized)
+        assert f"dense<{generation}.0" in module.mlir_module()
+
+
+def ones() -> Any:
+    return np.ones((ROWS, WIDTH), np.float32)
+
+
+def held_to_its_types(x: Any) -> Any:
+    mesh = jax.make_mesh((4, 2), ("fsdp", "tensor"), axis_types=(AxisType.Explicit,) * 2)
+    return jax.lax.with_sharding_constraint(x, NamedSharding(mesh, P("fsdp", "tensor")))
+
+
+def holding_nothing(x: Any) -> Any:
+    if x.shape[0] != 3:
+        raise AssertionError
+    return x
+
+
+@pytest.mark.parametrize(
+    ("function", "said"),
+    [
+        (held_to_its_types, "acts as an assert when"),
+        (holding_nothing, r"an assertion fails \(.*raise Assert"),
+    ],
+)
+def test_an_assertion_that_fails_is_told_with_its_line(function: Any, said: str) -> None:
+    for asked in (function, jax.jit(function)):
+        with pytest.raises(ArgumentError, match=f"{function.__name__} cannot be traced.*{said}"):
+            describe(asked, (ones(),), chips.resolve("v5e-8"))
 
 
 def test_an_artefact_says_how_the_compiler_divided_it(tmp_path: Path) -> None:

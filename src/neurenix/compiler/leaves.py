@@ -69,7 +69,7 @@ def _bits(dtype: str) -> int:
 def may_be_divided(args: Any, mesh: AbstractMesh) -> bool:
     """Whether there is an argument that nobody has placed, and a mesh over which XLA may divide it.
 
-    It divides none on axes that types speak of.
+    Where the mesh of the trace has axes of which types speak, their types say that it is whole.
     """
     explicit = any(kind == AxisType.Explicit for kind in mesh.axis_types)
     undecided = any(isinstance(leaf, UnplacedSpec) for leaf in jax.tree.leaves(args))

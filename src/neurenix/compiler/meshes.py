@@ -6,7 +6,7 @@ devices. The mesh that a program is traced on is ``placement.abstract_mesh``'s.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -16,6 +16,7 @@ from jax.sharding import AbstractMesh, Mesh, NamedSharding
 
 from neurenix._core.errors import ArgumentError
 from neurenix.compiler.flops import inner_jaxprs
+from neurenix.compiler.traits import leaf_path
 
 
 def axes_of_arguments(args: Any) -> dict[str, int] | None:
@@ -33,25 +34,28 @@ def axes_of_arguments(args: Any) -> dict[str, int] | None:
     return dict(found.pop()) if len(found) == 1 else None
 
 
-def check_devices(args: Any) -> None:
+def check_devices(args: Any, *, unused: Sequence[str] = ()) -> None:
     """Raise if arrays lie on different devices by their owner's will, as ``jax.jit`` does.
+
+    Args:
+        args: of a function.
+        unused: paths of those that it does not look at; they may lie anywhere.
 
     Raises:
         ArgumentError: one has been put on one device, and another is laid over several.
     """
     leaves, _ = jax.tree_util.tree_flatten_with_path(args)
-    arrays = [(path, leaf) for path, leaf in leaves if getattr(leaf, "committed", False)]
-    one = next((path for path, leaf in arrays if leaf.sharding.num_devices == 1), None)
-    wide = next(((p, leaf) for p, leaf in arrays if leaf.sharding.num_devices > 1), None)
-    if one is None or wide is None:
+    left_out = frozenset(unused)
+    put = [(leaf_path(path), leaf) for path, leaf in leaves if getattr(leaf, "committed", False)]
+    used = [(path, leaf.sharding.num_devices) for path, leaf in put if path not in left_out]
+    alone = next((path for path, devices in used if devices == 1), None)
+    wide = next(((path, devices) for path, devices in used if devices > 1), None)
+    if alone is None or wide is None:
         return
-    alone, laid = (
-        jax.tree_util.keystr(path, simple=True, separator=".") for path in (one, wide[0])
-    )
     raise ArgumentError(
-        f"Argument {alone} has been put on one device and argument {laid} lies on "
-        f"{wide[1].sharding.num_devices}, and jax.jit refuses such a call. Lay it over the same "
-        f"mesh: jax.device_put(…, NamedSharding(mesh, PartitionSpec()))."
+        f"Argument {alone} has been put on one device and argument {wide[0]} lies on {wide[1]}, "
+        "and jax.jit refuses such a call. Lay it over the same mesh: "
+        "jax.device_put(…, NamedSharding(mesh, PartitionSpec()))."
     )
 
 

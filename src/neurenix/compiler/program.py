@@ -23,6 +23,7 @@ from jax.sharding import AbstractMesh
 from neurenix._core.errors import ArgumentError, ArgumentTypeError, CompilationError
 from neurenix._core.source_files import is_library, users_line
 from neurenix._functions.arguments import NEEDS_VALUES
+from neurenix._functions.traced_for import tracing_for
 from neurenix._nnx import TraceContextError
 from neurenix.compiler import plain_tree
 from neurenix.compiler import traits as traits_module
@@ -143,7 +144,7 @@ def trace(
             raise ArgumentError(
                 f"donate_argnums names argument {number}, and there are {len(args)} arguments."
             )
-    with outside_of_meshes():
+    with outside_of_meshes(), tracing_for(options.device_kind):
         mesh = abstract_mesh(axes, options.device_kind, options.explicit)
         return _trace_on(function, args, mesh, options)
 
@@ -191,8 +192,10 @@ def _trace(
     named = [own for own in meshes_named(jaxpr) if own.size == mesh.size]
     if not undecided or not named:
         return program
-    if options.any_mesh and mesh.shape_tuple not in (own.shape_tuple for own in named):
-        mesh = named[0].abstract_mesh
+    others = (own for own in named if own.shape_tuple != mesh.shape_tuple)
+    own = next(others, None) if options.any_mesh else None  # Neurenix's layers name the mesh given
+    if own is not None:
+        mesh = abstract_mesh(own.shape, options.device_kind, options.explicit)
     return _traced(function, args, mesh, options)[0]
 
 
@@ -286,8 +289,8 @@ def _export(
             "nx.preflight(lambda model, x: model(x), model, x, on=…), or the module alone: "
             f"nx.preflight(model, x, on=…). It said: {_first_line(error)}"
         ) from error
-    except (TypeError, ValueError) as error:
-        first = _first_line(error)
+    except (AssertionError, TypeError, ValueError) as error:
+        first = _first_line(error) or "an assertion fails"
         told = f" ({users_line(error)})"
         if _LACKING.search(first):
             told = f". What goes by name is given with functools.partial({name}, …)."
@@ -412,7 +415,7 @@ def _compiled_before(function: Any, placed: Sequence[Any], tree: Any) -> Any:
         return None
     try:
         traced = function.trace(*jax.tree.unflatten(tree, placed))
-    except (TypeError, ValueError, jax.errors.JAXTypeError, TraceContextError):
+    except (AssertionError, TypeError, ValueError, jax.errors.JAXTypeError, TraceContextError):
         return None  # it is told where the whole is traced
     return getattr(traced, "traced", traced)  # nnx.jit's stands around jax.jit's
 

@@ -37,6 +37,7 @@ from jax import lax
 from jax.ad_checkpoint import checkpoint_name as named
 
 from neurenix._core.errors import ArgumentError, ArgumentTypeError, ShapeError
+from neurenix._functions.traced_for import traced_kind
 from neurenix.device import DeviceType, devices
 from neurenix.nn import splash
 from neurenix.nn._checks import expect_array
@@ -95,7 +96,7 @@ def dot_product_attention(
     _check_options(query, window, sinks)
     mask = None if mask is None else four_axes(mask, query, key)
     arrays = (query, key, value) if sinks is None else (query, key, value, sinks)
-    kind = _known_kind()
+    kind = traced_kind()
     fits_tpu = mask is None and splash.fits(query, key, value, kind or "")
     options: dict[str, Any] = {"causal": causal, "window": window}
     kernel = functools.partial(splash.attention, **options, checkpoint_name=checkpoint_name)
@@ -239,12 +240,6 @@ def _check_options(query: jax.Array, window: int | None, sinks: jax.Array | None
         raise ShapeError(
             f"`sinks` has one number for each of {query.shape[2]} heads; got {sinks.shape}."
         )
-
-
-def _known_kind() -> str | None:
-    """Return what kind the devices of the mesh are, such as ``"TPU v5 lite"``, where known."""
-    device = jax.sharding.get_abstract_mesh().abstract_device
-    return None if device is None else device.device_kind
 
 
 def _cudnn_fits(query: jax.Array, value: jax.Array) -> bool:

@@ -122,25 +122,32 @@ def describer(
         args = (spec(shape.sizes, shape.dtype), *args)
 
     bound = bind(target, args, options.donate_argnums)
-    if not isinstance(target, CompiledFunction):  # nx.jit places what nobody has placed itself
-        check_devices(bound.args)
+    places = isinstance(target, CompiledFunction)  # nx.jit lays what it is given over its mesh
+    if not places:
         bound = replace(bound, args=jax.tree.map(unplaced, bound.args))
     context = jax.sharding.get_abstract_mesh()
     own = axes_of_arguments(bound.args) or dict(context.shape_tuple)
     types = zip(context.axis_names, context.axis_types, strict=True)
     explicit = tuple(name for name, kind in types if kind == AxisType.Explicit)
-    return lambda where: trace(
-        bound.function,
-        bound.args,
-        axes=axes_on(where, mesh or _if_as_many(own, where)),
-        options=replace(
-            bound.options,
-            platform=platform_of(where),
-            device_kind=_kind_if_it_matters(where),
-            explicit=explicit,
-            any_mesh=mesh is None,
-        ),
-    )
+
+    def described(where: chips.Slice | CpuHost) -> Program:
+        program = trace(
+            bound.function,
+            bound.args,
+            axes=axes_on(where, mesh or _if_as_many(own, where)),
+            options=replace(
+                bound.options,
+                platform=platform_of(where),
+                device_kind=kind_of(where),
+                explicit=explicit,
+                any_mesh=mesh is None,
+            ),
+        )
+        if not places:
+            check_devices(bound.args, unused=program.unused)
+        return program
+
+    return described
 
 
 def _if_as_many(
@@ -157,16 +164,6 @@ def _laid(args: Sequence[Any], step: ScriptStep) -> bool:
     own = any(isinstance(s, NamedSharding) and s.mesh.size > 1 for s in shardings)
     own = own or (bool(step.mesh.axis_names) and step.mesh.size > 1)
     return own and not isinstance(step.function, CompiledFunction)
-
-
-def _kind_if_it_matters(where: chips.Slice | CpuHost) -> str:
-    """Return the kind of device for what attention kernels do not run on.
-
-    Elsewhere the mesh is one as users write it, so that ``shard_map`` takes theirs as the same.
-    """
-    if isinstance(where, CpuHost) or "bfloat16" in where.generation.matmul_types:
-        return ""
-    return kind_of(where)
 
 
 def trainer_of(target: Any) -> Any:
