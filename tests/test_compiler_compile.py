@@ -190,7 +190,7 @@ def test_a_worker_that_cannot_write_is_no_crash(monkeypatch, tmp_path, number: i
 
 def test_the_worker_itself_says_what_kept_it_from_its_files(tmp_path: Path) -> None:
     done = subprocess.run(
-        [sys.executable, "-P", "-m", "neurenix.compiler.worker"],
+        workers_module._command(),
         input=f"{tmp_path / 'none'}\n", text=True, capture_output=True, timeout=120, check=False,
         env=workers_module._environment(),
     )  # fmt: skip

@@ -277,6 +277,9 @@ def test_mistakes() -> None:
         nx.preflight.search(
             model(), on="v5e-1", input_shape=(64, 256), space=SearchSpace(remats=["dotz"])
         )
+    with pytest.raises(nx.NeurenixError, match="mesh axis named 'dta'.*'data'"):
+        space = SearchSpace(meshes=[{"data": 4}, {"dta": 4}])
+        nx.preflight.search(model(), on="v5e-4", input_shape=(64, 256), space=space)
     with pytest.raises(nx.ArgumentError, match='meshes is a list or "auto"'):
         SearchSpace(meshes="all")
     with pytest.raises(nx.ArgumentError, match='compiler_options is a list or "auto"'):

@@ -1,4 +1,4 @@
-"""The process that compiles: ``python -m neurenix.compiler.worker``.
+"""The process that compiles: ``python -m neurenix.compiler.worker PID``.
 
 Owns the meeting with libtpu, so that its crash, its lock and its memory are not the user's. For
 each directory that it is told, a line of its input, it reads ``request.json``, has the program
@@ -30,15 +30,19 @@ _MOST_RESIDENT_BYTES = 2 * 2**30
 _REMOVALS, _PAUSE_SECONDS = 5, 0.2  # of folders: libtpu makes its own again for a log
 
 
-def main() -> NoReturn:
-    """Compile what each directory asks for, until the input ends."""
+def main(parent: str) -> NoReturn:
+    """Compile what each directory asks for, until the input ends.
+
+    Args:
+        parent: process id of the one that asks.
+    """
     told: list[Path] = []
 
     def leave() -> None:
         _remove([*told, *_untold()])
         os._exit(3)
 
-    when_parent_ends(leave)
+    when_parent_ends(leave, parent=int(parent))
     with suppress(ImportError):  # ahead of the first request, whose answer says what is missing
         importlib.import_module("neurenix.compiler.worker_estimates")
     try:
@@ -109,4 +113,4 @@ def _remove(told: list[Path]) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    main(*sys.argv[1:])

@@ -207,7 +207,7 @@ def kept_workers(ahead: int = 0) -> Iterator[Workers]:
 
 def _command() -> list[str]:
     """Return the worker's command; ``-P`` keeps the user's folder from hiding packages."""
-    return [sys.executable, "-P", "-m", "neurenix.compiler.worker"]
+    return [sys.executable, "-P", "-m", "neurenix.compiler.worker", str(os.getpid())]
 
 
 def _environment() -> dict[str, str]:

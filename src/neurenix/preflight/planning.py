@@ -23,7 +23,7 @@ from neurenix._core.errors import (
     ArgumentTypeError,
     CompilationError,
     NeurenixError,
-    ShapeError,
+    UnknownNameError,
     unknown_name,
 )
 from neurenix._core.options import check_number
@@ -247,9 +247,12 @@ class _Hunt:
     def _described(self, choice: Choice) -> _Described | None:
         try:
             program = self._workload.program(choice)
-        except (ShapeError, ArgumentError, CompilationError) as error:
+        except UnknownNameError:  # a word that is misspelt fits no slice
+            raise
+        except (ArgumentError, CompilationError) as error:
             self._mistakes.append(error)
-            self._finish(choice, None, str(error).partition(". ")[0].removesuffix("."))
+            first = str(error).partition("\n")[0]
+            self._finish(choice, None, first.partition(". ")[0].removesuffix("."))
             return None
         examples = batch_of(program, self._workload.options.examples).examples
         if examples is None and self._goal.deadline is not None:

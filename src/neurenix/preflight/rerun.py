@@ -1,4 +1,4 @@
-"""The process of another run of a script: ``python -m neurenix.preflight.rerun REQUEST ANSWER``.
+"""The process of another run of a script: ``python -m neurenix.preflight.rerun``.
 
 Owns this process's half of what ``script_step`` asks: it simulates a slice, runs the script up to
 its step, and writes the step's program for each slice, or the error that stands in its place.
@@ -24,14 +24,20 @@ from neurenix.preflight.script_step import Request
 from neurenix.simulation import simulate
 
 
-def main(asked: str, answered: str) -> None:
-    """Answer the request in one file with another, whole or not at all."""
+def main(asked: str, answered: str, parent: str) -> None:
+    """Answer the request in one file with another, whole or not at all.
+
+    Args:
+        asked: path of the request.
+        answered: path of the answer.
+        parent: process id of the one that asks.
+    """
 
     def leave() -> None:
         shutil.rmtree(Path(asked).parent, ignore_errors=True)
         os.killpg(os.getpid(), signal.SIGKILL)  # it leads its own, see script_step
 
-    when_parent_ends(leave)
+    when_parent_ends(leave, parent=int(parent))
     request: Request = pickle.loads(Path(asked).read_bytes())
     simulate(request.slices[0])
     partial = Path(f"{answered}.partial")

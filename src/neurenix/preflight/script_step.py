@@ -142,8 +142,9 @@ def _answers(request: Request) -> list[Program | Exception]:
         asked.write_bytes(pickle.dumps(request))
         log = Path(folder) / "log"
         with open(log, "wb") as errors:
+            command = [sys.executable, "-P", "-m", "neurenix.preflight.rerun"]
             process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "neurenix.preflight.rerun", asked, answered],
+                [*command, asked, answered, str(os.getpid())],
                 cwd=request.run.folder,
                 env=_environment(request.run.environment),
                 stdin=subprocess.DEVNULL,
@@ -160,12 +161,13 @@ def _answers(request: Request) -> list[Program | Exception]:
         if answered.exists():
             return pickle.loads(answered.read_bytes())
         last = log.read_text(errors="replace").strip().splitlines()[-_LAST_LINES:]
+    devices = chips.resolve(request.slices[0]).num_devices
     error = CompilationError(
-        f"{request.run.path}, run once more with the devices of {request.slices[0]}, ended the "
-        f"process (exit code {code}) before its step."
+        f"{request.run.path}, run once more with {devices} devices for {request.slices[0]}, ended "
+        f"the process (exit code {code}) before its step."
     )
     error.add_note("\n".join(last))
-    raise error
+    return [error] * len(request.slices)
 
 
 def _environment(before: Mapping[str, str]) -> dict[str, str]:
