@@ -160,6 +160,8 @@ def test_the_mesh_that_is_set_is_that_of_the_program(kind: AxisType) -> None:
         program = describe(product, arrays, chips.resolve("v5e-8"))
         with pytest.raises(ArgumentError, match="axis: fsdp .* not found in mesh: .'data',"):
             describe(product, arrays, chips.resolve("v5e-16"))
+    with pytest.raises(ArgumentError, match=r"mesh=\{'fsdp': …\}, or ask inside of `with jax.set"):
+        describe(product, arrays, chips.resolve("v5e-8"))
     assert program.axes == {"fsdp": 4, "tensor": 2}
     assert [leaf.is_unplaced for leaf in program.leaves] == [is_auto] * 2
 

@@ -299,6 +299,11 @@ def _export(
                     ". Give it an array or nx.spec(shape, dtype) for each: "
                     f"nx.preflight({name}, nx.spec((8, 128)), on=…){told}"
                 )
+        elif axis := _NO_AXIS.search(first):
+            told = (
+                f"{told}. Name the axes and their sizes, mesh={{'{axis[1]}': …}}, or ask inside of "
+                "`with jax.set_mesh(mesh):` (`with mesh:` names them to jax.jit alone)."
+            )
         raise ArgumentError(f"{name} cannot be traced with these shapes: {first}{told}") from error
     return exported, traced.jaxpr, compiled
 
@@ -355,6 +360,7 @@ def _check_results(out: Any, name: str) -> None:
             )
 
 
+_NO_AXIS = re.compile(r"axis: (\w+) of .* not found in mesh")
 _LACKING = re.compile(r"missing \d+ required (keyword-only|positional) argument")
 
 
