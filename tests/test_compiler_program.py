@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.experimental.pallas.ops.tpu.megablox import gmm
 
 from neurenix._core.errors import ArgumentError, ArgumentTypeError, CompilationError, ShapeError
 from neurenix.compiler import traits
@@ -304,6 +305,12 @@ def test_flops_and_products_leave_out_what_nothing_needs() -> None:
     assert len(program.traits.products) == 1
     linear = jax.grad(lambda w, x: (x @ w).sum())  # whose value nobody asks for
     assert trace(linear, (spec((8, 8)), spec((8, 8))), axes={"data": 1}).model_flops == 2 * 8**3
+
+
+def test_flops_of_a_kernel_whose_grid_is_data_are_those_that_its_author_states() -> None:
+    rows, depth, columns, groups = 512, 256, 384, 4
+    arrays = spec((rows, depth)), spec((groups, depth, columns)), spec((groups,), "int32")
+    assert flops(partial(gmm, interpret=True), *arrays) == 2.0 * rows * depth * columns
 
 
 def ragged(mode: str):

@@ -438,6 +438,27 @@ def test_a_kernel_whose_cost_nobody_states_is_told() -> None:
     assert weighed.run() == pytest.approx(WEIGHTS["kernel"] * 1e-3)
 
 
+@pytest.mark.parametrize(
+    ("body", "told"),
+    [
+        ("sort(%q), dimensions={0}", "sort"),
+        ('custom-call(%q), custom_call_target="TopK"', "TopK"),
+        ('custom-call(%q), custom_call_target="AssumeGatherIndicesInBound"', None),
+        ("reshape(%q)", None),
+    ],
+)
+@pytest.mark.parametrize("rows", [8, 16])
+def test_in_vmem_a_pass_over_the_bytes_is_short_and_what_makes_many_is_told(
+    body: str, told: str | None, rows: int
+) -> None:
+    near = f"f32[{rows},128]{{1,0:T(8,128)S(1)}}"
+    made, total = schedule(f"%q = {near} parameter(1)", f"%k = f32[] {body}")
+    assert total < 1e-9
+    named = told is not None and rows > 8  # than one register has
+    assert made.unmodelled == ({told: 1} if named else {})
+    assert [o.uncounted for o in made.operations.values()] == [named]
+
+
 def test_what_takes_no_time_and_what_is_a_plain_copy_is_not_told() -> None:
     assert schedule(f'%k = {MIB} custom-call(), custom_call_target="AllocateBuffer"')[1] == 0
     short = "f32[1024]{0:T(1024)}"

@@ -35,7 +35,8 @@ def model_flops(jaxpr: Any) -> float:
 
     A ``cond`` counts its dearest branch. A ``while`` counts as often as it runs if its counter
     starts at a number, is compared with one, and numbers are added to it or multiply it; where
-    only the data knows, once. What ``jax.checkpoint`` recomputes counts once, as does what only
+    only the data knows, once. A Pallas kernel of whose grid only the data knows counts what its
+    author states. What ``jax.checkpoint`` recomputes counts once, as does what only
     the recomputation is left of: the forward pass of a loss whose value nobody asks for.
 
     Example:
@@ -153,6 +154,9 @@ def _operations(equation: Any, window: int | None) -> float | None:
         return _convolution(equation)
     if name != "pallas_call":
         return None
+    stated = equation.params.get("cost_estimate")
+    if stated is not None and not all(isinstance(size, int) for size in _grid(equation)):
+        return float(stated.flops)  # how often it runs is data: which experts have how many tokens
     return attention_model_flops(
         str(equation.params.get("name") or ""),
         [(str(v.aval.dtype), v.aval.shape) for v in equation.invars],
@@ -172,9 +176,13 @@ def repetitions(equation: Any) -> int:
         manual = equation.params.get("manual_axes") or mesh.axis_names
         return math.prod(mesh.shape[axis] for axis in manual)
     if equation.primitive.name == "pallas_call":
-        grid = getattr(equation.params.get("grid_mapping"), "grid", ())
-        return math.prod(size for size in grid if isinstance(size, int))
+        return math.prod(size for size in _grid(equation) if isinstance(size, int))
     return 1
+
+
+def _grid(equation: Any) -> tuple[Any, ...]:
+    """Return how often a Pallas kernel runs along each axis; what only the data says is no int."""
+    return tuple(getattr(equation.params.get("grid_mapping"), "grid", ()))
 
 
 def executed(equation: Any) -> list[Any]:

@@ -50,6 +50,13 @@ published one, which no program reaches, so that less is memory still."""
 _UNMODELLED_SECONDS = 1e-6
 """Above, an operation that the compiler gives no cycles is named to the user: a judgement. Many are
 shorter (a reshape, a counter), and would fill the list without changing the step."""
+_SEARCHING = ("sort", "custom-call")
+"""What goes over its numbers many times, as scatters do, or is a routine of the compiler's own
+(TopK, Cholesky): a pass over the bytes says nothing of its time, least of all in VMEM."""
+_FEW_NUMBERS = 8 * 128
+"""Up to so many, the numbers of one register, it is not named."""
+_WITHOUT_TIME = ("AllocateBuffer", "ConcatBitcast")
+_PLAIN = ("fusion", "copy", "convert", "broadcast")  # whose time is that of their bytes
 HOST_LANES = ("from host", "to host")  # PCIe carries both ways at once
 _ON_SCALARS = frozenset("add and compare convert copy multiply not or subtract xor".split())
 """What counters are compared with: a scalar unit's work, nothing beside a turn of any loop."""
@@ -297,8 +304,7 @@ class Schedule:
                 )
                 uncounted = not work.flops
         else:
-            seconds = self._without_cycles(instruction, work.transfer_seconds)
-            uncounted = self._uncounted(instruction) and seconds > _UNMODELLED_SECONDS
+            seconds, uncounted = self._without_cycles(computation, instruction, work)
         floor = min(seconds, work.floor_seconds)
         kind = _bound(work, compute, floor, seconds)
         operation = self._describe(instruction, kind)
@@ -328,22 +334,33 @@ class Schedule:
     def _weight(self, kind: str) -> float:
         return WEIGHTS.get(kind, 1.0) if self.calibrated else 1.0
 
-    def _without_cycles(self, instruction: Instruction, transfer: float) -> float:
-        """Return the time of an instruction that the compiler gives no cycles."""
-        if instruction.opcode == "custom-call":
-            target = instruction.attribute("custom_call_target") or ""
-            if target in ("AllocateBuffer", "ConcatBitcast") or target.startswith("Assume"):
-                return 0.0
-        if self._uncounted(instruction) and transfer > _UNMODELLED_SECONDS:
-            name = instruction.attribute("custom_call_target") or instruction.opcode
-            name = "scatter" if scatters(self.module, instruction) else name
-            self._miss(name)
-        return transfer
+    def _without_cycles(
+        self, computation: Computation, instruction: Instruction, work: Work
+    ) -> tuple[float, bool]:
+        """Return the time of what the compiler gives no cycles, and whether it is the least only.
 
-    def _uncounted(self, instruction: Instruction) -> bool:
-        if instruction.cycles_overflow or scatters(self.module, instruction):
-            return True
-        return instruction.opcode not in ("fusion", "copy", "convert", "broadcast")
+        The user is told of the latter.
+        """
+        target = instruction.attribute("custom_call_target") or ""
+        if target in _WITHOUT_TIME or target.startswith("Assume"):
+            return 0.0, False
+        scattering = scatters(self.module, instruction)
+        transfer = work.transfer_seconds
+        if scattering or instruction.opcode in _SEARCHING:
+            arrays = (
+                instruction,
+                *filter(None, map(computation.by_name.get, instruction.operands)),
+            )
+            numbers = max(math.prod(shape.sizes) for array in arrays for shape in array.shapes)
+            transfer = max(transfer, work.vmem_seconds)
+            uncounted = transfer > _UNMODELLED_SECONDS or numbers > _FEW_NUMBERS
+        elif instruction.cycles_overflow or instruction.opcode not in _PLAIN:
+            uncounted = transfer > _UNMODELLED_SECONDS
+        else:
+            return transfer, False
+        if uncounted:
+            self._miss("scatter" if scattering else target or instruction.opcode)
+        return transfer, uncounted
 
     def _describe(self, instruction: Instruction, kind: str) -> Operation:
         return Operation(
