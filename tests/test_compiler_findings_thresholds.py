@@ -192,6 +192,15 @@ def test_a_callback_costs_its_calls_and_its_bytes(primitive: str, size: int, sev
     assert finding.effect_share == pytest.approx(seconds / (seconds + base.time.device_seconds))
 
 
+def test_callbacks_of_one_line_are_one_finding() -> None:
+    called = [Callback("pure_callback", size, 2, LINE) for size in (0, 2**25)]
+    called.append(Callback("pure_callback", 0, 1, replace(LINE, line=LINE.line + 1)))
+    one, other = find(with_traits(evidence(CLEAN), callbacks=tuple(called)))
+    assert "on the host 4× a step" in one.message and "on the host 1× a step" in other.message
+    seconds = 4 * DISPATCH_SECONDS + 2 * 2**25 / V5E.pcie_bytes_per_second_per_chip
+    assert one.effect_seconds == pytest.approx(seconds)
+
+
 def test_the_device_waits_for_the_dispatch_or_for_the_batch() -> None:
     dispatched = waiting(TRAINERS_STEP, 1e-6, DISPATCH_SECONDS / 10, steps=10)
     assert dispatched.effect_share == pytest.approx(0.8)

@@ -11,7 +11,9 @@ from collections.abc import Iterator
 
 from neurenix.compiler.calibration import DISPATCH_SECONDS
 from neurenix.compiler.findings.evidence import Evidence, Finding, longest, many
+from neurenix.compiler.hlo import SourceLine
 from neurenix.compiler.training import is_trainers_step, is_training_step
+from neurenix.compiler.traits import Callback
 
 _LARGE_SHARE = 0.30
 _STEPS = (50, 200)
@@ -133,20 +135,24 @@ def host_callbacks(evidence: Evidence) -> Iterator[Finding]:
     """
     where = evidence.where
     pcie = where.generation.pcie_bytes_per_second_per_chip / where.devices_per_chip
+    places: dict[tuple[str, SourceLine | None], list[Callback]] = {}
     for callback in evidence.program.traits.callbacks:
-        seconds = callback.count * (DISPATCH_SECONDS + callback.num_bytes / pcie)
-        waits = callback.primitive in ("pure_callback", "io_callback")
-        name = "jax.debug.print" if callback.primitive == "debug_print" else callback.primitive
+        places.setdefault((callback.primitive, callback.source), []).append(callback)
+    for (primitive, source), called in places.items():
+        seconds = sum(c.count * (DISPATCH_SECONDS + c.num_bytes / pcie) for c in called)
+        count = sum(callback.count for callback in called)
+        waits = primitive in ("pure_callback", "io_callback")
+        name = "jax.debug.print" if primitive == "debug_print" else primitive
         device = evidence.time.device_seconds
         yield Finding(
             "host-callback",
             "warning" if waits or seconds > device / 10 else "note",
-            f"{name} calls Python on the host {callback.count}× a step"
+            f"{name} calls Python on the host {count}× a step"
             + (", and the device waits for the answer" if waits else "")
             + ". It was left out of the compiled program: the estimate is without it.",
             "Return the value from the step and use it outside, every few hundred steps; or write "
             "the function with jax.numpy.",
-            callback.source,
+            source,
             seconds,
             effect_share=min(1.0, seconds / (seconds + device)),
         )
