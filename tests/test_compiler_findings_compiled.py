@@ -389,6 +389,9 @@ def test_a_note_is_said_once(analyses) -> None:
 def test_what_is_counted_too_low_is_said_to_be(analyses) -> None:
     (note,) = analyses["sorted"].notes
     assert "no cycles for sort: counted is one pass over the bytes, the least" in note
+    sorting = sum(o.seconds for o in analyses["sorted"].operations if o.opcode == "sort")
+    share = sorting / sum(o.seconds for o in analyses["sorted"].operations)
+    assert f"({share:.1%} of the device's time)" in note
 
 
 def test_what_remains_without_callbacks_is_the_program(analyses) -> None:

@@ -444,6 +444,7 @@ def test_a_kernel_whose_cost_nobody_states_is_told() -> None:
         ("sort(%q), dimensions={0}", "sort"),
         ('custom-call(%q), custom_call_target="TopK"', "TopK"),
         ('custom-call(%q), custom_call_target="AssumeGatherIndicesInBound"', None),
+        ("fusion(%q), kind=kCustom, calls=%within", "TopK"),
         ("reshape(%q)", None),
     ],
 )
@@ -452,11 +453,23 @@ def test_in_vmem_a_pass_over_the_bytes_is_short_and_what_makes_many_is_told(
     body: str, told: str | None, rows: int
 ) -> None:
     near = f"f32[{rows},128]{{1,0:T(8,128)S(1)}}"
-    made, total = schedule(f"%q = {near} parameter(1)", f"%k = f32[] {body}")
+    within = f"""%within (w: x) -> y {{
+  %w = {near} parameter(0)
+  ROOT %t = f32[] custom-call(%w), custom_call_target="TopK"
+}}
+
+"""
+    made, total = walked_with(within, f"%q = {near} parameter(1)", f"%k = f32[] {body}")
     assert total < 1e-9
     named = told is not None and rows > 8  # than one register has
     assert made.unmodelled == ({told: 1} if named else {})
     assert [o.uncounted for o in made.operations.values()] == [named]
+
+
+@pytest.mark.parametrize(("rows", "told"), [(8, {}), (16, {"gather": 1})])
+def test_a_gather_of_more_than_a_few_numbers_is_told(rows: int, told: dict[str, int]) -> None:
+    made, _ = schedule(f"%i = s32[{rows}] parameter(1)", f"%k = f32[{rows},128] gather(%p, %i)")
+    assert made.unmodelled == told
 
 
 def test_what_takes_no_time_and_what_is_a_plain_copy_is_not_told() -> None:

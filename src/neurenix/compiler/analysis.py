@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from neurenix._core.source_files import is_neurenix
-from neurenix._core.units import bytes_text
+from neurenix._core.units import bytes_text, percent_text
 from neurenix.chips import Slice
 from neurenix.compiler import memory as memory_module
 from neurenix.compiler.compile import Compiled, Refusal
@@ -100,10 +100,12 @@ def _notes(schedule: Schedule, time: StepTime, raw_seconds: float) -> tuple[str,
                 f"{spread / raw_seconds:.0%} less."
             )
     if time.unmodelled:
+        least = sum(o.seconds for o in schedule.operations.values() if o.uncounted)
+        share = percent_text(least / raw_seconds if raw_seconds else 0.0)
         notes.append(
             f"The compiler gives no cycles for {', '.join(time.unmodelled)}: counted is one pass "
-            "over the bytes, the least that it takes. It may take many times as long, beyond the "
-            "interval."
+            f"over the bytes, the least that it takes ({share} of the device's time). It may take "
+            "many times as long, beyond the interval."
         )
     return tuple(dict.fromkeys(notes))
 

@@ -355,13 +355,6 @@ def kernel_cost(instruction: Instruction) -> tuple[float, float] | None:
     return (float(found[1]), float(found[2])) if found else None
 
 
-def scatters(module: Module, instruction: Instruction) -> bool:
-    """Whether this is a scatter without cycles, alone or in a fusion."""
-    return instruction.estimated_cycles is None and any(
-        inner.opcode == "scatter" for inner in inner_instructions(module, instruction)
-    )
-
-
 def is_kernel(instruction: Instruction) -> bool:
     """Whether this is a Pallas kernel."""
     return (

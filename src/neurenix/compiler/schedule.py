@@ -31,9 +31,9 @@ from neurenix.compiler.operations import (
     base_opcode,
     collective_inside,
     host_bytes,
+    inner_instructions,
     leaves_device,
     reduces_and_scatters,
-    scatters,
     touches_host,
 )
 from neurenix.compiler.work import Work, work_of
@@ -50,8 +50,8 @@ published one, which no program reaches, so that less is memory still."""
 _UNMODELLED_SECONDS = 1e-6
 """Above, an operation that the compiler gives no cycles is named to the user: a judgement. Many are
 shorter (a reshape, a counter), and would fill the list without changing the step."""
-_SEARCHING = ("sort", "custom-call")
-"""What goes over its numbers many times, as scatters do, or is a routine of the compiler's own
+_SEARCHING = ("gather", "scatter", "sort")
+"""What goes over its numbers many times or takes them row by row, as the compiler's own routines do
 (TopK, Cholesky): a pass over the bytes says nothing of its time, least of all in VMEM."""
 _FEW_NUMBERS = 8 * 128
 """Up to so many, the numbers of one register, it is not named."""
@@ -341,26 +341,31 @@ class Schedule:
 
         The user is told of the latter.
         """
-        target = instruction.attribute("custom_call_target") or ""
-        if target in _WITHOUT_TIME or target.startswith("Assume"):
+        if _takes_nothing(instruction):
             return 0.0, False
-        scattering = scatters(self.module, instruction)
         transfer = work.transfer_seconds
-        if scattering or instruction.opcode in _SEARCHING:
-            arrays = (
-                instruction,
-                *filter(None, map(computation.by_name.get, instruction.operands)),
-            )
+        inner = self._searching(instruction)
+        told = inner.attribute("custom_call_target") or inner.opcode if inner else ""
+        if inner:
+            around = filter(None, map(computation.by_name.get, instruction.operands))
+            arrays = (inner,) if inner.opcode == "gather" else (instruction, *around)
             numbers = max(math.prod(shape.sizes) for array in arrays for shape in array.shapes)
             transfer = max(transfer, work.vmem_seconds)
             uncounted = transfer > _UNMODELLED_SECONDS or numbers > _FEW_NUMBERS
-        elif instruction.cycles_overflow or instruction.opcode not in _PLAIN:
-            uncounted = transfer > _UNMODELLED_SECONDS
         else:
-            return transfer, False
+            plain = instruction.opcode in _PLAIN and not instruction.cycles_overflow
+            uncounted = transfer > _UNMODELLED_SECONDS and not plain
         if uncounted:
-            self._miss("scatter" if scattering else target or instruction.opcode)
+            self._miss(told or instruction.opcode)
         return transfer, uncounted
+
+    def _searching(self, instruction: Instruction) -> Instruction | None:
+        """Return what of an instruction takes longer than a pass over its numbers, if anything."""
+        for inner in inner_instructions(self.module, instruction):
+            routine = inner.opcode == "custom-call" and not _takes_nothing(inner)
+            if routine or inner.opcode in _SEARCHING:
+                return inner
+        return None
 
     def _describe(self, instruction: Instruction, kind: str) -> Operation:
         return Operation(
@@ -405,6 +410,12 @@ def _takes_time(instruction: Instruction) -> bool:
     if instruction.opcode in _ON_SCALARS:
         return any(math.prod(shape.sizes) > 1 for shape in instruction.shapes)
     return instruction.opcode not in FREE
+
+
+def _takes_nothing(instruction: Instruction) -> bool:
+    """Return whether this is a call of a routine that only names memory, or says what holds."""
+    target = instruction.attribute("custom_call_target") or ""
+    return target in _WITHOUT_TIME or target.startswith("Assume")
 
 
 def _kernel_name(instruction: Instruction) -> str:

@@ -1,6 +1,6 @@
 """Numbers and places as people read them: bytes, seconds, counts, lines.
 
-Owns the choice of unit, but for that of bytes (``_core.units``); the numbers are others'.
+Owns the choice of unit, but for bytes and shares (``_core.units``); the numbers are others'.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from pathlib import Path
 
 from neurenix._core.source_files import is_library
 from neurenix._core.units import bytes_text as bytes_text
+from neurenix._core.units import percent_text as percent_text
 from neurenix.compiler.hlo import SourceLine
 
 NO_BREAK_SPACE = "\N{NO-BREAK SPACE}"
@@ -56,17 +57,6 @@ def seconds_text(seconds: float) -> str:
         if float(f"{seconds / size:.3g}") >= 1:
             return f"{seconds / size:.3g} {unit}"
     return f"{seconds / 1e-9:.3g} ns"
-
-
-def percent_text(share: float, digits: int = 1) -> str:
-    """Return a share in percent; one that is too small to be seen is not shown as nothing.
-
-    Example:
-        >>> percent_text(0.4567), percent_text(2e-5), percent_text(2e-5, 2), percent_text(0.0)
-        ('45.7%', 'under 0.1%', 'under 0.01%', '0.0%')
-    """
-    least = 10.0 ** -(digits + 2)
-    return f"{share:.{digits}%}" if share >= least or share <= 0 else f"under {least:.{digits}%}"
 
 
 def printable(text: str) -> str:
