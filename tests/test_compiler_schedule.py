@@ -442,6 +442,8 @@ def test_a_kernel_whose_cost_nobody_states_is_told() -> None:
     ("body", "told"),
     [
         ("sort(%q), dimensions={0}", "sort"),
+        ("reduce-window(%q), window={size=3x3}", "reduce-window"),
+        ("select-and-scatter(%q), window={size=3x3}", "select-and-scatter"),
         ('custom-call(%q), custom_call_target="TopK"', "TopK"),
         ('custom-call(%q), custom_call_target="AssumeGatherIndicesInBound"', None),
         ("fusion(%q), kind=kCustom, calls=%within", "TopK"),

@@ -50,7 +50,7 @@ published one, which no program reaches, so that less is memory still."""
 _UNMODELLED_SECONDS = 1e-6
 """Above, an operation that the compiler gives no cycles is named to the user: a judgement. Many are
 shorter (a reshape, a counter), and would fill the list without changing the step."""
-_SEARCHING = ("gather", "scatter", "sort")
+_SEARCHING = ("gather", "reduce-window", "scatter", "select-and-scatter", "sort")
 """What goes over its numbers many times or takes them row by row, as the compiler's own routines do
 (TopK, Cholesky): a pass over the bytes says nothing of its time, least of all in VMEM."""
 _FEW_NUMBERS = 8 * 128
