@@ -240,9 +240,11 @@ def test_a_step_in_a_pool_is_a_step(preflight) -> None:
 
 def start(folder: Path, *arguments: str, **settings: Any) -> subprocess.Popen[str]:
     command = [sys.executable, "-m", "neurenix", "preflight", *arguments]
-    return subprocess.Popen(
-        command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **settings
-    )
+    environment = settings.pop("env", os.environ)
+    # Output is kept back until it is enough, as users have it.
+    env = {name: value for name, value in environment.items() if name != "PYTHONUNBUFFERED"}
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    return subprocess.Popen(command, cwd=folder, env=env, **pipes, **settings)
 
 
 def test_sigterm_leaves_no_folder_and_is_status_143(tmp_path: Path) -> None:
@@ -285,6 +287,20 @@ def test_json_through_a_pipe_by_its_number(tmp_path: Path) -> None:
         assert json.load(file)[0]["slice"]["name"] == "v5e-8"
     _, said = process.communicate(timeout=120)
     assert process.returncode == 0, said
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full")
+def test_where_the_output_cannot_be_written() -> None:
+    command = [sys.executable, "-m", "neurenix", "rule", "copy"]
+    env = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            command, stdout=full, stderr=subprocess.PIPE, text=True, env=env, check=False
+        )
+    assert (done.returncode, done.stderr) == (
+        2,
+        "neurenix: The output cannot be written: No space left on device.\n",
+    )
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full")

@@ -44,19 +44,42 @@ def ending_clean() -> Iterator[None]:
     if hasattr(os, "register_at_fork"):
         os.register_at_fork(after_in_child=_end_at_once)
     try:
-        yield
-        sys.stdout.flush()
+        try:
+            yield
+        except SystemExit:  # as commands end
+            _flush()
+            raise
+        _flush()
     except _Terminated:
         sys.exit(_TERMINATED)
     except (BrokenPipeError, ReaderGone):
-        # Python flushes once more as it ends, and would complain.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        _write_no_more()
         sys.exit(_PIPE_CLOSED)
     except NeurenixError as error:
         show(error)
         sys.exit(MISTAKE)
     finally:
         signal.signal(signal.SIGTERM, before or signal.SIG_DFL)
+
+
+def _flush() -> None:
+    """Write what is left of the output: where Python does it as it ends, nobody hears of an error.
+
+    Raises:
+        NeurenixError: it cannot be written.
+    """
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        _write_no_more()
+        raise NeurenixError(f"The output cannot be written: {error.strerror}.") from error
+
+
+def _write_no_more() -> None:
+    """Send the output nowhere: Python flushes once more as it ends, and would complain."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
 
 
 def _end_at_once() -> None:
