@@ -37,7 +37,7 @@ def waves(size, theta):
     return theta ** (-np.arange(size // 2) / (size // 2))
 
 
-def attention(q, k, v, *, factor=1.0, window=0, sinks=None):
+def attention(q, k, v, *, factor=1.0, window=0, sinks=None, softcap=0.0):
     """(T, H, D), (T, K, D) and (T, K, C) to (T, H, C), causal."""
     length, heads, size = q.shape
     out = np.zeros((length, heads, v.shape[-1]))
@@ -46,6 +46,8 @@ def attention(q, k, v, *, factor=1.0, window=0, sinks=None):
         for head in range(heads):
             group = head * k.shape[1] // heads
             scores = k[first : t + 1, group] @ q[t, head] * factor / math.sqrt(size)
+            if softcap:
+                scores = softcap * np.tanh(scores / softcap)
             sink = [] if sinks is None else [sinks[head]]
             share = special.softmax([*scores, *sink])[: len(scores)]
             out[t, head] = share @ v[first : t + 1, group]
@@ -80,6 +82,65 @@ def gemma_3(model, ids):
         y = norm(stack.mlp_norm, x, layer)
         wide = gelu(linear(stack.mlp.gate, y, layer)) * linear(stack.mlp.up, y, layer)
         x = x + norm(stack.mlp_post_norm, linear(stack.mlp.down, wide, layer), layer)
+    return norm(model.norm, x) @ array(model.embedding).T
+
+
+def heads_of(part, x, layer, size):
+    """Queries, keys and values of one layer, (T, H, D) and twice (T, K, D)."""
+    return (
+        linear(one, x, layer).reshape(len(x), -1, size)
+        for one in (part.query, part.key, part.value)
+    )
+
+
+def gemma_2(model, ids):
+    """Logits (T, V): sandwiched norms, scores and logits bounded, every other layer local."""
+    config, stack = model.config, model.layers
+    x = array(model.embedding)[ids] * math.sqrt(config.embed_dim)
+    frequency = waves(config.head_dim, config.rope_theta)
+    for layer in range(config.num_layers):
+        y = norm(stack.attention_norm, x, layer)
+        q, k, v = heads_of(stack.attention, y, layer, config.head_dim)
+        mixed = attention(
+            rope(q, frequency),
+            rope(k, frequency),
+            v,
+            factor=math.sqrt(config.head_dim / config.query_pre_attn_scalar),
+            window=0 if layer % 2 else config.window,
+            softcap=config.attention_softcap,
+        )
+        y = linear(stack.attention.out, mixed.reshape(len(ids), -1), layer)
+        x = x + norm(stack.attention_post_norm, y, layer)
+        y = norm(stack.mlp_norm, x, layer)
+        wide = gelu(linear(stack.mlp.gate, y, layer)) * linear(stack.mlp.up, y, layer)
+        x = x + norm(stack.mlp_post_norm, linear(stack.mlp.down, wide, layer), layer)
+    logits = norm(model.norm, x) @ array(model.embedding).T
+    return config.logits_softcap * np.tanh(logits / config.logits_softcap)
+
+
+def qwen_3(model, ids):
+    """Logits (T, V): queries and keys normed, then rotated; one MLP or the best experts."""
+    config, stack = model.config, model.layers
+    x = array(model.embedding)[ids]
+    frequency = waves(config.head_dim, config.rope_theta)
+    for layer in range(config.num_layers):
+        part = stack.attention
+        q, k, v = heads_of(part, norm(stack.attention_norm, x, layer), layer, config.head_dim)
+        q, k = norm(part.query_norm, q, layer), norm(part.key_norm, k, layer)
+        mixed = attention(rope(q, frequency), rope(k, frequency), v)
+        x = x + linear(part.out, mixed.reshape(len(ids), -1), layer)
+        y = norm(stack.mlp_norm, x, layer)
+        if not config.num_experts:
+            x = x + dense(stack.mlp, y, layer)
+            continue
+        share = special.softmax(linear(stack.mlp.router, y, layer), axis=-1)
+        experts = [array(getattr(stack.mlp.experts, of), layer) for of in ("gate", "up", "down")]
+        for t in range(len(ids)):
+            chosen = np.argsort(-share[t])[: config.experts_per_token]
+            for one in chosen:
+                gate, up, down = (kernel[one] for kernel in experts)
+                weight = share[t, one] / share[t, chosen].sum()
+                x[t] += weight * ((silu(y[t] @ gate) * (y[t] @ up)) @ down)
     return norm(model.norm, x) @ array(model.embedding).T
 
 

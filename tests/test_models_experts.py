@@ -151,8 +151,14 @@ def test_sizes_that_cannot_be_are_refused() -> None:
         deepseek.replace(expert_groups=7)
     with pytest.raises(ArgumentError, match="must leave some of num_layers=61"):
         deepseek.replace(num_dense_layers=61)
-    with pytest.raises(ArgumentError, match="no sinks and no qk_norm"):
+    with pytest.raises(ArgumentError, match="no sinks, no qk_norm"):
         deepseek.replace(sinks=True)
+    with pytest.raises(ArgumentError, match="no sinks, no qk_norm and no attention_softcap"):
+        deepseek.replace(attention_softcap=50.0)
+    for bound in ("attention_softcap", "logits_softcap"):
+        for value in (-1.0, float("nan"), "50", True):
+            with pytest.raises(ArgumentError, match=f"{bound} is a number from 0"):
+                models.get("tiny").replace(**{bound: value})
     with pytest.raises(
         ArgumentError, match="experts_per_token=8 must lie in 1 … 4, .* of 8 groups"
     ):

@@ -1,4 +1,4 @@
-"""GPT-2, BERT, ViT and ResNet against NumPy; first values, and options that were published."""
+"""Models against NumPy, GPT-2 to ResNet; first values, and options that were published."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from scipy import special
 
 import model_reference as ref
 from neurenix import models
@@ -45,6 +46,38 @@ def test_gpt2_gives_what_numpy_gives() -> None:
     model, ids = stirred("gpt2", **OF_TEXT), RNG.integers(0, 30, 9)
     found = called(model, jnp.asarray(ids)[None])[0]
     np.testing.assert_allclose(found, ref.gpt2(model, ids), rtol=1e-3, atol=1e-3)
+
+
+OF_GROUPS = {**OF_TEXT, "num_heads": 4, "num_kv_heads": 2, "head_dim": 8}
+
+
+@pytest.mark.parametrize("tiles", [1, 3])
+def test_gemma_2_gives_what_numpy_gives(tiles: int) -> None:
+    """The bounds are so low that they change every number."""
+    small = {"window": 3, "attention_softcap": 0.7, "logits_softcap": 1.5,
+             "query_pre_attn_scalar": 5, "loss_tiles": tiles}  # fmt: skip
+    model, ids = stirred("gemma2-27b", **OF_GROUPS, **small), RNG.integers(0, 30, 9)
+    wanted = ref.gemma_2(model, ids)
+    assert np.abs(wanted).max() > 1.2
+    if tiles == 1:
+        found = called(model, jnp.asarray(ids)[None])[0]
+        np.testing.assert_allclose(found, wanted, rtol=1e-3, atol=1e-3)
+        return
+    losses = models.TokenLosses(model.config)
+    nnx.update(losses, nnx.state(model))
+    targets = RNG.integers(0, 30, 9)
+    found = called(losses, jnp.asarray(ids)[None], jnp.asarray(targets)[None])[0]
+    of_targets = special.logsumexp(wanted, axis=-1) - wanted[np.arange(9), targets]
+    np.testing.assert_allclose(found, of_targets, rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("name", ["qwen3-4b", "qwen3-30b-a3b"])
+def test_qwen_3_gives_what_numpy_gives(name: str) -> None:
+    own = {"num_experts": 6, "experts_per_token": 3} if "a3b" in name else {}
+    model = stirred(name, **OF_GROUPS, tie_embeddings=True, **own)
+    ids = RNG.integers(0, 30, 9)
+    found = called(model, jnp.asarray(ids)[None])[0]
+    np.testing.assert_allclose(found, ref.qwen_3(model, ids), rtol=1e-3, atol=1e-3)
 
 
 def test_bert_gives_what_numpy_gives() -> None:
@@ -108,6 +141,15 @@ FACTS: dict[str, dict[str, Any]] = {
     "mixtral-8x7b": {"experts_per_token": 2, "rope_theta": 1e6},
     "gemma3-27b": {"query_pre_attn_scalar": 168, "window": 1024, "global_every": 6,
                    "rope_theta": 1e6, "rope_local_theta": 1e4, "norm_eps": 1e-6},
+    "gemma-7b": {"rope_theta": 1e4, "norm_eps": 1e-6, "activation": "gelu_tanh", "window": 0,
+                 "post_norm": False, "scale_embeddings": True},
+    "gemma2-9b": {"attention_softcap": 50.0, "logits_softcap": 30.0, "windows": (4096, 0),
+                  "rope_theta": 1e4, "query_factor": 1.0},
+    "gemma2-27b": {"query_pre_attn_scalar": 144},
+    "llama3.2-1b": {"rope_scaling": models.RopeScaling(factor=32.0), "rope_theta": 5e5,
+                    "tie_embeddings": True},
+    "qwen3-235b-a22b": {"rope_theta": 1e6, "norm_eps": 1e-6, "qk_norm": True, "num_kv_heads": 4,
+                        "experts_per_token": 8, "tie_embeddings": False},
     "bert-base": {"norm_eps": 1e-12, "norm_first": False},
     "gpt2": {"activation": "gelu_tanh", "norm_eps": 1e-5},
 }  # fmt: skip

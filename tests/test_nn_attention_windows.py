@@ -1,4 +1,4 @@
-"""Attention through a window, with sinks, with values of another size: XLA's and the TPU's."""
+"""Attention with windows, sinks, bounds, values of another size: XLA's and the TPU's."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def arrays(length: int, size: int, width: int, *, heads: int = 4, groups: int = 
     return [jnp.asarray(x, jnp.float32) for x in (*made, RNG.normal(size=heads) + 1)]
 
 
-def reference(q, k, v, *, causal=True, window=None, sinks=None):
+def reference(q, k, v, *, causal=True, window=None, sinks=None, softcap=None):
     """By the definition, head by head, in float64."""
     q, k, v = (np.asarray(x, np.float64) for x in (q, k, v))
     out = np.zeros((*q.shape[:3], v.shape[3]))
@@ -38,6 +38,8 @@ def reference(q, k, v, *, causal=True, window=None, sinks=None):
     for n, h in itertools.product(range(q.shape[0]), range(q.shape[2])):
         group = h * k.shape[2] // q.shape[2]
         scores = q[n, :, h] @ k[n, :, group].T / np.sqrt(q.shape[3])
+        if softcap:
+            scores = softcap * np.tanh(scores / softcap)
         if causal:
             scores = np.where(ahead >= 0, scores, -np.inf)
         if window:
@@ -55,6 +57,8 @@ CASES = {
     "a window both ways": ({"window": 3, "causal": False}, 8),
     "sinks": ({"sinks": True}, 8),
     "sinks behind a window": ({"window": 3, "sinks": True}, 8),
+    "bounded scores": ({"softcap": 0.5}, 8),
+    "bounded scores, a window and sinks": ({"softcap": 2, "window": 3, "sinks": True}, 8),
     "smaller values": ({}, 6),
     "larger values behind a window": ({"window": 4}, 10),
     "sinks, and no order": ({"sinks": True, "causal": False}, 8),
@@ -92,6 +96,9 @@ def test_options_that_cannot_be_are_refused() -> None:
     for window in (0, 2.5, True):
         with pytest.raises(ArgumentError, match="whole number of at least 1"):
             dot_product_attention(q, k, v, window=window)
+    for softcap in (0, -1.0, float("inf"), "50", True):
+        with pytest.raises(ArgumentError, match="`softcap` is a number above 0, or None"):
+            dot_product_attention(q, k, v, softcap=softcap)
     with pytest.raises(ShapeError, match="one number for each of 4 heads"):
         dot_product_attention(q, k, v, sinks=sinks[:2])
     with pytest.raises(ShapeError, match=r"\(N, S, K, C\)"):
@@ -105,6 +112,8 @@ KERNEL_CASES = {
     "a window, large heads": ({"window": 130}, 256, 256),
     "sinks": ({"sinks": True}, 64, 64),
     "sinks behind a window": ({"window": 100, "sinks": True}, 64, 64),
+    "bounded scores": ({"softcap": 0.5}, 64, 64),
+    "bounded scores behind a window, large heads": ({"softcap": 1.0, "window": 130}, 256, 256),
     "smaller values": ({}, 192, 128),
 }
 
@@ -118,7 +127,7 @@ def test_the_tpu_kernel_and_its_gradients_are_those_of_plain_attention(
     options, size, width = KERNEL_CASES[name]
     q, k, v, sinks = arrays(384, size, width)
     operands = (q, k, v, sinks) if "sinks" in options else (q, k, v)
-    options = {"causal": True, "window": options.get("window")}
+    options = {"causal": True, "window": options.get("window"), "softcap": options.get("softcap")}
 
     def plain(q, k, v, sinks=None):
         return dot_product_attention(q, k, v, sinks=sinks, **options)

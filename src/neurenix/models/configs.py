@@ -30,6 +30,16 @@ def _gemma_3(
     return _llama(name, layers, embed, heads, mlp, **{**_GEMMA_3, **more})
 
 
+def _gemma_2(
+    name: str, layers: int, embed: int, heads: int, mlp: int, **more: Any
+) -> DecoderConfig:
+    return _llama(name, layers, embed, heads, mlp, **{**_GEMMA_2, **more})
+
+
+def _qwen_3(name: str, layers: int, embed: int, heads: int, mlp: int, **more: Any) -> DecoderConfig:
+    return _llama(name, layers, embed, heads, mlp, **{**_QWEN_3, **more})
+
+
 def _gpt_oss(name: str, layers: int, experts: int) -> DecoderConfig:
     """GPT-OSS: OpenAI 2025, model card, table 1, and the published config.json."""
     return DecoderConfig(
@@ -45,6 +55,23 @@ _LLAMA_3_1: dict[str, Any] = {
     "num_kv_heads": 8, "vocab_size": 128256, "max_length": 131072, "rope_theta": 500000.0,
     "rope_scaling": RopeScaling(),
 }  # fmt: skip
+_LLAMA_3_2 = {**_LLAMA_3_1, "rope_scaling": RopeScaling(factor=32.0), "tie_embeddings": True}
+# Gemma Team 2024, and the published config.json of each size: the first Gemma, and Gemma 2.
+_GEMMA: dict[str, Any] = {
+    "head_dim": 256, "vocab_size": 256000, "max_length": 8192, "activation": "gelu_tanh",
+    "norm_eps": 1e-6, "scale_embeddings": True, "tie_embeddings": True,
+}  # fmt: skip
+_GEMMA_2: dict[str, Any] = {
+    **_GEMMA, "post_norm": True, "window": 4096, "global_every": 2, "attention_softcap": 50.0,
+    "logits_softcap": 30.0,
+}  # fmt: skip
+# Qwen Team 2025, tables 1 and 2, and the published config.json of each size.
+_QWEN_3: dict[str, Any] = {
+    "num_kv_heads": 8, "vocab_size": 151936, "max_length": 40960, "norm_eps": 1e-6,
+    "qk_norm": True, "rope_theta": 1e6,
+}  # fmt: skip
+_QWEN_3_MOE: dict[str, Any] = {"num_kv_heads": 4, "num_experts": 128, "experts_per_token": 8,
+                               "balance": 0.001}  # fmt: skip
 # Gemma Team 2025, and the published config.json of each size; all read text only.
 _GEMMA_3: dict[str, Any] = {
     "head_dim": 256, "vocab_size": 262144, "max_length": 131072, "activation": "gelu_tanh",
@@ -81,12 +108,29 @@ _DECODERS = (
     _llama("llama3.1-8b", 32, 4096, 32, 14336, **_LLAMA_3_1),
     _llama("llama3.1-70b", 80, 8192, 64, 28672, **_LLAMA_3_1),
     _llama("llama3.1-405b", 126, 16384, 128, 53248, **_LLAMA_3_1),
+    # Llama 3.2's model card, and the published config.json of each size; text only.
+    _llama("llama3.2-1b", 16, 2048, 32, 8192, **_LLAMA_3_2, head_dim=64),
+    _llama("llama3.2-3b", 28, 3072, 24, 8192, **_LLAMA_3_2),
+    _llama("gemma-2b", 18, 2048, 8, 16384, **_GEMMA, num_kv_heads=1),
+    _llama("gemma-7b", 28, 3072, 16, 24576, **_GEMMA),
+    _gemma_2("gemma2-2b", 26, 2304, 8, 9216, num_kv_heads=4),
+    _gemma_2("gemma2-9b", 42, 3584, 16, 14336, num_kv_heads=8),
+    _gemma_2("gemma2-27b", 46, 4608, 32, 36864, num_kv_heads=16, head_dim=128,
+             query_pre_attn_scalar=144),
     _gemma_3("gemma3-1b", 26, 1152, 4, 6912, num_kv_heads=1, window=512, max_length=32768,
              rope_scaling=None),
     _gemma_3("gemma3-4b", 34, 2560, 8, 10240, num_kv_heads=4),
     _gemma_3("gemma3-12b", 48, 3840, 16, 15360, num_kv_heads=8),
     _gemma_3("gemma3-27b", 62, 5376, 32, 21504, num_kv_heads=16, head_dim=128,
              query_pre_attn_scalar=168),
+    _qwen_3("qwen3-0.6b", 28, 1024, 16, 3072, tie_embeddings=True),
+    _qwen_3("qwen3-1.7b", 28, 2048, 16, 6144, tie_embeddings=True),
+    _qwen_3("qwen3-4b", 36, 2560, 32, 9728, tie_embeddings=True),
+    _qwen_3("qwen3-8b", 36, 4096, 32, 12288),
+    _qwen_3("qwen3-14b", 40, 5120, 40, 17408),
+    _qwen_3("qwen3-32b", 64, 5120, 64, 25600),
+    _qwen_3("qwen3-30b-a3b", 48, 2048, 32, 768, **_QWEN_3_MOE),
+    _qwen_3("qwen3-235b-a22b", 94, 4096, 64, 1536, **_QWEN_3_MOE),
     _gpt_oss("gpt-oss-20b", 24, 32),
     _gpt_oss("gpt-oss-120b", 36, 128),
     # DeepSeek-AI 2024, DeepSeek-V3, section 4.2, without its part that predicts a second token.

@@ -18,7 +18,7 @@ from neurenix.distribute.rules import constrain
 from neurenix.models.base import Model, Rules
 from neurenix.models.layers import BATCH, SEQUENCE, Norm, Projection, normal
 from neurenix.models.rope import Scaling, YarnScaling, angles
-from neurenix.models.stack import DTYPES, StackConfig, one_of, positive
+from neurenix.models.stack import DTYPES, StackConfig, number_from_0, one_of, positive
 from neurenix.models.stacked import STACK_RULES, Stack
 from neurenix.nn._checks import expect_array
 from neurenix.nn._parameters import rngs_or_default
@@ -41,6 +41,8 @@ class DecoderConfig(StackConfig):
         scale_embeddings: whether embeddings are multiplied by √E.
         tie_embeddings: whether the unembedding is the embedding table.
         max_length: most positions: rows of the learned table, and a limit on T.
+        logits_softcap: what no logit z may reach: it becomes logits_softcap · tanh(z /
+            logits_softcap), in float32, as in Gemma 2; 0 for no such bound.
         logits_dtype: of the logits. ``"bfloat16"`` halves the largest array of most models; the
             loss is taken in float32 either way.
         loss_tiles: parts of T, one after the other, in which ``TokenLosses`` takes the loss.
@@ -59,6 +61,7 @@ class DecoderConfig(StackConfig):
     rope_local_theta: float = 0.0
     scale_embeddings: bool = False
     tie_embeddings: bool = False
+    logits_softcap: float = 0.0
     logits_dtype: str = "float32"
     loss_tiles: int = 1
 
@@ -67,6 +70,7 @@ class DecoderConfig(StackConfig):
         positive(self, "vocab_size", "max_length", "loss_tiles")
         one_of(self, "positions", ("rope", "learned", "none"))
         one_of(self, "logits_dtype", DTYPES)
+        number_from_0(self, "logits_softcap")
         if not isinstance(self.rope_scaling, Scaling | None):
             raise ArgumentTypeError(
                 f"{self.name}: rope_scaling is one of models.LinearScaling, RopeScaling and "
@@ -144,9 +148,9 @@ class Decoder(Model):
 
     def __call__(self, tokens: jax.Array) -> jax.Array:
         """Return the logits of the token that follows each position."""
-        dtype = jnp.dtype(self.config.logits_dtype)
-        logits = jnp.matmul(self.states(tokens), self.kernel(), preferred_element_type=dtype)
-        return constrain(logits, BATCH, None, "tensor")
+        return constrain(
+            logits(self.config, self.states(tokens), self.kernel()), BATCH, None, "tensor"
+        )
 
     def states(self, tokens: jax.Array) -> jax.Array:
         """Return what the unembedding multiplies, (N, T, E)."""
@@ -191,6 +195,15 @@ class Decoder(Model):
             (r"^positions$", (None, "fsdp")),
             (r"^unembedding\.kernel$", ("fsdp", "tensor")),
         )
+
+
+def logits(config: DecoderConfig, states: jax.Array, kernel: jax.Array) -> jax.Array:
+    """Return the logits (…, V) of states (…, E), in ``config.logits_dtype``."""
+    found = jnp.matmul(states, kernel, preferred_element_type=jnp.dtype(config.logits_dtype))
+    if not config.logits_softcap:
+        return found
+    wide = found.astype(jnp.float32) / config.logits_softcap
+    return (config.logits_softcap * jnp.tanh(wide)).astype(found.dtype)
 
 
 def _without_experts(config: DecoderConfig) -> DecoderConfig:

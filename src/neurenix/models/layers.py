@@ -131,6 +131,7 @@ class Attention(nnx.Module):
             nnx.Param(jnp.zeros((*lead, config.num_heads))) if config.sinks else nnx.data(None)
         )
         self.query_factor = config.query_factor
+        self.softcap = config.attention_softcap or None
 
     def __call__(self, x: jax.Array, angles: jax.Array | None, window: int = 0) -> jax.Array:
         """Return what the layer adds to ``x``.
@@ -151,6 +152,7 @@ class Attention(nnx.Module):
             causal=self.causal,
             window=window or None,
             sinks=None if self.sinks is None else self.sinks[...],
+            softcap=self.softcap,
             checkpoint_name="context",
         )
         return checkpoint_name(self.out(mixed.reshape(*x.shape[:-1], -1)), "out_proj")

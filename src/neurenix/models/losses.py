@@ -10,12 +10,11 @@ import functools
 import math
 
 import jax
-import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
 from neurenix._core.errors import ShapeError
 from neurenix.losses import SparseCategoricalCrossentropy
-from neurenix.models.decoder import Decoder
+from neurenix.models.decoder import Decoder, DecoderConfig, logits
 from neurenix.models.layers import BATCH
 
 _LOSS = SparseCategoricalCrossentropy(from_logits=True)
@@ -50,25 +49,24 @@ class TokenLosses(Decoder):
                 f"{self.config.name} takes tokens and targets of one shape (N, T), T a multiple "
                 f"of loss_tiles={tiles}; got {tokens.shape} and {targets.shape}."
             )
-        losses = functools.partial(_tiled, tiles=tiles, dtype=self.config.logits_dtype)
+        losses = functools.partial(_tiled, config=self.config)
         return _on_each_share(losses)(self.states(tokens), targets, self.kernel())
 
 
 def _tiled(
-    states: jax.Array, targets: jax.Array, kernel: jax.Array, *, tiles: int, dtype: str
+    states: jax.Array, targets: jax.Array, kernel: jax.Array, *, config: DecoderConfig
 ) -> jax.Array:
     """Return the losses of (N, T, E), (N, T) and (E, V), a tile of T at a time."""
 
     @jax.checkpoint
     def of_tile(states: jax.Array, targets: jax.Array, kernel: jax.Array) -> jax.Array:
-        logits = jnp.matmul(states, kernel, preferred_element_type=jnp.dtype(dtype))
-        return _LOSS.elementwise(targets, logits)
+        return _LOSS.elementwise(targets, logits(config, states, kernel))
 
     def body(carry: None, tile: tuple[jax.Array, jax.Array]) -> tuple[None, jax.Array]:
         return carry, of_tile(*tile, kernel)
 
     def divided(x: jax.Array) -> jax.Array:
-        return x.reshape(x.shape[0], tiles, -1, *x.shape[2:]).swapaxes(0, 1)
+        return x.reshape(x.shape[0], config.loss_tiles, -1, *x.shape[2:]).swapaxes(0, 1)
 
     _, losses = jax.lax.scan(body, None, (divided(states), divided(targets)))
     return losses.swapaxes(0, 1).reshape(targets.shape)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import numbers
 import operator
 from dataclasses import dataclass
 from typing import Any, Self
@@ -88,6 +89,7 @@ class StackConfig(Replaceable):
         window: keys that a position sees, its own the last; 0 for all.
         global_every: of so many layers the last sees all keys, whatever the window; 0 for none.
         sinks: whether each head can look at nothing, see ``nn.dot_product_attention``.
+        attention_softcap: what no score of attention may reach, see there; 0 for no such bound.
         latent: sizes of multi-head latent attention, or None for the ordinary one.
         bias: whether the projections, router and experts have biases.
         num_experts: X; 0 for a dense MLP.
@@ -130,6 +132,7 @@ class StackConfig(Replaceable):
     window: int = 0
     global_every: int = 0
     sinks: bool = False
+    attention_softcap: float = 0.0
     latent: Latent | None = None
     bias: bool = False
     num_experts: int = 0
@@ -154,8 +157,11 @@ class StackConfig(Replaceable):
                 raise ArgumentTypeError(
                     f"{self.name}: latent is a models.Latent(…) or None; got {self.latent!r}."
                 )
-            if self.sinks or self.qk_norm:
-                raise ArgumentError(f"{self.name}: latent attention has no sinks and no qk_norm.")
+            if self.sinks or self.qk_norm or self.attention_softcap:
+                raise ArgumentError(
+                    f"{self.name}: latent attention has no sinks, no qk_norm and no "
+                    "attention_softcap."
+                )
             object.__setattr__(self, "head_dim", self.latent.head_dim)
         if not self.head_dim:
             if self.embed_dim % self.num_heads:
@@ -180,8 +186,7 @@ class StackConfig(Replaceable):
         check_remat(self.remat)
         self._check_experts()
         self._check_dense_layers()
-        if not isinstance(self.balance, (int, float)) or not self.balance >= 0:
-            raise ArgumentError(f"{self.name}: balance is a number from 0; got {self.balance!r}.")
+        number_from_0(self, "balance", "attention_softcap")
 
     def _check_experts(self) -> None:
         positive(self, "expert_groups", "groups_per_token")
@@ -277,6 +282,15 @@ def at_least(config: Any, least: int, *names: str) -> None:
                 f"{config.name}: {name} must be a whole number of at least {least}; got {value!r}."
             )
         object.__setattr__(config, name, whole)
+
+
+def number_from_0(config: Any, *names: str) -> None:
+    """Raise ArgumentError unless each of these fields is a finite number from 0."""
+    for name in names:
+        value = getattr(config, name)
+        number = isinstance(value, numbers.Real) and not isinstance(value, bool)
+        if not (number and 0 <= float(value) < math.inf):
+            raise ArgumentError(f"{config.name}: {name} is a number from 0; got {value!r}.")
 
 
 def one_of(config: Any, name: str, choices: tuple[str, ...]) -> None:

@@ -15,10 +15,10 @@ TPU        Pallas splash attention (ships with JAX)   no ``mask``; T and S multi
                                                       knows its mesh (``jax.set_mesh``), because a
                                                       kernel is not split over devices by itself;
                                                       on v2 and v3 float32 only
-CUDA       cuDNN flash attention                      no ``mask``, ``window`` or ``sinks``; bfloat16
-                                                      or float16; head size a multiple of 8, up to
-                                                      128, also of values; compute capability 8.0
-                                                      or above
+CUDA       cuDNN flash attention                      no ``mask``, ``window``, ``sinks`` or
+                                                      ``softcap``; bfloat16 or float16; head size a
+                                                      multiple of 8, up to 128, also of values;
+                                                      compute capability 8.0 or above
 any        XLA                                        otherwise
 =========  =========================================  ==============================================
 """
@@ -55,6 +55,7 @@ def dot_product_attention(
     causal: bool = False,
     window: int | None = None,
     sinks: jax.Array | None = None,
+    softcap: float | None = None,
     checkpoint_name: str | None = None,
 ) -> jax.Array:
     """Return ``softmax(query · keyᵀ / √D) · value``, the softmax in float32.
@@ -75,6 +76,8 @@ def dot_product_attention(
             ``causal`` as far the other way. Everywhere by default.
         sinks: (H,), of each head the score of a key that is always there and whose value is 0, so
             that a head can look at nothing (Xiao et al. 2024).
+        softcap: what no score s may reach: it becomes softcap · tanh(s / softcap), before mask,
+            window and sinks (Gemma Team 2024, Gemma 2, section 2).
         checkpoint_name: for policies of ``jax.checkpoint``: the name of the result, and of what
             else a fused kernel needs for its gradient.
 
@@ -82,7 +85,8 @@ def dot_product_attention(
         (N, T, H, C), the dtype of ``query``.
 
     Raises:
-        ArgumentError: ``window`` is no whole number of at least 1.
+        ArgumentError: ``window`` is no whole number of at least 1, or ``softcap`` no number
+            above 0.
         ArgumentTypeError: queries, keys, values or sinks are no array, or the first three of
             several dtypes.
         ShapeError: the shapes do not go together.
@@ -93,19 +97,20 @@ def dot_product_attention(
         (2, 5, 4, 8)
     """
     _check(query, key, value)
-    _check_options(query, window, sinks)
+    _check_options(query, window, sinks, softcap)
     mask = None if mask is None else four_axes(mask, query, key)
     arrays = (query, key, value) if sinks is None else (query, key, value, sinks)
     kind = traced_kind()
     fits_tpu = mask is None and splash.fits(query, key, value, kind or "")
-    options: dict[str, Any] = {"causal": causal, "window": window}
+    options: dict[str, Any] = {"causal": causal, "window": window, "softcap": softcap}
     kernel = functools.partial(splash.attention, **options, checkpoint_name=checkpoint_name)
     if fits_tpu and kind is not None and kind.startswith("TPU"):
         return kernel(*arrays)
     branches: dict[str, Callable[..., jax.Array]] = {}
     if fits_tpu and kind is None:
         branches["tpu"] = kernel
-    if mask is None and window is None and sinks is None and _cudnn_fits(query, value):
+    unchanged = mask is None and window is None and sinks is None and softcap is None
+    if unchanged and _cudnn_fits(query, value):
         branches["cuda"] = functools.partial(
             jax.nn.dot_product_attention, is_causal=causal, implementation="cudnn"
         )
@@ -130,9 +135,10 @@ def _plain(
     mask: jax.Array | None,
     causal: bool,
     window: int | None,
+    softcap: float | None,
 ) -> jax.Array:
     """Return attention by XLA's products, for any shapes."""
-    if sinks is None and value.shape == key.shape:
+    if sinks is None and softcap is None and value.shape == key.shape:
         return jax.nn.dot_product_attention(
             query,
             key,
@@ -147,6 +153,8 @@ def _plain(
     query = query.reshape(batch, queries, groups, -1, size)
     scores = jnp.einsum("ntkgd,nskd->nkgts", query, key, preferred_element_type=jnp.float32)
     scores = scores / math.sqrt(size)
+    if softcap is not None:
+        scores = softcap * jnp.tanh(scores / softcap)
     ahead = jnp.arange(queries)[:, None] - jnp.arange(keys)
     allowed = (ahead >= 0) | (not causal)
     if window is not None:
@@ -230,10 +238,15 @@ def _check(query: jax.Array, key: jax.Array, value: jax.Array) -> None:
         )
 
 
-def _check_options(query: jax.Array, window: int | None, sinks: jax.Array | None) -> None:
+def _check_options(
+    query: jax.Array, window: int | None, sinks: jax.Array | None, softcap: float | None
+) -> None:
     whole = isinstance(window, numbers.Integral) and not isinstance(window, bool)
     if window is not None and (not whole or window < 1):
         raise ArgumentError(f"`window` is a whole number of at least 1, or None; got {window!r}.")
+    number = isinstance(softcap, numbers.Real) and not isinstance(softcap, bool)
+    if softcap is not None and not (number and 0 < softcap < math.inf):
+        raise ArgumentError(f"`softcap` is a number above 0, or None; got {softcap!r}.")
     if sinks is not None:
         expect_array("The argument `sinks`", sinks)
     if sinks is not None and sinks.shape != query.shape[2:3]:

@@ -59,6 +59,7 @@ def attention(
     *,
     causal: bool,
     window: int | None = None,
+    softcap: float | None = None,
     checkpoint_name: str | None = None,
 ) -> jax.Array:
     """Return attention of (N, T, H, D) over (N, S, K, D) and (N, S, K, C).
@@ -78,6 +79,7 @@ def attention(
             block_sizes=_block_sizes(*shape, query.shape[-1], window),
             head_shards=1,
             q_seq_shards=1,
+            attn_logits_soft_cap=softcap,
             residual_checkpoint_name=checkpoint_name,
         )
         of_heads = kernel if not sinks else functools.partial(kernel, sinks=sinks[0])
