@@ -2,7 +2,7 @@
 
 Owns the router, what keeps it from sending all positions to a few experts, and the experts'
 products. No position is dropped: positions are sorted by expert and each expert multiplies its own
-rows (``jax.lax.ragged_dot``).
+rows (``grouped_dot``).
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from jax.sharding import PartitionSpec
 
 from neurenix._nnx import nnx
 from neurenix.distribute import get_replica_context
+from neurenix.models.grouped import grouped_dot
 from neurenix.models.layers import (
     BATCH,
     MLP,
@@ -192,7 +193,7 @@ def _chosen_experts(x, weights, chosen, kernels, *, activation: str, combine) ->
     sorted_rows = rows[order // count]
 
     def product(name: str) -> jax.Array:
-        y = jax.lax.ragged_dot(sorted_rows, kernels[name], sizes)
+        y = grouped_dot(sorted_rows, kernels[name], sizes)
         if f"{name}_bias" in kernels:  # a product, whose gradient is one, and no gather
             of_rows = jax.nn.one_hot(chosen.reshape(-1)[order], experts, dtype=x.dtype)
             y = y + of_rows @ kernels[f"{name}_bias"]
@@ -203,7 +204,7 @@ def _chosen_experts(x, weights, chosen, kernels, *, activation: str, combine) ->
         wide = combine(product("gate"), wide)
     else:
         wide = activate(activation, wide)
-    out = checkpoint_name(jax.lax.ragged_dot(wide, kernels["down"], sizes), "mlp_down")
+    out = checkpoint_name(grouped_dot(wide, kernels["down"], sizes), "mlp_down")
     back = jnp.argsort(order)
     out = out[back].reshape(*chosen.shape, -1)
     return jnp.einsum("ntk,ntke->nte", weights, out)
@@ -212,17 +213,18 @@ def _chosen_experts(x, weights, chosen, kernels, *, activation: str, combine) ->
 def _on_each_share(function, x, weights, chosen, kernels) -> jax.Array:
     """Call ``function`` on each device's share of the batch, where the mesh is known.
 
-    Sorting positions is no product of matrices: XLA would gather the whole batch for it.
+    Sorting positions is no product of matrices: XLA would gather the whole batch for it. Nor does
+    it divide a kernel.
     """
     mesh = jax.sharding.get_abstract_mesh()
     axes = tuple(name for name in BATCH if mesh.shape.get(name, 1) > 1)
     parts = math.prod(mesh.shape[name] for name in axes)
-    if mesh.empty or mesh.manual_axes or not axes or x.shape[0] % parts:
+    if mesh.empty or mesh.manual_axes or mesh.size == 1 or x.shape[0] % parts:
         return function(x, weights, chosen, kernels)
     hidden = kernels["up"].shape[-1]
     tensor = mesh.shape.get("tensor", 1)
     split = "tensor" if tensor > 1 and hidden % tensor == 0 else None
-    batch, inner = PartitionSpec(axes), PartitionSpec(None, None, split)
+    batch, inner = PartitionSpec(axes or None), PartitionSpec(None, None, split)
     of_all = {"up": inner, "gate": inner, "down": PartitionSpec(None, split, None)}
     specs = {name: of_all.get(name, PartitionSpec(None, split)) for name in kernels}
 

@@ -24,7 +24,7 @@ _QUERIES, _KEYS = 1024, 512  # of a block at most
 _PARTS = 4  # at most, in which the backward pass writes the gradient of the queries
 _HEADS_AXIS = "tensor"
 # Kernels have no bfloat16 products there: libtpu 0.0.42.1 answers E2001, "Unsupported matmul RHS".
-_WITHOUT_BFLOAT16 = ("TPU v2", "TPU v3")
+WITHOUT_BFLOAT16 = ("TPU v2", "TPU v3")
 
 
 def fits(query: jax.Array, key: jax.Array, value: jax.Array, kind: str = "") -> bool:
@@ -36,7 +36,7 @@ def fits(query: jax.Array, key: jax.Array, value: jax.Array, kind: str = "") -> 
         value: (N, S, K, C).
         kind: of the devices, where known.
     """
-    if kind in _WITHOUT_BFLOAT16 and query.dtype != jnp.float32:
+    if kind in WITHOUT_BFLOAT16 and query.dtype != jnp.float32:
         return False
     mesh = jax.sharding.get_abstract_mesh()
     if mesh.empty or (mesh.manual_axes and set(mesh.manual_axes) != set(mesh.axis_names)):
