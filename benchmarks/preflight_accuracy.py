@@ -102,7 +102,9 @@ def measure(run: chips.PublishedRun, compiler: CompileOptions) -> Measured | str
             near = min(over, WELL_USED)
             products.append(np.log([floor, near, over / near]))
             continue
-        kind = "kernel" if operation.kind == "compute" else operation.kind
+        kind = operation.kind
+        if kind == "compute":
+            kind = "kernel" if operation.attention else "rest"
         if kind in COUNTED and cycles:
             counted[kind].append([cycles, floor])
             continue

@@ -81,6 +81,18 @@ def test_element_wise_work_is_weighed_and_never_below_its_bytes() -> None:
     assert walked(busy("w", 1.2 * floor * CLOCK))[1] == pytest.approx(floor)
 
 
+def test_an_attention_kernel_is_weighed_as_published_runs_have_it() -> None:
+    heads = "bf16[1,8,1024,128]{3,2,1,0}"
+    made, _ = walked(
+        *(f"%{name} = {heads} parameter({place})" for place, name in enumerate("qkv")),
+        f'%splash_mha_fwd = {heads} custom-call(%q, %k, %v), custom_call_target="tpu_custom_call"',
+    )
+    kernel = made.operations["splash_mha_fwd"]
+    assert kernel.attention and kernel.well_used_product
+    assert kernel.flops == 4 * 8 * 1024 * 1024 * 128
+    assert kernel.seconds == pytest.approx(WEIGHTS["kernel"] * kernel.flops / 197e12)
+
+
 def test_exchanges_are_weighed_and_copies_of_memory_are_not() -> None:
     made, _ = walked(START, DONE)
     assert made.operations["r"].busy_seconds == pytest.approx(WEIGHTS["ici"] * exchange_seconds())
@@ -122,6 +134,7 @@ def multiplies(kind: str, floor: float, cycles: float, name: str = "o") -> Opera
     return operation(kind, 1.0, floor, name, products=(SMALL,), cycles_seconds=cycles)
 
 
+LIKE_ATTENTION = math.sqrt(WEIGHTS["kernel"] / calibration("v5e").least)
 SURE = multiplies("compute", 0.5, 0.9, "sure")
 
 
@@ -134,7 +147,11 @@ SURE = multiplies("compute", 0.5, 0.9, "sure")
         # Of what is no product the cycles may be wrong: from its floor to twice the time.
         ((SURE, operation("vector", 1.0, 0.3)), 1.3, 2.0, 0.2),
         ((SURE, operation("hbm", 1.0, 0.3)), 1.3, 2.0, 0.2),
-        ((SURE, operation("compute", 1.0, 0.3, unstated=True)), 1.3, 2.0, 0.2),
+        # A kernel: from its floor to what attention takes of the peak, unless it is attention.
+        ((SURE, operation("compute", 1.0, 0.3)), 1.3, 1 + LIKE_ATTENTION, 0.2),
+        ((SURE, operation("compute", 1.0, 0.3, unstated=True)), 1.3, 1 + LIKE_ATTENTION, 0.2),
+        ((SURE, operation("hbm", 1.0, 0.3, unstated=True)), 1.3, 2.0, 0.2),
+        ((SURE, operation("compute", 1.0, 0.3, attention=True)), 2.0, 2.0, 0.1),
         ((SURE, operation("overhead", 1.0, 0.3, uncounted=True)), 2.0, 11.0, 0.2),
     ],
 )

@@ -9,12 +9,14 @@ Interval: 10 % either way, somewhat wider than 80 % of a normal distribution as 
 (7.3 %), since the runs are few and their models alike, for the share of a step that is well used
 matrix products and attention; for the rest of it, and for generations without a run, three times
 that, a judgement. Beyond it what nobody has measured: the low end takes element-wise work at the
-speed of HBM, the high end takes all but those products as long as the compiler's cycles say. Of a
-Pallas kernel that states no cost, the low end takes its products at the peak.
+speed of HBM, the high end takes all but those products as long as the compiler's cycles say. Pallas
+kernels other than attention are in none of these runs: they are taken to be as far from products
+outside of kernels as from attention, at the low end at the peak, at the high end like attention.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 
@@ -32,6 +34,16 @@ class Calibration:
     deviation: float
     basis: str
 
+    @property
+    def other_kernel(self) -> float:
+        """What a kernel that is no attention takes over its floor: a judgement, see above."""
+        return math.sqrt(self.least * WEIGHTS["kernel"])
+
+    @property
+    def kernel_doubt(self) -> float:
+        """What it takes over that at the high end."""
+        return math.sqrt(WEIGHTS["kernel"] / self.least)
+
     def half_width(self, share_of_products: float) -> float:
         """Return half of the interval's width for a step of which such a share is products.
 
@@ -44,9 +56,9 @@ class Calibration:
 
 
 WEIGHTS = {"kernel": 2.468, "vector": 0.522, "hbm": 0.718, "ici": 0.688, "host": 0.703}
-"""What seconds of each kind of operation are multiplied with: of Pallas kernels those at the peak
-of the device, of element-wise work and of copies those by the compiler's cycles, down to what their
-bytes take at the rate of HBM, of others those by the model of transfers."""
+"""What seconds of each kind of operation are multiplied with: of attention kernels those at the
+peak of the device, of element-wise work and of copies those by the compiler's cycles, down to what
+their bytes take at the rate of HBM, of others those by the model of transfers."""
 
 PRODUCT_EXPONENT = 0.365
 """How much of what the compiler's cycles say of a matrix product beyond its floor is believed."""

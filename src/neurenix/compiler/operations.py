@@ -67,8 +67,8 @@ class Operation:
     a transfer, what is not hidden behind compute. ``floor_seconds`` is what its FLOPs and bytes
     would need at the device's peak, ``cycles_seconds`` what the compiler's own cycles say; zero
     where there are none, and ``uncounted`` if nothing else says how long it takes. ``unstated`` is
-    a Pallas kernel of which only the products and the blocks are known. ``kind`` is what it is
-    bound by:
+    a Pallas kernel of which only the products and the blocks are known, ``attention`` one that
+    published runs have. ``kind`` is what it is bound by:
 
     - ``"compute"``: the matrix unit;
     - ``"hbm"``: bytes from and to memory;
@@ -95,6 +95,7 @@ class Operation:
     cycles_seconds: float = 0.0
     uncounted: bool = False
     unstated: bool = False
+    attention: bool = False
 
     def add(self, other: Operation, count: int = 1) -> None:
         """Count ``other``, the same operation, so many times more."""
@@ -108,6 +109,7 @@ class Operation:
         self.products = other.products
         self.uncounted = other.uncounted
         self.unstated = other.unstated
+        self.attention = other.attention
 
     @property
     def well_used_product(self) -> bool:
@@ -116,7 +118,7 @@ class Operation:
         Attention kernels count among them.
         """
         if not self.products:
-            return self.kind == "compute" and not self.unstated
+            return self.kind == "compute" and self.attention
         return product_well_used(self.cycles_seconds, self.floor_seconds)
 
     @property

@@ -296,7 +296,7 @@ class Schedule:
         if cycles is not None:
             seconds = max(cycles / generation.clock_hertz, compute if work.products else 0.0)
         elif work.kernel:
-            compute *= self._weight("kernel")
+            compute *= self._kernel_weight(work)
             seconds = max(compute, work.transfer_seconds)
             if not work.stated and seconds > _UNMODELLED_SECONDS:
                 self._miss(
@@ -310,6 +310,7 @@ class Schedule:
         operation = self._describe(instruction, kind)
         operation.uncounted = uncounted
         operation.unstated = work.kernel and not work.stated
+        operation.attention = work.attention
         if cycles is not None:
             operation.cycles_seconds = seconds
         if work.products and self.calibrated:
@@ -333,6 +334,11 @@ class Schedule:
 
     def _weight(self, kind: str) -> float:
         return WEIGHTS.get(kind, 1.0) if self.calibrated else 1.0
+
+    def _kernel_weight(self, work: Work) -> float:
+        if not self.calibrated or work.attention:
+            return self._weight("kernel")
+        return calibration(self.where.generation.name).other_kernel
 
     def _without_cycles(
         self, computation: Computation, instruction: Instruction, work: Work

@@ -66,7 +66,10 @@ def step_time(
         slower += max(0.0, op.cycles_seconds - op.seconds)
         if op.uncounted:  # one pass over its bytes; nobody knows how many it makes
             slower += (_PASSES - 1) * op.seconds
-        if op.unstated or (op.kind in ("hbm", "vector") and not op.products):
+        kernel = op.kind == "compute" and not op.products
+        if kernel:
+            slower += (factors.kernel_doubt - 1) * op.seconds
+        if kernel or op.unstated or (op.kind in ("hbm", "vector") and not op.products):
             faster += max(0.0, op.seconds - op.floor_seconds)
     links = max((sum(carried.values()) for carried in schedule.links.values()), default=0.0)
     floor = max(work, traffic, links)

@@ -38,6 +38,7 @@ class Work:
         products: on the matrix unit, but for those in a kernel.
         kernel: whether it is a Pallas kernel.
         stated: whether it is one whose cost is known as a whole: stated, or an attention of JAX.
+        attention: whether it is JAX's attention, which published runs have.
     """
 
     flops: float
@@ -49,6 +50,7 @@ class Work:
     products: tuple[MatrixProduct, ...] = ()
     kernel: bool = False
     stated: bool = False
+    attention: bool = False
 
     @property
     def floor_seconds(self) -> float:
@@ -79,8 +81,8 @@ def work_of(
     products = tuple(top_level_products(module, computation, instruction))
     kernel = is_kernel(instruction)
     stated = kernel_cost(instruction) if kernel else None
-    if kernel and not stated:
-        stated = attention_cost(computation, instruction, moved)
+    attention = attention_cost(computation, instruction, moved) if kernel else None
+    stated = stated or attention
     shown = kernel_work(instruction) if kernel and not stated else None
     if stated:
         flops, moved = stated[0], int(stated[1])
@@ -108,4 +110,5 @@ def work_of(
         products=products,
         kernel=kernel,
         stated=bool(stated),
+        attention=bool(attention),
     )
