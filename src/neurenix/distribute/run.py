@@ -24,6 +24,7 @@ from neurenix._core.errors import (
 from neurenix._functions.arguments import explain, labels, refuse_hidden_modules
 from neurenix._functions.binding import Bindings, is_module
 from neurenix._functions.captured import lifted, name_of, refuse_captured_modules
+from neurenix._functions.laid import is_known, sharding_of
 from neurenix._functions.recompilation import RecompilationWatch
 from neurenix._nnx import nnx
 from neurenix.distribute.mesh import DATA_AXIS, place, replicas_of, replicated
@@ -125,10 +126,18 @@ class ReplicatedFunction:
         """Tell whether an array is a batch that is split over these replicas.
 
         Raises:
-            ArgumentError: it is split over those of another strategy.
+            ArgumentError: it is split over those of another strategy; or it is computed in a
+                compiled function, where that may not be known.
         """
-        sharding = getattr(leaf, "sharding", None)
-        if not isinstance(sharding, NamedSharding) or not sharding.spec:
+        if not is_known(leaf) and leaf.ndim and replicas_of(self._mesh) > 1:
+            raise ArgumentError(
+                f"{self._watch.name}: strategy.run was called in a compiled function, where it is "
+                f"not known whether this array of shape {leaf.shape} is split over the replicas. "
+                "Compile that function with nx.jit, give strategy.run the batch as nx.jit was "
+                "given it, and compute in the function that strategy.run runs."
+            )
+        sharding = sharding_of(leaf)
+        if sharding is None:
             return False
         first = sharding.spec[0]
         if DATA_AXIS not in (first if isinstance(first, tuple) else (first,)):

@@ -180,6 +180,10 @@ class Strategy:
         replica, which then all compute the same. Modules and optimizers are updated in place; they
         are arguments of their own, not entries of a tuple or a dict.
 
+        In a function that ``nx.jit`` compiles, its arguments as they are given are shares or whole
+        as they are outside of it. What is computed from a share is refused there, and any array in
+        a function of ``jax.jit``: whether it is split is not known.
+
         Of the variables that replicas change, batch statistics are averaged, and the states of
         metrics summed. All others must come out the same on every replica, as parameters do after
         ``Optimizer.update``; whether they do is read from the program before its first call, and

@@ -13,6 +13,7 @@ from typing import Any
 import jax
 
 from neurenix._functions.binding import Binding, is_module
+from neurenix._functions.laid import arguments_lie, laid
 from neurenix._nnx import nnx
 from neurenix.compiler.program import TraceOptions
 from neurenix.preflight.arguments import call_of, is_compiled
@@ -50,7 +51,7 @@ def bind(
     if not positions:
         donated = call.donated(donate_argnums)
         options = TraceOptions(donated, name=call.name, numbers=call.numbers)
-        return Bound(call.of_arrays(), args, options)
+        return Bound(_told(call.of_arrays(), args), args, options)
     plain = call.function
     if is_compiled(plain):
         plain = getattr(plain, "__wrapped__", plain)
@@ -59,6 +60,7 @@ def bind(
     keys = [jax.numpy.issubdtype(leaf.dtype, jax.dtypes.prng_key) for leaf in leaves]
     kinds = [_key_kind(leaf) if k else None for leaf, k in zip(leaves, keys, strict=True)]
     rest = [value for i, value in enumerate(args) if i not in positions]
+    lie = laid(rest)
 
     def pure(raw: list[Any], rest: list[Any]) -> Any:
         wrapped = [
@@ -69,7 +71,8 @@ def bind(
         values = iter(rest)
         held = iter(modules)
         given = [next(held) if i in positions else next(values) for i in range(len(args))]
-        out = call.apply(plain, *given)
+        with arguments_lie(rest, lie):
+            out = call.apply(plain, *given)
         after = binding.structure.leaves_of(modules) or []
         return out, [
             jax.random.key_data(leaf) if kind else leaf
@@ -81,6 +84,19 @@ def bind(
     roles += ["batch"] * len(jax.tree.leaves(rest))
     options = TraceOptions((0,), tuple(roles), call.name, numbers=call.numbers)
     return Bound(pure, (described, rest), options)
+
+
+def _told(function: Callable[..., Any], args: Sequence[Any]) -> Callable[..., Any]:
+    """Return the function with what it may ask while it is traced; a compiled one as it is."""
+    if hasattr(function, "lower"):
+        return function
+    lie = laid(args)
+
+    def told(*given: Any) -> Any:
+        with arguments_lie(given, lie):
+            return function(*given)
+
+    return told
 
 
 def _key_kind(key: Any) -> Any:

@@ -30,6 +30,7 @@ from neurenix._functions.arguments import (
 )
 from neurenix._functions.binding import Binding, Bindings, is_module, mesh_of
 from neurenix._functions.captured import lifted, name_of, refuse_captured_modules
+from neurenix._functions.laid import arguments_lie, laid, of_each_step
 from neurenix._functions.recompilation import Fixed, RecompilationWatch
 from neurenix._jax import trace_state_clean
 from neurenix._nnx import nnx
@@ -100,7 +101,7 @@ class CompiledFunction:
             self.compilations += 1  # runs when JAX traces, which it does once for each program
             refuse_hidden_modules(self._name, rest)
             out, after = once(static, state, constants, rest)
-            *_, sharding, _ = static
+            *_, sharding, _, _ = static
             if isinstance(sharding, NamedSharding):
                 after = [jax.lax.with_sharding_constraint(leaf, sharding) for leaf in after]
             return out, after
@@ -134,7 +135,8 @@ class CompiledFunction:
         if fresh:
             self._prepare(binding, rest)
         before = self.compilations
-        static = (binding.structure, positions, len(args), tuple(kwargs), binding.sharding, fixed)
+        sharding, lie = binding.sharding, laid(rest)
+        static = (binding.structure, positions, len(args), tuple(kwargs), sharding, fixed, lie)
         if not trace_state_clean():
             return self._inside_of_a_trace(binding, static, rest)
         if not self._seen_call:
@@ -251,7 +253,7 @@ class CompiledFunction:
         constants: list[Any],
         rest: list[Any],
     ) -> tuple[Any, list[Any]]:
-        structure, positions, num_args, names, sharding, fixed = static
+        structure, positions, num_args, names, sharding, fixed, lie = static
         modules = structure.rebuild(leaves, constants)
         everything = list(rest)
         for position, module in zip(positions, modules, strict=True):
@@ -259,7 +261,7 @@ class CompiledFunction:
         for place, value in fixed:
             everything[place] = value.value
         named = dict(zip(names, everything[num_args:], strict=True))
-        with known_mesh(sharding):
+        with known_mesh(sharding), arguments_lie(rest, lie):
             out = self._function(*everything[:num_args], **named)
         after = structure.leaves_of(modules)
         if after is None:
@@ -278,6 +280,11 @@ class CompiledFunction:
         rest: list[Any],
     ) -> tuple[Any, list[Any]]:
         last = static[2] - 1  # the batch is the last argument by position
+        *others, lie = static
+        before = len(jax.tree.leaves(rest[:last]))
+        after_batch = before + len(jax.tree.leaves(rest[last]))
+        of_step = (*lie[:before], *of_each_step(lie[before:after_batch]), *lie[after_batch:])
+        static = (*others, of_step)
 
         def body(leaves: list[Any], batch: Any) -> tuple[list[Any], Any]:
             single = [*rest[:last], batch, *rest[last + 1 :]]

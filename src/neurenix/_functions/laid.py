@@ -1,0 +1,74 @@
+"""Where the arguments of a function lie, for what asks while the function is traced.
+
+Owns what a trace does not say: JAX leaves the sharding of an argument to the compiler, and
+``strategy.run`` gives a batch that is divided over the replicas another meaning than a whole array.
+``nx.jit`` says how its arguments lie, and so does preflight of what it traces.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any
+
+import jax
+from jax.core import Tracer
+from jax.sharding import NamedSharding, PartitionSpec
+
+Laid = tuple[NamedSharding | None, ...]
+
+_Known = dict[int, tuple[Any, NamedSharding | None]]
+_KNOWN: ContextVar[_Known | None] = ContextVar("laid", default=None)
+
+
+def laid(tree: Any) -> Laid:
+    """Return how each array of a tree lies that is divided over a mesh, as far as that is known.
+
+    Example:
+        >>> laid([jax.numpy.ones(2), 3])
+        (None, None)
+    """
+    return tuple([sharding_of(leaf) for leaf in jax.tree.leaves(tree)])
+
+
+def of_each_step(shardings: Sequence[NamedSharding | None]) -> Laid:
+    """Return how slices of such arrays lie, without the first axis."""
+    return tuple(
+        None if s is None else NamedSharding(s.mesh, PartitionSpec(*s.spec[1:])) for s in shardings
+    )
+
+
+@contextmanager
+def arguments_lie(tree: Any, shardings: Sequence[NamedSharding | None]) -> Iterator[None]:
+    """Say, while entered, how the arrays of a tree lie that stand for arguments in a trace."""
+    known = dict(_KNOWN.get() or {})
+    for leaf, sharding in zip(jax.tree.leaves(tree), shardings, strict=True):
+        if isinstance(leaf, Tracer):
+            known[id(leaf)] = leaf, sharding
+    token = _KNOWN.set(known)
+    try:
+        yield
+    finally:
+        _KNOWN.reset(token)
+
+
+def sharding_of(leaf: Any) -> NamedSharding | None:
+    """Return how an array lies, or what stands for it in a trace; None if that is not known."""
+    if isinstance(leaf, Tracer):
+        return (_KNOWN.get() or {}).get(id(leaf), (leaf, None))[1]
+    sharding = getattr(leaf, "sharding", None)
+    return sharding if isinstance(sharding, NamedSharding) and sharding.spec else None
+
+
+def is_known(leaf: Any) -> bool:
+    """Tell whether it is known how an array lies; of what a trace computes it seldom is.
+
+    It is where nothing is divided that the trace was given.
+    """
+    if not isinstance(leaf, Tracer):
+        return True
+    known = _KNOWN.get()
+    if known is None or id(leaf) in known:
+        return known is not None
+    return not any(sharding is not None and any(sharding.spec) for _, sharding in known.values())
