@@ -103,6 +103,15 @@ def test_another_slice_while_there_is_time(run_python) -> None:
     assert done.stdout.split() == ["4", "v5e-4", "[[1.001]]"], done.stderr
 
 
+def test_whoever_runs_a_program_may_choose_its_slice(run_python) -> None:
+    code = (
+        "from neurenix.simulation.slice import simulate, simulate_alone; simulate_alone('v5e-4');"
+        "print(simulate('v5e-8').name); import jax; print(len(jax.devices()))"
+    )
+    done = run_python(code=code)
+    assert done.stdout.split() == ["v5e-4", "4"], done.stderr
+
+
 def test_more_threads_than_allowed(run_python) -> None:
     code = (
         "import resource; resource.setrlimit(resource.RLIMIT_NPROC, (20_000, 20_000));"

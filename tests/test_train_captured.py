@@ -15,8 +15,8 @@ import pytest
 from flax import nnx
 
 import neurenix as nx
+from neurenix._functions import intercept
 from neurenix._functions.recompilation import RecompilationWarning
-from neurenix.compiler import intercept
 from train_helpers import MLP, classification
 
 pytestmark = pytest.mark.cpu8

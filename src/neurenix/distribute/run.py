@@ -7,7 +7,7 @@ not own how their state is brought together again (``together.py``), nor the str
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
+from functools import partial, update_wrapper
 from typing import Any
 
 import jax
@@ -21,11 +21,13 @@ from neurenix._core.errors import (
     RecompilationError,
     ShapeError,
 )
+from neurenix._functions import intercept
 from neurenix._functions.arguments import explain, labels, refuse_hidden_modules
 from neurenix._functions.binding import Bindings, is_module
 from neurenix._functions.captured import lifted, name_of, refuse_captured_modules
 from neurenix._functions.laid import is_known, sharding_of
 from neurenix._functions.recompilation import RecompilationWatch
+from neurenix._jax import trace_state_clean
 from neurenix._nnx import nnx
 from neurenix.distribute.mesh import DATA_AXIS, place, replicas_of, replicated
 from neurenix.distribute.replica import enter_replica
@@ -65,7 +67,19 @@ class ReplicatedFunction:
         args = (*self._first, *args)
         if not self._checked:
             refuse_captured_modules(self._function, args, kwargs)
+            if trace_state_clean():
+                intercept.first_call(self._announced(kwargs), args)
             self._checked = True
+        return self._run(args, kwargs)
+
+    def _announced(self, kwargs: dict[str, Any]) -> Callable[..., Any]:
+        def function(*args: Any, **kwargs: Any) -> Any:
+            return self._run(args, kwargs)
+
+        update_wrapper(function, self._function, updated=())
+        return partial(function, **kwargs) if kwargs else function
+
+    def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         names = tuple(kwargs)
         everything = [*args, *kwargs.values()]
         positions = tuple(i for i, value in enumerate(everything) if is_module(value))

@@ -17,9 +17,9 @@ from typing import Any
 import jax
 
 from neurenix._core.source_files import is_neurenix
+from neurenix._functions import intercept
 from neurenix._jax import trace_state_clean
 from neurenix._nnx import nnx
-from neurenix.compiler import intercept
 
 _JITS = frozenset(
     "jit jax.jit nnx.jit flax.nnx.jit filter_jit eqx.filter_jit equinox.filter_jit".split()

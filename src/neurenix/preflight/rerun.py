@@ -21,7 +21,7 @@ from neurenix.compiler.program import Program
 from neurenix.preflight.description import describe
 from neurenix.preflight.script import first_step
 from neurenix.preflight.script_step import Request
-from neurenix.simulation import simulate
+from neurenix.simulation.slice import simulate_alone
 
 
 def main(asked: str, answered: str, parent: str) -> None:
@@ -39,7 +39,7 @@ def main(asked: str, answered: str, parent: str) -> None:
 
     when_parent_ends(leave, parent=int(parent))
     request: Request = pickle.loads(Path(asked).read_bytes())
-    simulate(request.slices[0])
+    simulate_alone(request.slices[0])
     partial = Path(f"{answered}.partial")
     partial.write_bytes(pickle.dumps(_programs(request)))
     os.replace(partial, answered)

@@ -1,7 +1,7 @@
 """A user's script, run unchanged up to its first training step, and that step compiled elsewhere.
 
 Owns running the script and what is said where it reaches no step. The step is handed over by
-``compiler.intercept``, which ``fit`` and ``nx.jit`` call. It does not own the means of stopping a
+``_functions.intercept``, which ``fit`` and ``nx.jit`` call. It does not own the means of stopping a
 script (``stopping``).
 """
 
@@ -29,7 +29,7 @@ from neurenix._core.errors import (
 from neurenix._core.limits import check_seconds
 from neurenix._core.main_module import run_script
 from neurenix._core.source_files import users_frames
-from neurenix.compiler import intercept
+from neurenix._functions import intercept
 from neurenix.compiler.compile import compiler_ready
 from neurenix.preflight import jits
 from neurenix.preflight.description import PreflightOptions, trainer_of
@@ -89,9 +89,9 @@ def preflight_script(
 ) -> list[Report]:
     """Run a script up to its first training step and report that step for each slice.
 
-    The first step is that of the first ``fit``, or the first call of a function that ``nx.jit``
-    compiled, whichever comes first; where it is named, the first call of the function of that name
-    that ``jax.jit``, ``nnx.jit`` or ``nx.jit`` compiled. The script is then stopped; it trains
+    The first step is that of the first ``fit``, or the first call of a function by ``nx.jit`` or
+    ``strategy.run``, whichever comes first; where it is named, the first call of the function of
+    that name that these, ``jax.jit`` or ``nnx.jit`` compiled. The script is then stopped; it trains
     nothing.
 
     Args:
@@ -310,7 +310,7 @@ class _ScriptRun:
     def _called_nothing(self) -> str:
         if self._step is None:
             return (
-                "it called neither fit nor a function compiled by nx.jit. "
+                "it called neither fit, nor a function compiled by nx.jit, nor strategy.run. "
                 f"{step_to_name(self._script) or f'For plain JAX call {_CALL} in the script.'}"
             )
         if any(jits.is_named(name, self._step) for name in self._compiled):

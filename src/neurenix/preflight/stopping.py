@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from neurenix._core.source_files import is_library
-from neurenix.compiler.intercept import StopScript
+from neurenix._functions.intercept import StopScript
 
 LONGEST_SECONDS = 1e8
 """What a timer takes."""

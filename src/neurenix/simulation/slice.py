@@ -75,6 +75,7 @@ class SimulatedSlice:
 
 
 _active: SimulatedSlice | None = None
+_held = False
 
 
 def simulate(slice_name: str | Slice, *, numerics: Numerics = "float32") -> SimulatedSlice:
@@ -114,6 +115,8 @@ def simulate(slice_name: str | Slice, *, numerics: Numerics = "float32") -> Simu
     request = SimulatedSlice(wanted, numerics)
     if request == _active:
         return request
+    if _held and _active is not None:
+        return _active
     if backends_are_started():
         raise SimulationError(_too_late(request))
     _check_threads(request)
@@ -128,6 +131,17 @@ def simulate(slice_name: str | Slice, *, numerics: Numerics = "float32") -> Simu
     _active = request
     _announce(request)
     return request
+
+
+def simulate_alone(slice_name: str | Slice) -> SimulatedSlice:
+    """Do as ``simulate``, and give the same slice to a program that asks for others later.
+
+    For whoever runs another's program on a slice of his own choice.
+    """
+    global _held
+    chosen = simulate(slice_name)
+    _held = True
+    return chosen
 
 
 def simulated() -> SimulatedSlice | None:

@@ -15,8 +15,8 @@ import jax
 import jax.numpy as jnp
 
 from neurenix._core.errors import ArgumentError, ArgumentTypeError
+from neurenix._functions import intercept
 from neurenix._nnx import nnx
-from neurenix.compiler import intercept
 from neurenix.distribute import Strategy
 from neurenix.distribute.strategy import strategy_for
 from neurenix.metrics import Metric

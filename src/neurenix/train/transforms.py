@@ -19,6 +19,7 @@ from jax.sharding import NamedSharding
 
 from neurenix._core.errors import ArgumentError, ArgumentTypeError, RecompilationError
 from neurenix._cpu_convolution import use_channels_last
+from neurenix._functions import intercept
 from neurenix._functions.arguments import (
     Static,
     check_static,
@@ -34,7 +35,6 @@ from neurenix._functions.laid import arguments_lie, laid, of_each_step
 from neurenix._functions.recompilation import Fixed, RecompilationWatch
 from neurenix._jax import trace_state_clean
 from neurenix._nnx import nnx
-from neurenix.compiler import intercept
 from neurenix.distribute import get_strategy
 from neurenix.distribute.input import stacked
 from neurenix.distribute.mesh import known_mesh, replicated

@@ -1,10 +1,10 @@
 """A hook at the first training step, for tools that want the step and not the training.
 
-Owns one slot for each of two moments: the first step of ``Trainer.fit`` and the first call of an
-``nx.jit`` function. ``neurenix preflight script.py`` fills them; whoever trains calls them. This
-module decides nothing and knows nobody.
+Owns one slot for each of two moments: the first step of ``Trainer.fit``, and the first call of a
+function by ``nx.jit`` or ``strategy.run``. ``neurenix preflight script.py`` fills them; whoever
+trains calls them. This module decides nothing and knows nobody.
 
-    >>> from neurenix.compiler import intercept
+    >>> from neurenix._functions import intercept
     >>> with intercept.listening(on_first_step=lambda trainer, x, y: print("step")):
     ...     intercept.first_step(None, None, None)
     step
