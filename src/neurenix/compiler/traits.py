@@ -38,7 +38,9 @@ class WrittenProduct:
 
     ``written`` tells products that stand at one place of the program and have the same sizes, such
     as those of identical layers in a Python loop, from all others. ``count`` is how often loops of
-    the program (``scan``, a counted ``while``, a kernel's grid) repeat it.
+    the program (``scan``, a counted ``while``, a kernel's grid) repeat it. ``groups`` is how many
+    results it has, of as many parts of its depth, as the gradient of ``jax.lax.ragged_dot`` does;
+    else 0.
     """
 
     batch: int
@@ -51,6 +53,7 @@ class WrittenProduct:
     written: int
     scope: str
     source: SourceLine | None
+    groups: int = 0
 
     @property
     def flops(self) -> float:
@@ -276,7 +279,15 @@ def _product(equation: Any, count: int, kernel: Any) -> WrittenProduct:
         written=hash((tuple(frames), _DIGITS.sub("#", scope), sizes)),
         scope=_TRANSFORM.sub("", scope),
         source=_source(_frames(kernel) if kernel is not None else frames),
+        groups=_groups(equation),
     )
+
+
+def _groups(equation: Any) -> int:
+    numbers = equation.params.get("ragged_dot_dimension_numbers")
+    if numbers is None or numbers.rhs_group_dimensions:
+        return 0
+    return equation.invars[2].aval.shape[-1]
 
 
 def _sizes(equation: Any) -> tuple[int, int, int, int]:

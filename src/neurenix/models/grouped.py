@@ -1,10 +1,10 @@
 """The product of groups of rows, each with a matrix of its own, and its gradients.
 
 Owns which kernels take them. The product itself is ``jax.lax.ragged_dot``, for which the TPU's
-compiler has a kernel; of its gradients it has none. That of the matrices it multiplies for all
-groups with all rows, and masks them (libtpu 0.0.42): eight times the work of the product for eight
-groups. On a TPU they are the kernels of Megablox (Gale et al. 2022, MegaBlocks; Pallas kernels that
-ship with JAX), which take each row once, and the matrices without transposing them first.
+compiler has a kernel. For the gradient of the matrices libtpu 0.0.42 has none, and multiplies all
+rows for each group, with masks: eight times the work of the product for eight groups (0.0.50 has
+one). On a TPU the gradients are the kernels of Megablox (Gale et al. 2022, MegaBlocks; Pallas
+kernels that ship with JAX), which take each row once, and the matrices without transposing them.
 """
 
 from __future__ import annotations

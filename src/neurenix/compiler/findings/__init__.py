@@ -12,6 +12,7 @@ from dataclasses import replace
 
 from neurenix.compiler.findings.arithmetic import (
     float32_products,
+    grouped_gradients,
     padded_products,
     small_batch,
     unsupported_types,
@@ -48,6 +49,7 @@ RULES: dict[str, Callable[[Evidence], Iterator[Finding]]] = {
     "float32-matmul": float32_products,
     "unsupported-type": unsupported_types,
     "small-batch": small_batch,
+    "grouped-gradient": grouped_gradients,
     "materialised-attention": materialised_attention,
     "copy": moves,
     "donation": missing_donation,

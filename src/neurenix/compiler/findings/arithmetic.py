@@ -31,6 +31,7 @@ from neurenix.compiler.findings.evidence import (
 from neurenix.compiler.leaves import Leaf
 from neurenix.compiler.operations import MatrixProduct, Operation
 from neurenix.compiler.training import is_trainers_step
+from neurenix.compiler.traits import WrittenProduct
 
 _MODELS = "/models/"  # files of Neurenix whose products have a type of their own
 _FOURIER = re.compile(r"(?:^|[/(])[ir]?r?fftn?\)*$")
@@ -103,6 +104,46 @@ def _nominal(evidence: Evidence, product: MatrixProduct) -> MatrixProduct:
     )
     near = product.depth < depth <= _BESIDE * product.depth
     return replace(product, depth=depth) if near else product
+
+
+def grouped_gradients(evidence: Evidence) -> Iterator[Finding]:
+    """Gradients of ``jax.lax.ragged_dot``'s matrices that multiply all rows for every group.
+
+    The compiler makes of them one product with a batch of as many as there are groups. Where it
+    has a kernel for them there is no such product. Of its time, what the groups multiply in vain
+    is charged; it must be 2 % of the step.
+    """
+    written = [product for product in evidence.program.traits.products if product.groups > 1]
+    seen: set[str] = set()
+    for product in written:
+        wasted, about = 0.0, None
+        for operation in in_order_of_time(evidence.operations):
+            if operation.name in seen or not any(_is_of(p, product) for p in operation.products):
+                continue
+            seen.add(operation.name)
+            wasted += operation.seconds * (1 - 1 / product.groups)
+            about = about or operation
+        if about is None or evidence.share(wasted) < NOTABLE_SHARE:
+            continue
+        found = evidence.finding(
+            "grouped-gradient",
+            f"The gradient of ragged_dot's matrices takes {product.groups} times the work that it "
+            f"is: all rows are multiplied once for each of {product.groups} groups, and masked.",
+            "Take a libtpu that has a kernel for it (0.0.50 has), or give ragged_dot a gradient of "
+            "its own (jax.custom_vjp), by the kernel tgmm of "
+            "jax.experimental.pallas.ops.tpu.megablox, as neurenix.models do.",
+            wasted,
+            about,
+        )
+        yield replace(found, source=product.source)
+
+
+def _is_of(product: MatrixProduct, written: WrittenProduct) -> bool:
+    """Whether a compiled product is one for all groups of a written one, or a device's share."""
+    shares = ((written.rows, written.columns), (written.columns, written.rows))
+    return product.batch == written.groups and any(
+        rows % product.rows == 0 and columns % product.columns == 0 for rows, columns in shares
+    )
 
 
 def _used(evidence: Evidence, product: MatrixProduct) -> float:
