@@ -46,6 +46,17 @@ def test_a_batch_arrives_as_shares_and_a_whole_array_whole(strategy: TPUStrategy
     assert numbers(inside(batch_of(strategy, lambda x: {"x": x}))) == SHARES
 
 
+def test_arrays_that_lie_alike_have_one_program(strategy: TPUStrategy) -> None:
+    inside = nx.jit(lambda x: strategy.run(jnp.sum, args=(x,)))
+    for spec in (("data",), ("data", None)):
+        lies = jax.NamedSharding(strategy.mesh, jax.P(*spec))
+        assert numbers(inside(jax.device_put(jnp.ones((16, 2)), lies))) == [4.0] * 8
+    for spec in ((), (None, None)):
+        lies = jax.NamedSharding(strategy.mesh, jax.P(*spec))
+        assert numbers(inside(jax.device_put(jnp.ones((16, 2)), lies))) == [32.0] * 8
+    assert inside.compilations == 2
+
+
 def test_a_function_in_a_function_knows_it_too(strategy: TPUStrategy) -> None:
     inner = nx.jit(lambda scale, x: strategy.run(lambda x: scale * total(x), args=(x,)))
     outer = nx.jit(lambda x: inner(2.0, x))

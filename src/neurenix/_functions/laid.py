@@ -35,7 +35,8 @@ def laid(tree: Any) -> Laid:
 def of_each_step(shardings: Sequence[NamedSharding | None]) -> Laid:
     """Return how slices of such arrays lie, without the first axis."""
     return tuple(
-        None if s is None else NamedSharding(s.mesh, PartitionSpec(*s.spec[1:])) for s in shardings
+        NamedSharding(s.mesh, PartitionSpec(*s.spec[1:])) if s and any(s.spec[1:]) else None
+        for s in shardings
     )
 
 
@@ -58,7 +59,14 @@ def sharding_of(leaf: Any) -> NamedSharding | None:
     if isinstance(leaf, Tracer):
         return (_KNOWN.get() or {}).get(id(leaf), (leaf, None))[1]
     sharding = getattr(leaf, "sharding", None)
-    return sharding if isinstance(sharding, NamedSharding) and sharding.spec else None
+    if not isinstance(sharding, NamedSharding) or not any(sharding.spec):
+        return None
+    if sharding.spec[-1] is not None:
+        return sharding
+    axes = list(sharding.spec)
+    while axes[-1] is None:  # so that what lies alike is equal
+        axes.pop()
+    return NamedSharding(sharding.mesh, PartitionSpec(*axes))
 
 
 def is_known(leaf: Any) -> bool:
@@ -71,4 +79,4 @@ def is_known(leaf: Any) -> bool:
     known = _KNOWN.get()
     if known is None or id(leaf) in known:
         return known is not None
-    return not any(sharding is not None and any(sharding.spec) for _, sharding in known.values())
+    return all(sharding is None for _, sharding in known.values())
