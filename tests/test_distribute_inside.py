@@ -113,3 +113,12 @@ def test_a_function_of_jax_knows_nothing(strategy: TPUStrategy) -> None:
     alone = OneDeviceStrategy("cpu")  # where a share is the whole
     found = jax.jit(lambda x: alone.run(total, args=(x,)).stacked)(jnp.arange(16.0))
     assert found.tolist() == [120.0]
+
+
+def test_the_gradient_of_a_run_outside_of_compiled_functions(strategy: TPUStrategy) -> None:
+    def loss(x: Any) -> Any:
+        return jnp.sum(strategy.run(lambda x: jnp.sum(x**2), args=(x,)).stacked)
+
+    whole, split = jax.grad(loss)(jnp.ones(16)), jax.grad(loss)(batch_of(strategy))
+    np.testing.assert_array_equal(whole, np.full(16, 16.0))
+    np.testing.assert_array_equal(split, 2 * np.arange(16.0))

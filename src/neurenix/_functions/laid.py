@@ -56,8 +56,10 @@ def arguments_lie(tree: Any, shardings: Sequence[NamedSharding | None]) -> Itera
 
 def sharding_of(leaf: Any) -> NamedSharding | None:
     """Return how an array lies, or what stands for it in a trace; None if that is not known."""
-    if isinstance(leaf, Tracer):
-        return (_KNOWN.get() or {}).get(id(leaf), (leaf, None))[1]
+    known = _KNOWN.get() or {}
+    if id(leaf) in known:
+        return known[id(leaf)][1]
+    leaf = _array_of(leaf)
     sharding = getattr(leaf, "sharding", None)
     if not isinstance(sharding, NamedSharding) or not any(sharding.spec):
         return None
@@ -74,9 +76,13 @@ def is_known(leaf: Any) -> bool:
 
     It is where nothing is divided that the trace was given.
     """
-    if not isinstance(leaf, Tracer):
-        return True
     known = _KNOWN.get()
-    if known is None or id(leaf) in known:
-        return known is not None
-    return all(sharding is None for _, sharding in known.values())
+    if not isinstance(_array_of(leaf), Tracer) or id(leaf) in (known or {}):
+        return True
+    return known is not None and all(sharding is None for _, sharding in known.values())
+
+
+def _array_of(leaf: Any) -> Any:
+    """Return the array behind what ``jax.grad`` hands on outside of any compiled function."""
+    value = leaf.to_concrete_value() if isinstance(leaf, Tracer) else None
+    return leaf if value is None else value
