@@ -118,6 +118,59 @@ def gemma_2(model, ids):
     return config.logits_softcap * np.tanh(logits / config.logits_softcap)
 
 
+def plain_norm(x, eps):
+    return x / np.sqrt((x**2).mean(-1, keepdims=True) + eps)
+
+
+def gemma_4(model, ids):
+    """Logits (T, V): full layers with heads of their own, inputs of each layer, shared keys."""
+    config = model.config
+    full, eps = config.full_attention, config.norm_eps
+    x = first = array(model.embedding)[ids] * math.sqrt(config.embed_dim)
+    own = config.num_layers - config.num_kv_shared_layers
+    kept = {}
+    for number in range(config.num_layers):
+        stack = model.layers if number < own else model.sharing_layers
+        is_full = (number + 1) % config.global_every == 0
+        part = stack.kinds[int(is_full)]
+        place = number if number < own else number - own
+        layer = sum((n + 1) % config.global_every == 0 for n in range(place))
+        layer = layer if is_full else place - layer
+        size = full.head_dim if is_full else config.head_dim
+        frequency = waves(size, config.rope_theta if is_full else config.rope_local_theta)
+        if is_full:
+            frequency[int(full.rope_proportion * size / 2) :] = 0
+        y, attend = norm(part.attention_norm, x, layer), part.attention
+        q = linear(attend.query, y, layer).reshape(len(ids), -1, size)
+        q = rope(norm(attend.query_norm, q, layer), frequency)
+        if number < own:
+            raw = linear(attend.key, y, layer).reshape(len(ids), -1, size)
+            v = raw
+            if not (is_full and full.key_is_value):
+                v = linear(attend.value, y, layer).reshape(len(ids), -1, size)
+            k = rope(norm(attend.key_norm, raw, layer), frequency)
+            kept[is_full] = k, plain_norm(v, eps)
+        window = 0 if is_full else config.window
+        mixed = attention(q, *kept[is_full], factor=math.sqrt(size), window=window)
+        y = linear(attend.out, mixed.reshape(len(ids), -1), layer)
+        x = x + norm(part.attention_post_norm, y, layer)
+        y = norm(part.mlp_norm, x, layer)
+        wide = gelu(linear(part.mlp.gate, y, layer)) * linear(part.mlp.up, y, layer)
+        x = x + norm(part.mlp_post_norm, linear(part.mlp.down, wide, layer), layer)
+        if config.per_layer_input_dim:
+            told, size = model.per_layer_embedding, config.per_layer_input_dim
+            of_layer = slice(number * size, (number + 1) * size)
+            seen = linear(told.projection, first, None)[:, of_layer] / math.sqrt(config.embed_dim)
+            of_token = array(told.table)[ids][:, of_layer] * math.sqrt(size)
+            inputs = (norm(told.norm, seen) + of_token) / math.sqrt(2)
+            gate = gelu(linear(part.per_layer.gate, x, layer))
+            y = linear(part.per_layer.out, gate * inputs, layer)
+            x = x + norm(part.per_layer.norm, y, layer)
+        x = x * array(part.output_scale, layer)
+    logits = norm(model.norm, x) @ array(model.embedding).T
+    return config.logits_softcap * np.tanh(logits / config.logits_softcap)
+
+
 def qwen_3(model, ids):
     """Logits (T, V): queries and keys normed, then rotated; one MLP or the best experts."""
     config, stack = model.config, model.layers

@@ -71,6 +71,9 @@ PARAMETERS = {
     "gemma2-2b": 2_614.341888,
     "gemma2-9b": 9_241.705984,
     "gemma2-27b": 27_227.12832,
+    "gemma4-e2b": 4_628.569379,
+    "gemma4-e4b": 7_463.013418,
+    "gemma4-31b": 30_697.34534,
     "qwen3-0.6b": 596.04992,
     "qwen3-1.7b": 1_720.574976,
     "qwen3-4b": 4_022.468096,
@@ -359,7 +362,8 @@ def test_attention_that_is_not_causal_sees_the_future() -> None:
     x = jnp.asarray(RNG.normal(size=(1, 6, TINY.embed_dim)), jnp.float32)
     for causal, sees in ((True, False), (False, True)):
         layer = Attention(TINY, causal=causal, lead=(), rngs=nnx.Rngs(0))
-        moved = jnp.abs(layer(x, None) - layer(x.at[:, 4].add(1.0), None)).max((0, 2))
+        before, after = (layer(x.at[:, 4].add(change), None)[0] for change in (0.0, 1.0))
+        moved = jnp.abs(before - after).max((0, 2))
         assert bool(moved[0] > 0) is sees
 
 

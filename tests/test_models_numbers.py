@@ -71,6 +71,25 @@ def test_gemma_2_gives_what_numpy_gives(tiles: int) -> None:
     np.testing.assert_allclose(found, of_targets, rtol=1e-3, atol=1e-3)
 
 
+GEMMA_4 = {
+    "gemma4-e2b": {"num_layers": 9, "num_kv_shared_layers": 3, "kv_shared_mlp_dim": 40,
+                   "per_layer_input_dim": 6, "full_attention": models.FullAttention(head_dim=16)},
+    "gemma4-31b": {"num_layers": 7, "full_attention": models.FullAttention(
+                   head_dim=16, num_kv_heads=1, key_is_value=True, rope_proportion=0.5)},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("scan_layers", [True, False])
+@pytest.mark.parametrize("name", GEMMA_4)
+def test_gemma_4_gives_what_numpy_gives(name: str, scan_layers: bool) -> None:
+    """Also what Transformers gives, whose weights were given to both once (to 1e-5)."""
+    small = {"window": 3, "global_every": 3, "logits_softcap": 1.5, "scan_layers": scan_layers}
+    model = stirred(name, **{**OF_GROUPS, **small, **GEMMA_4[name]})
+    ids = RNG.integers(0, 30, 9)
+    found = called(model, jnp.asarray(ids)[None])[0]
+    np.testing.assert_allclose(found, ref.gemma_4(model, ids), rtol=1e-3, atol=1e-3)
+
+
 @pytest.mark.parametrize("name", ["qwen3-4b", "qwen3-30b-a3b"])
 def test_qwen_3_gives_what_numpy_gives(name: str) -> None:
     own = {"num_experts": 6, "experts_per_token": 3} if "a3b" in name else {}
@@ -143,9 +162,13 @@ FACTS: dict[str, dict[str, Any]] = {
                    "rope_theta": 1e6, "rope_local_theta": 1e4, "norm_eps": 1e-6},
     "gemma-7b": {"rope_theta": 1e4, "norm_eps": 1e-6, "activation": "gelu_tanh", "window": 0,
                  "post_norm": False, "scale_embeddings": True},
-    "gemma2-9b": {"attention_softcap": 50.0, "logits_softcap": 30.0, "windows": (4096, 0),
+    "gemma2-9b": {"attention_softcap": 50.0, "logits_softcap": 30.0, "window": 4096,
+                  "global_every": 2,
                   "rope_theta": 1e4, "query_factor": 1.0},
     "gemma2-27b": {"query_pre_attn_scalar": 144},
+    "gemma4-e2b": {"query_pre_attn_scalar": 1, "window": 512, "global_every": 5,
+                   "num_kv_shared_layers": 20, "full_attention": models.FullAttention()},
+    "gemma4-31b": {"window": 1024, "global_every": 6, "rope_theta": 1e6, "rope_local_theta": 1e4},
     "llama3.2-1b": {"rope_scaling": models.RopeScaling(factor=32.0), "rope_theta": 5e5,
                     "tie_embeddings": True},
     "qwen3-235b-a22b": {"rope_theta": 1e6, "norm_eps": 1e-6, "qk_norm": True, "num_kv_heads": 4,

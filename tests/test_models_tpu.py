@@ -113,6 +113,21 @@ def test_windows_of_a_pattern_have_kernels_of_their_own(options: PreflightOption
     assert sum(o.flops for o in kernels) == 2 * product * 5
 
 
+def test_heads_of_two_sizes_have_kernels_of_their_own(options: PreflightOptions) -> None:
+    sizes = {"num_layers": 4, "global_every": 2, "embed_dim": 256, "num_heads": 2, "mlp_dim": 256,
+             "kv_shared_mlp_dim": 512, "num_kv_shared_layers": 2, "window": 128, "max_length": 256,
+             "vocab_size": 512, "per_layer_input_dim": 128, "remat": "full"}  # fmt: skip
+    model = models.abstract("gemma4-e2b", **sizes)
+    model.compile(optimizer=nx.optim.AdamW(1e-3), loss=LOSS)
+    mesh = {"fsdp": 4, "tensor": 2}
+    report = nx.preflight(model, nx.spec(BATCH, "int32"), on="v5e-8", mesh=mesh, options=options)
+    assert report.fits, report.refused
+    kernels = [o.flops for o in report.operations if "splash" in o.name and "fwd" in o.name]
+    product = 2 * BATCH[0] * sizes["num_heads"] * BATCH[1] ** 2 / 8
+    layers = 2 * 256 + 2 * 512  # two of each size
+    assert sum(kernels) == 2 * (2 * product * layers)  # once more for the backward pass
+
+
 @pytest.mark.parametrize("name", ["gpt-oss-20b", "deepseek3-671b"])
 def test_models_of_experts_compile_divided(options: PreflightOptions, name: str) -> None:
     sizes = {"num_layers": 2, "embed_dim": 256, "num_heads": 4, "vocab_size": 512,

@@ -20,6 +20,7 @@ from neurenix.models.resnet import ResNetConfig as ResNetConfig
 from neurenix.models.rope import LinearScaling as LinearScaling
 from neurenix.models.rope import RopeScaling as RopeScaling
 from neurenix.models.rope import YarnScaling as YarnScaling
+from neurenix.models.stack import FullAttention as FullAttention
 from neurenix.models.stack import Latent as Latent
 from neurenix.models.stack import StackConfig as StackConfig
 from neurenix.models.vision import VisionConfig as VisionConfig

@@ -13,7 +13,7 @@ from neurenix.models.decoder import Decoder, DecoderConfig
 from neurenix.models.encoder import Encoder, EncoderConfig
 from neurenix.models.resnet import ResNet, ResNetConfig
 from neurenix.models.rope import LinearScaling, RopeScaling, YarnScaling
-from neurenix.models.stack import Latent
+from neurenix.models.stack import FullAttention, Latent
 from neurenix.models.vision import VisionConfig, VisionTransformer
 
 
@@ -34,6 +34,12 @@ def _gemma_2(
     name: str, layers: int, embed: int, heads: int, mlp: int, **more: Any
 ) -> DecoderConfig:
     return _llama(name, layers, embed, heads, mlp, **{**_GEMMA_2, **more})
+
+
+def _gemma_4(
+    name: str, layers: int, embed: int, heads: int, mlp: int, **more: Any
+) -> DecoderConfig:
+    return _llama(name, layers, embed, heads, mlp, **{**_GEMMA_4, **more})
 
 
 def _qwen_3(name: str, layers: int, embed: int, heads: int, mlp: int, **more: Any) -> DecoderConfig:
@@ -79,6 +85,16 @@ _GEMMA_3: dict[str, Any] = {
     "rope_theta": 1e6, "rope_local_theta": 1e4, "rope_scaling": LinearScaling(8.0),
     "scale_embeddings": True, "tie_embeddings": True,
 }  # fmt: skip
+# Gemma Team 2026, the published config.json of each size, and ``Gemma4TextConfig`` of Transformers;
+# all read text only.
+_GEMMA_4: dict[str, Any] = {
+    "head_dim": 256, "vocab_size": 262144, "max_length": 131072, "activation": "gelu_tanh",
+    "norm_eps": 1e-6, "post_norm": True, "qk_norm": True, "value_norm": True,
+    "query_pre_attn_scalar": 1, "output_scale": True, "logits_softcap": 30.0, "rope_theta": 1e6,
+    "rope_local_theta": 1e4, "scale_embeddings": True, "tie_embeddings": True,
+}  # fmt: skip
+_GEMMA_4_SMALL = {**_GEMMA_4, "window": 512, "full_attention": FullAttention(),
+                  "per_layer_input_dim": 256}  # fmt: skip
 # MaxText's base.yml: one vocabulary, positions up to what the runs used.
 _MAXTEXT: dict[str, Any] = {"max_length": 8192}
 _MAXTEXT_V4: dict[str, Any] = {**_MAXTEXT, "head_dim": 256, "mlp": "plain"}
@@ -123,6 +139,13 @@ _DECODERS = (
     _gemma_3("gemma3-12b", 48, 3840, 16, 15360, num_kv_heads=8),
     _gemma_3("gemma3-27b", 62, 5376, 32, 21504, num_kv_heads=16, head_dim=128,
              query_pre_attn_scalar=168),
+    _gemma_4("gemma4-e2b", 35, 1536, 8, 6144, **_GEMMA_4_SMALL, num_kv_heads=1, global_every=5,
+             num_kv_shared_layers=20, kv_shared_mlp_dim=12288),
+    _gemma_4("gemma4-e4b", 42, 2560, 8, 10240, **_GEMMA_4_SMALL, num_kv_heads=2, global_every=6,
+             num_kv_shared_layers=18),
+    _gemma_4("gemma4-31b", 60, 5376, 32, 21504, num_kv_heads=16, window=1024, global_every=6,
+             max_length=262144,
+             full_attention=FullAttention(num_kv_heads=4, key_is_value=True)),
     _qwen_3("qwen3-0.6b", 28, 1024, 16, 3072, tie_embeddings=True),
     _qwen_3("qwen3-1.7b", 28, 2048, 16, 6144, tie_embeddings=True),
     _qwen_3("qwen3-4b", 36, 2560, 32, 9728, tie_embeddings=True),

@@ -18,8 +18,8 @@ from neurenix.distribute.rules import constrain
 from neurenix.models.base import Model, Rules
 from neurenix.models.layers import BATCH, SEQUENCE, Norm, Projection, normal
 from neurenix.models.rope import Scaling, YarnScaling, angles
-from neurenix.models.stack import DTYPES, StackConfig, number_from_0, one_of, positive
-from neurenix.models.stacked import STACK_RULES, Stack
+from neurenix.models.stack import DTYPES, StackConfig, at_least, number_from_0, one_of, positive
+from neurenix.models.stacked import STACK_RULES, stack_of
 from neurenix.nn._checks import expect_array
 from neurenix.nn._parameters import rngs_or_default
 from neurenix.nn.embedding import rows_of
@@ -45,6 +45,11 @@ class DecoderConfig(StackConfig):
             logits_softcap), in float32, as in Gemma 2; 0 for no such bound.
         logits_dtype: of the logits. ``"bfloat16"`` halves the largest array of most models; the
             loss is taken in float32 either way.
+        per_layer_input_dim: P, of what each layer is told of each token besides, from a table and
+            from the token's embedding (per-layer embeddings of Gemma 3n and 4); 0 for nothing.
+        num_kv_shared_layers: last layers that have no keys and values: those of the last layer
+            before them that sees as far are theirs too.
+        kv_shared_mlp_dim: F of these; ``mlp_dim`` by default.
         loss_tiles: parts of T, one after the other, in which ``TokenLosses`` takes the loss.
 
     Example:
@@ -61,6 +66,9 @@ class DecoderConfig(StackConfig):
     rope_local_theta: float = 0.0
     scale_embeddings: bool = False
     tie_embeddings: bool = False
+    per_layer_input_dim: int = 0
+    num_kv_shared_layers: int = 0
+    kv_shared_mlp_dim: int = 0
     logits_softcap: float = 0.0
     logits_dtype: str = "float32"
     loss_tiles: int = 1
@@ -71,16 +79,39 @@ class DecoderConfig(StackConfig):
         one_of(self, "positions", ("rope", "learned", "none"))
         one_of(self, "logits_dtype", DTYPES)
         number_from_0(self, "logits_softcap")
+        self._check_shared_layers()
         if not isinstance(self.rope_scaling, Scaling | None):
             raise ArgumentTypeError(
                 f"{self.name}: rope_scaling is one of models.LinearScaling, RopeScaling and "
                 f"YarnScaling, or None; got {self.rope_scaling!r}."
             )
-        if self.positions != "rope":
+        if self.positions == "rope":
+            self._check_rotation()
+
+    def _check_shared_layers(self) -> None:
+        at_least(self, 0, "per_layer_input_dim", "num_kv_shared_layers", "kv_shared_mlp_dim")
+        if not self.num_kv_shared_layers:
             return
+        own, size = self.num_layers - self.num_kv_shared_layers, self.pattern_length
+        if own < 1 or own % size:
+            raise ArgumentError(
+                f"{self.name}: num_kv_shared_layers={self.num_kv_shared_layers} must leave some of "
+                f"num_layers={self.num_layers}, a multiple of the {size} layers of its pattern."
+            )
+        if self.latent or self.num_dense_layers:
+            raise ArgumentError(
+                f"{self.name}: num_kv_shared_layers={self.num_kv_shared_layers} goes with neither "
+                "latent attention nor num_dense_layers."
+            )
+
+    def _check_rotation(self) -> None:
         name = "latent.qk_rope_head_dim" if self.latent else "head_dim"
-        if self.rotary_dim % 2:
-            raise ArgumentError(f"{self.name}: rope needs an even {name}; got {self.rotary_dim}.")
+        sizes = {name: self.rotary_dim}
+        if self.full_attention:
+            sizes["full_attention.head_dim"] = self.full_attention.head_dim
+        for label, size in sizes.items():
+            if size % 2:
+                raise ArgumentError(f"{self.name}: rope needs an even {label}; got {size}.")
         if isinstance(self.rope_scaling, YarnScaling) and self.rotary_dim < 4:
             raise ArgumentError(
                 f"{self.name}: YarnScaling needs two waves, a {name} of 4 or more; got "
@@ -132,13 +163,20 @@ class Decoder(Model):
             if config.positions == "learned"
             else nnx.data(None)
         )
-        dense = config.num_dense_layers
+        dense, sharing = config.num_dense_layers, config.num_kv_shared_layers
+        options = {"causal": True, "rngs": rngs, "per_layer_input_dim": config.per_layer_input_dim}
+        self.per_layer_embedding = (
+            PerLayerEmbedding(config, rngs=rngs) if config.per_layer_input_dim else nnx.data(None)
+        )
         self.dense_layers = (
-            Stack(_without_experts(config), dense, causal=True, rngs=rngs)
-            if dense
+            stack_of(_without_experts(config), dense, **options) if dense else nnx.data(None)
+        )
+        self.layers = stack_of(config, config.num_layers - dense - sharing, **options)
+        self.sharing_layers = (
+            stack_of(_of_sharing(config), sharing, own_keys=False, **options)
+            if sharing
             else nnx.data(None)
         )
-        self.layers = Stack(config, config.num_layers - dense, causal=True, rngs=rngs)
         self.norm = Norm(config)
         self.unembedding = (
             nnx.data(None)
@@ -164,10 +202,27 @@ class Decoder(Model):
         if self.positions is not None:
             x = x + self.positions[...][:length].astype(dtype)
         x = constrain(x, BATCH, SEQUENCE, None)
-        turns = self._turns(length)
+        return self.norm(self._through(x, tokens))
+
+    def _through(self, x: jax.Array, tokens: jax.Array) -> jax.Array:
+        """Return the residual stream after the last layer, (N, T, E)."""
+        first, turns = 0, self._turns(tokens.shape[1])
+        inputs = None if self.per_layer_embedding is None else self.per_layer_embedding(x, tokens)
+
+        def told(layers: Any) -> jax.Array | None:
+            return None if inputs is None else inputs[first : first + layers.count]
+
         if self.dense_layers is not None:
-            x = self.dense_layers(x, *turns)
-        return self.norm(self.layers(x, *turns))
+            x, _ = self.dense_layers(x, *turns, per_layer_input=told(self.dense_layers))
+            first += self.dense_layers.count
+        sharing = self.sharing_layers
+        x, kept = self.layers(
+            x, *turns, per_layer_input=told(self.layers), return_kv=sharing is not None
+        )
+        if sharing is not None:
+            first += self.layers.count
+            x, _ = sharing(x, *turns, per_layer_input=told(sharing), shared_kv=kept)
+        return x
 
     def kernel(self) -> jax.Array:
         """Return the unembedding, (E, V), in the dtype of the computation."""
@@ -177,15 +232,19 @@ class Decoder(Model):
         return self.unembedding.kernel[...].astype(dtype)
 
     def _turns(self, length: int) -> tuple[jax.Array | None, jax.Array | None]:
-        """Return the angles of positions, and those of layers with a window if they differ."""
+        """Return the angles of positions, and those in layers with a window."""
         config = self.config
-        size = config.rotary_dim
         if config.positions != "rope":
             return None, None
-        turns = angles(length, size, config.rope_theta, config.rope_scaling)
-        if not (config.window and config.rope_local_theta):
-            return turns, None
-        return turns, angles(length, size, config.rope_local_theta, None)
+        size, full = config.rotary_dim, config.full_attention
+        theta, scaling = config.rope_theta, config.rope_scaling
+        if full is None:
+            turns = angles(length, size, theta, scaling)
+        else:
+            turns = angles(length, full.head_dim, theta, scaling, full.rope_proportion)
+        if config.window and config.rope_local_theta:
+            return turns, angles(length, size, config.rope_local_theta, None)
+        return turns, turns if full is None else angles(length, size, theta, scaling)
 
     def sharding_rules(self) -> Rules:
         """FSDP on the axis of the residual stream, tensor on heads, hidden axis and vocabulary."""
@@ -193,8 +252,39 @@ class Decoder(Model):
             *STACK_RULES,
             (r"^embedding$", ("tensor", "fsdp")),
             (r"^positions$", (None, "fsdp")),
+            (r"^per_layer_embedding\.table$", ("tensor", "fsdp")),
+            (r"^per_layer_embedding\.projection\.kernel$", ("fsdp", "tensor")),
             (r"^unembedding\.kernel$", ("fsdp", "tensor")),
         )
+
+
+class PerLayerEmbedding(nnx.Module):
+    """What each layer is told of each token: token ids (N, T) → (L, N, T, P).
+
+    The mean, times √2, of what a table has for the token and layer, and of a projection of the
+    token's embedding, normed, as in Gemma 4 (``Gemma4TextModel`` of Transformers).
+    """
+
+    def __init__(self, config: DecoderConfig, *, rngs: nnx.Rngs) -> None:
+        self.count, self.size, self.name = (
+            config.num_layers,
+            config.per_layer_input_dim,
+            config.name,
+        )
+        width = self.count * self.size
+        self.table = normal(rngs, (config.vocab_size, width), _EMBEDDING_DEVIATION)
+        self.projection = Projection(config.embed_dim, width, rngs=rngs)
+        self.norm = Norm(config, self.size)
+
+    def __call__(self, x: jax.Array, tokens: jax.Array) -> jax.Array:
+        """Return it for the embeddings (N, T, E) of tokens (N, T)."""
+        of_token = rows_of(self.table[...].astype(x.dtype), tokens, name=f"A table of {self.name}")
+        of_token = of_token * jnp.asarray(math.sqrt(self.size), x.dtype)
+        projected = self.projection(x) * jnp.asarray(1 / math.sqrt(x.shape[-1]), x.dtype)
+        shape = (*tokens.shape, self.count, self.size)
+        both = self.norm(projected.reshape(shape)) + of_token.reshape(shape)
+        each = jnp.moveaxis(both * jnp.asarray(math.sqrt(0.5), x.dtype), 2, 0)
+        return constrain(each, None, BATCH, SEQUENCE, None)
 
 
 def logits(config: DecoderConfig, states: jax.Array, kernel: jax.Array) -> jax.Array:
@@ -213,6 +303,14 @@ def _without_experts(config: DecoderConfig) -> DecoderConfig:
         expert_groups=1,
         groups_per_token=1,
         mlp_dim=config.dense_mlp_dim,
+    )
+
+
+def _of_sharing(config: DecoderConfig) -> DecoderConfig:
+    return config.replace(
+        num_layers=config.num_kv_shared_layers,
+        num_kv_shared_layers=0,
+        mlp_dim=config.kv_shared_mlp_dim or config.mlp_dim,
     )
 
 

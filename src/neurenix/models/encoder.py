@@ -18,7 +18,7 @@ from neurenix.models.base import Model, Rules
 from neurenix.models.decoder import check_tokens
 from neurenix.models.layers import BATCH, SEQUENCE, Norm, Projection, activate, normal
 from neurenix.models.stack import DTYPES, StackConfig, one_of, positive
-from neurenix.models.stacked import STACK_RULES, Stack
+from neurenix.models.stacked import STACK_RULES, stack_of
 from neurenix.nn._parameters import rngs_or_default
 from neurenix.nn.embedding import rows_of
 
@@ -81,7 +81,7 @@ class Encoder(Model):
         self.positions = normal(rngs, (config.max_length, embed), deviation)
         self.segments = normal(rngs, (config.num_segments, embed), deviation)
         self.embedding_norm = Norm(config)
-        self.layers = Stack(config, config.num_layers, causal=False, rngs=rngs)
+        self.layers = stack_of(config, config.num_layers, causal=False, rngs=rngs)
         self.transform = Projection(embed, embed, bias=config.bias, rngs=rngs)
         self.transform_norm = Norm(config)
         self.unembedding_bias = nnx.Param(jnp.zeros(config.vocab_size))
@@ -105,7 +105,7 @@ class Encoder(Model):
             _check_segments(segments, tokens, config)
             x = x + rows_of(kinds, segments, name=f"The table of segments of {config.name}")
         x = constrain(self.embedding_norm(x), BATCH, SEQUENCE, None)
-        x = self.layers(x)
+        x, _ = self.layers(x)
         x = self.transform_norm(activate(config.activation, self.transform(x)))
         logits = jnp.matmul(x, table.T, preferred_element_type=jnp.dtype(config.logits_dtype))
         logits = logits + self.unembedding_bias[...].astype(logits.dtype)

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 
 from neurenix._nnx import nnx
-from neurenix.models.layers import Norm, Projection, named_heads, residual_scale
+from neurenix.models.layers import KeysValues, Norm, Projection, named_heads, residual_scale
 from neurenix.models.rope import rotate
 from neurenix.models.stack import Latent, StackConfig
 from neurenix.nn.dot_product import dot_product_attention
@@ -45,8 +45,18 @@ class LatentAttention(nnx.Module):
             rngs=rngs,
         )
 
-    def __call__(self, x: jax.Array, angles: jax.Array | None, window: int = 0) -> jax.Array:
-        """Return what the layer adds to ``x``; arguments as of ``layers.Attention``."""
+    def __call__(
+        self,
+        x: jax.Array,
+        angles: jax.Array | None,
+        window: int = 0,
+        shared_kv: KeysValues | None = None,
+    ) -> tuple[jax.Array, None]:
+        """Return what the layer adds to ``x``, and None; arguments as of ``layers.Attention``.
+
+        Nothing is given to it, nor does it give its keys and values to others.
+        """
+        del shared_kv
         latent = self.latent
 
         def turned(x: jax.Array) -> jax.Array:
@@ -73,4 +83,4 @@ class LatentAttention(nnx.Module):
             window=window or None,
             checkpoint_name="context",
         )
-        return checkpoint_name(self.out(mixed.reshape(*x.shape[:-1], -1)), "out_proj")
+        return checkpoint_name(self.out(mixed.reshape(*x.shape[:-1], -1)), "out_proj"), None

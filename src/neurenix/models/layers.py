@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -27,6 +28,8 @@ BATCH = ("data", "fsdp")  # the mesh axes that divide a batch
 # Between layers the positions are divided over the tensor axis, which divides what is stored for
 # the backward pass and turns each sum over that axis into a scatter of it and a gather.
 SEQUENCE = "tensor"
+
+KeysValues = tuple[jax.Array, jax.Array]  # of one layer, (N, T, K, D) each
 
 _SWIGLU_LIMIT, _SWIGLU_ALPHA = 7.0, 1.702
 _ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
@@ -90,12 +93,18 @@ class Norm(nnx.Module):
     """RMSNorm or LayerNorm over the last axis, of size E or ``width``, computed in float32."""
 
     def __init__(
-        self, config: StackConfig, width: int | None = None, *, lead: tuple[int, ...] = ()
+        self,
+        config: StackConfig,
+        width: int | None = None,
+        *,
+        lead: tuple[int, ...] = (),
+        scaled: bool = True,
     ) -> None:
         shape = (*lead, config.embed_dim if width is None else width)
         self.centred, self.eps = config.norm == "layer", config.norm_eps
-        self.scale = nnx.Param(jnp.ones(shape))
-        self.bias = nnx.Param(jnp.zeros(shape)) if self.centred else nnx.data(None)
+        self.scale = nnx.Param(jnp.ones(shape)) if scaled else nnx.data(None)
+        biased = scaled and self.centred
+        self.bias = nnx.Param(jnp.zeros(shape)) if biased else nnx.data(None)
 
     def __call__(self, x: jax.Array) -> jax.Array:
         """Return ``x`` normalised, in its own dtype."""
@@ -103,59 +112,94 @@ class Norm(nnx.Module):
         if self.centred:
             wide = wide - jnp.mean(wide, axis=-1, keepdims=True)
         square = jnp.mean(jnp.square(wide), axis=-1, keepdims=True)
-        y = wide * jax.lax.rsqrt(square + self.eps) * self.scale[...]
+        y = wide * jax.lax.rsqrt(square + self.eps)
+        if self.scale is not None:
+            y = y * self.scale[...]
         if self.bias is not None:
             y = y + self.bias[...]
         return y.astype(x.dtype)
 
 
 class Attention(nnx.Module):
-    """Self-attention of K groups of heads: (N, T, E) → (N, T, E)."""
+    """Self-attention of K groups of heads: (N, T, E) → (N, T, E).
+
+    Args:
+        config: the sizes.
+        causal: whether a position sees none that follow it.
+        lead: leading axes of every parameter.
+        rngs: random streams.
+        own_keys: whether it has keys and values of its own; if not, it is given another's.
+    """
 
     def __init__(
-        self, config: StackConfig, *, causal: bool, lead: tuple[int, ...], rngs: nnx.Rngs
+        self,
+        config: StackConfig,
+        *,
+        causal: bool,
+        lead: tuple[int, ...],
+        rngs: nnx.Rngs,
+        own_keys: bool = True,
     ) -> None:
         self.head_dim, self.causal = config.head_dim, causal
-        width, kv_width = (n * config.head_dim for n in (config.num_heads, config.num_kv_heads))
-        embed, bias = config.embed_dim, config.bias
-        self.query = Projection(embed, width, lead=lead, bias=bias, rngs=rngs)
-        self.key = Projection(embed, kv_width, lead=lead, bias=bias, rngs=rngs)
-        self.value = Projection(embed, kv_width, lead=lead, bias=bias, rngs=rngs)
-        scale = residual_scale(config)
-        self.out = Projection(width, embed, lead=lead, bias=bias, scale=scale, rngs=rngs)
-        self.query_norm, self.key_norm = (
-            Norm(config, config.head_dim, lead=lead) if config.qk_norm else nnx.data(None)
-            for _ in range(2)
-        )
+        embed, size = config.embed_dim, config.head_dim
+
+        def projection(inputs: int, outputs: int, scale: float = 1.0) -> Projection:
+            return Projection(inputs, outputs, lead=lead, bias=config.bias, scale=scale, rngs=rngs)
+
+        def norm(wanted: bool, *, scaled: bool = True) -> Any:
+            return Norm(config, size, lead=lead, scaled=scaled) if wanted else nnx.data(None)
+
+        width, kv_width = (n * size for n in (config.num_heads, config.num_kv_heads))
+        own_values = own_keys and not config.key_is_value
+        self.query = projection(embed, width)
+        self.key = projection(embed, kv_width) if own_keys else nnx.data(None)
+        self.value = projection(embed, kv_width) if own_values else nnx.data(None)
+        self.out = projection(width, embed, residual_scale(config))
+        self.query_norm, self.key_norm = norm(config.qk_norm), norm(config.qk_norm and own_keys)
+        self.value_norm = norm(config.value_norm and own_keys, scaled=False)
         self.sinks = (
             nnx.Param(jnp.zeros((*lead, config.num_heads))) if config.sinks else nnx.data(None)
         )
         self.query_factor = config.query_factor
         self.softcap = config.attention_softcap or None
 
-    def __call__(self, x: jax.Array, angles: jax.Array | None, window: int = 0) -> jax.Array:
-        """Return what the layer adds to ``x``.
+    def __call__(
+        self,
+        x: jax.Array,
+        angles: jax.Array | None,
+        window: int = 0,
+        shared_kv: KeysValues | None = None,
+    ) -> tuple[jax.Array, KeysValues]:
+        """Return what the layer adds to ``x``, and its keys and values.
 
         Args:
             x: (N, T, E).
             angles: those of ``rope.angles``, or None where nothing is rotated.
             window: keys that a position sees, its own the last; 0 for all.
+            shared_kv: keys and values of another layer, (N, T, K, D) each, where it has none.
         """
         query = self._heads(self.query(x), self.query_norm, angles)
         if self.query_factor != 1:
             query = query * self.query_factor
-        key = self._heads(self.key(x), self.key_norm, angles)
+        key, value = self._keys_values(x, angles) if shared_kv is None else shared_kv
         mixed = dot_product_attention(
             named_heads(query, "query_proj"),
-            named_heads(key, "key_proj"),
-            named_heads(self._heads(self.value(x)), "value_proj"),
+            key,
+            value,
             causal=self.causal,
             window=window or None,
             sinks=None if self.sinks is None else self.sinks[...],
             softcap=self.softcap,
             checkpoint_name="context",
         )
-        return checkpoint_name(self.out(mixed.reshape(*x.shape[:-1], -1)), "out_proj")
+        out = checkpoint_name(self.out(mixed.reshape(*x.shape[:-1], -1)), "out_proj")
+        return out, (key, value)
+
+    def _keys_values(self, x: jax.Array, angles: jax.Array | None) -> KeysValues:
+        projected = cast(Projection, self.key)(x)
+        key = named_heads(self._heads(projected, self.key_norm, angles), "key_proj")
+        value = projected if self.value is None else self.value(x)
+        return key, named_heads(self._heads(value, self.value_norm), "value_proj")
 
     def _heads(
         self, x: jax.Array, norm: Norm | None = None, angles: jax.Array | None = None

@@ -93,8 +93,17 @@ class YarnScaling:
 Scaling = LinearScaling | RopeScaling | YarnScaling
 
 
-def angles(length: int, head_dim: int, theta: float, scaling: Scaling | None) -> jax.Array:
+def angles(
+    length: int, head_dim: int, theta: float, scaling: Scaling | None, proportion: float = 1.0
+) -> jax.Array:
     """Return the angle of each position and pair, (T, D/2) float32.
+
+    Args:
+        length: T.
+        head_dim: D.
+        theta: the base of the frequencies.
+        scaling: how they are slowed, or None.
+        proportion: the part of the pairs that is rotated, the shortest waves; others stay.
 
     Example:
         >>> angles(4, 8, 10000.0, None).shape
@@ -103,6 +112,8 @@ def angles(length: int, head_dim: int, theta: float, scaling: Scaling | None) ->
     frequency = theta ** -(np.arange(0, head_dim, 2, dtype=np.float64) / head_dim)
     if scaling is not None:
         frequency = scaling.slowed(frequency)
+    if proportion < 1:
+        frequency[int(proportion * head_dim // 2) :] = 0
     return jnp.arange(length, dtype=jnp.float32)[:, None] * jnp.asarray(frequency, jnp.float32)
 
 

@@ -13,7 +13,7 @@ import math
 import numbers
 import operator
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import jax.numpy as jnp
 
@@ -51,18 +51,55 @@ class Latent:
         qk_nope_head_dim: the part of a head's queries and keys that is not rotated.
         qk_rope_head_dim: the part that is; all heads have one key of it.
         v_head_dim: of a head's values.
+
+    Raises:
+        ArgumentError: a size is no whole number of at least 1.
     """
 
+    name: ClassVar[str] = "Latent"
     q_lora_rank: int = 1536
     kv_lora_rank: int = 512
     qk_nope_head_dim: int = 128
     qk_rope_head_dim: int = 64
     v_head_dim: int = 128
 
+    def __post_init__(self) -> None:
+        positive(self, "q_lora_rank", "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim")
+        positive(self, "v_head_dim")
+
     @property
     def head_dim(self) -> int:
         """D, the size of a head's queries and keys."""
         return self.qk_nope_head_dim + self.qk_rope_head_dim
+
+
+@dataclass(frozen=True, kw_only=True)
+class FullAttention:
+    """Attention of layers that see all keys, where those with a window have other sizes (Gemma 4).
+
+    Attributes:
+        head_dim: D.
+        num_kv_heads: K; 0 for as many as the other layers have.
+        key_is_value: whether these layers have no projection of values, see ``StackConfig``.
+        rope_proportion: part of a head's pairs that positions rotate, the shortest waves.
+
+    Raises:
+        ArgumentError: a size is no whole number, or ``rope_proportion`` does not lie in 0 … 1.
+    """
+
+    name: ClassVar[str] = "FullAttention"
+    head_dim: int = 512
+    num_kv_heads: int = 0
+    key_is_value: bool = False
+    rope_proportion: float = 0.25
+
+    def __post_init__(self) -> None:
+        positive(self, "head_dim")
+        at_least(self, 0, "num_kv_heads")
+        part = self.rope_proportion
+        number = isinstance(part, numbers.Real) and not isinstance(part, bool)
+        if not (number and 0 <= float(part) <= 1):
+            raise ArgumentError(f"FullAttention: rope_proportion lies in 0 … 1; got {part!r}.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,6 +125,11 @@ class StackConfig(Replaceable):
         query_pre_attn_scalar: by whose root the scores are divided; D by default.
         window: keys that a position sees, its own the last; 0 for all.
         global_every: of so many layers the last sees all keys, whatever the window; 0 for none.
+        full_attention: sizes of attention in layers that see all keys, or None for those of all.
+        value_norm: norm of each head's values, one that has no scale.
+        key_is_value: whether a head's values are its keys as they are before norm and rotation, so
+            that there is no projection of values.
+        output_scale: whether a number of each layer multiplies what leaves it.
         sinks: whether each head can look at nothing, see ``nn.dot_product_attention``.
         attention_softcap: what no score of attention may reach, see there; 0 for no such bound.
         latent: sizes of multi-head latent attention, or None for the ordinary one.
@@ -131,6 +173,10 @@ class StackConfig(Replaceable):
     query_pre_attn_scalar: int = 0
     window: int = 0
     global_every: int = 0
+    full_attention: FullAttention | None = None
+    value_norm: bool = False
+    key_is_value: bool = False
+    output_scale: bool = False
     sinks: bool = False
     attention_softcap: float = 0.0
     latent: Latent | None = None
@@ -162,6 +208,11 @@ class StackConfig(Replaceable):
                     f"{self.name}: latent attention has no sinks, no qk_norm and no "
                     "attention_softcap."
                 )
+            if self.value_norm or self.key_is_value or self.full_attention:
+                raise ArgumentError(
+                    f"{self.name}: latent attention has no value_norm, no key_is_value and no "
+                    "full_attention."
+                )
             object.__setattr__(self, "head_dim", self.latent.head_dim)
         if not self.head_dim:
             if self.embed_dim % self.num_heads:
@@ -184,9 +235,24 @@ class StackConfig(Replaceable):
         one_of(self, "dtype", DTYPES)
         one_of(self, "router", ("softmax", "sigmoid"))
         check_remat(self.remat)
+        self._check_full_attention()
         self._check_experts()
         self._check_dense_layers()
         number_from_0(self, "balance", "attention_softcap")
+
+    def _check_full_attention(self) -> None:
+        full = self.full_attention
+        if full is None:
+            return
+        if not isinstance(full, FullAttention):
+            raise ArgumentTypeError(
+                f"{self.name}: full_attention is a models.FullAttention(…) or None; got {full!r}."
+            )
+        if self.pattern_length == 1:
+            raise ArgumentError(
+                f"{self.name}: full_attention is that of layers without a window beside others "
+                "that have one; give window, and global_every of 2 or more."
+            )
 
     def _check_experts(self) -> None:
         positive(self, "expert_groups", "groups_per_token")
@@ -230,17 +296,33 @@ class StackConfig(Replaceable):
         return jnp.dtype(self.dtype)
 
     @property
-    def windows(self) -> tuple[int, ...]:
-        """The window of each layer of the pattern that repeats; 0 where all keys are seen.
+    def pattern_length(self) -> int:
+        """After how many layers their options repeat."""
+        return self.global_every if self.window and self.global_every else 1
+
+    @property
+    def pattern(self) -> tuple[Self, ...]:
+        """The options of each layer of the pattern that repeats; no window, all keys are seen.
 
         Example:
             >>> from neurenix import models
-            >>> models.get("gemma3-12b").windows
-            (1024, 1024, 1024, 1024, 1024, 0)
+            >>> [layer.window for layer in models.get("gemma3-12b").pattern]
+            [1024, 1024, 1024, 1024, 1024, 0]
         """
+        full = self.full_attention
         if not (self.window and self.global_every):
-            return (self.window,)
-        return (self.window,) * (self.global_every - 1) + (0,)
+            return (self,)
+        own = self.replace(global_every=0, full_attention=None)
+        if full is None:
+            last = own.replace(window=0)
+        else:
+            last = own.replace(
+                window=0,
+                head_dim=full.head_dim,
+                num_kv_heads=full.num_kv_heads or self.num_kv_heads,
+                key_is_value=full.key_is_value,
+            )
+        return (own,) * (self.pattern_length - 1) + (last,)
 
     @property
     def query_factor(self) -> float:

@@ -6,18 +6,32 @@ a layer (``layers``, ``experts``).
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 
 from neurenix._nnx import nnx
 from neurenix.distribute.rules import constrain
 from neurenix.models.experts import Experts
 from neurenix.models.latent import LatentAttention
-from neurenix.models.layers import BATCH, MLP, SEQUENCE, Attention, Norm
+from neurenix.models.layers import (
+    BATCH,
+    MLP,
+    SEQUENCE,
+    Attention,
+    KeysValues,
+    Norm,
+    Projection,
+    activate,
+    residual_scale,
+)
 from neurenix.models.remat import checkpointed
 from neurenix.models.stack import StackConfig
+
+Kept = tuple[KeysValues, ...] | None
 
 # Of all transformers here: matrices by FSDP on the residual stream's axis, by tensor parallelism
 # on heads and hidden axes, so that each layer needs two sums over the tensor axis.
@@ -35,42 +49,123 @@ STACK_RULES: tuple[tuple[str, tuple[str | tuple[str, ...] | None, ...]], ...] = 
 
 
 class Layer(nnx.Module):
-    """One layer: attention, then MLP or experts, each with norm and residual."""
+    """One layer: attention, then MLP or experts, each with norm and residual.
+
+    Args:
+        config: the sizes.
+        causal: whether a position sees none that follow it.
+        lead: leading axes of every parameter.
+        rngs: random streams.
+        own_keys: whether it has keys and values of its own; if not, it is given another's.
+        per_layer_input_dim: P, the size of what it is told of each token besides (Gemma 3n's
+            per-layer embeddings); 0 for nothing.
+    """
 
     def __init__(
-        self, config: StackConfig, *, causal: bool, lead: tuple[int, ...], rngs: nnx.Rngs
+        self,
+        config: StackConfig,
+        *,
+        causal: bool,
+        lead: tuple[int, ...],
+        rngs: nnx.Rngs,
+        own_keys: bool = True,
+        per_layer_input_dim: int = 0,
     ) -> None:
-        self.norm_first = config.norm_first
+        self.norm_first, self.activation = config.norm_first, config.activation
         self.attention_norm = Norm(config, lead=lead)
-        attend = LatentAttention if config.latent else Attention
-        self.attention = attend(config, causal=causal, lead=lead, rngs=rngs)
+        self.attention = (
+            LatentAttention(config, causal=causal, lead=lead, rngs=rngs)
+            if config.latent
+            else Attention(config, causal=causal, lead=lead, rngs=rngs, own_keys=own_keys)
+        )
         self.mlp_norm = Norm(config, lead=lead)
         make = Experts if config.num_experts else MLP
         self.mlp = make(config, config.mlp_dim, lead=lead, rngs=rngs)
         self.attention_post_norm, self.mlp_post_norm = (
             Norm(config, lead=lead) if config.post_norm else nnx.data(None) for _ in range(2)
         )
+        self.per_layer = (
+            PerLayerInput(config, per_layer_input_dim, lead=lead, rngs=rngs)
+            if per_layer_input_dim
+            else nnx.data(None)
+        )
+        self.output_scale = nnx.Param(jnp.ones(lead)) if config.output_scale else nnx.data(None)
 
-    def __call__(self, x: jax.Array, angles: jax.Array | None = None, window: int = 0) -> jax.Array:
-        """Return the residual stream after this layer."""
+    def __call__(
+        self,
+        x: jax.Array,
+        angles: jax.Array | None = None,
+        window: int = 0,
+        shared_kv: KeysValues | None = None,
+        per_layer_input: jax.Array | None = None,
+    ) -> tuple[jax.Array, KeysValues | None]:
+        """Return the residual stream after this layer, and its keys and values.
+
+        Args:
+            x: (N, T, E).
+            angles: those of ``rope.angles``, or None where nothing is rotated.
+            window: keys that a position sees, its own the last; 0 for all.
+            shared_kv: keys and values of another layer, where it has none.
+            per_layer_input: (N, T, P), what it is told of each token besides.
+        """
         if not self.norm_first:
-            x = self.attention_norm(x + self.attention(x, angles, window))
-            return self.mlp_norm(x + self.mlp(x))
-        more = self.attention(self.attention_norm(x), angles, window)
+            more, kept = self.attention(x, angles, window, shared_kv)
+            x = self.attention_norm(x + more)
+            return self._ended(self.mlp_norm(x + self.mlp(x)), per_layer_input), kept
+        more, kept = self.attention(self.attention_norm(x), angles, window, shared_kv)
         x = x + (more if self.attention_post_norm is None else self.attention_post_norm(more))
         more = self.mlp(self.mlp_norm(x))
-        return x + (more if self.mlp_post_norm is None else self.mlp_post_norm(more))
+        x = x + (more if self.mlp_post_norm is None else self.mlp_post_norm(more))
+        return self._ended(x, per_layer_input), kept
+
+    def _ended(self, x: jax.Array, per_layer_input: jax.Array | None) -> jax.Array:
+        if self.per_layer is not None:
+            x = x + self.per_layer(x, per_layer_input)
+        return x if self.output_scale is None else x * self.output_scale[...].astype(x.dtype)
+
+
+class PerLayerInput(nnx.Module):
+    """What a layer makes of what it is told of each token besides: (N, T, E) → (N, T, E)."""
+
+    def __init__(
+        self, config: StackConfig, size: int, *, lead: tuple[int, ...], rngs: nnx.Rngs
+    ) -> None:
+        self.activation = config.activation
+        self.gate = Projection(config.embed_dim, size, lead=lead, rngs=rngs)
+        scale = residual_scale(config)
+        self.out = Projection(size, config.embed_dim, lead=lead, scale=scale, rngs=rngs)
+        self.norm = Norm(config, lead=lead)
+
+    def __call__(self, x: jax.Array, told: Any) -> jax.Array:
+        """Return what is added to ``x``, told (N, T, P)."""
+        return self.norm(self.out(activate(self.activation, self.gate(x)) * told))
 
 
 class Stack(Layer):
-    """``count`` layers: (N, T, E) → (N, T, E). Each parameter is that of all of them.
+    """``count`` layers of one kind: (N, T, E) → (N, T, E). Each parameter is that of all of them.
 
     Layers of several windows go through the loop a pattern at a time, so that the window of each
     is known when the program is compiled; what is left of the last pattern follows after it.
     """
 
-    def __init__(self, config: StackConfig, count: int, *, causal: bool, rngs: nnx.Rngs) -> None:
-        super().__init__(config, causal=causal, lead=(count,), rngs=rngs)
+    def __init__(
+        self,
+        config: StackConfig,
+        count: int,
+        *,
+        causal: bool,
+        rngs: nnx.Rngs,
+        own_keys: bool = True,
+        per_layer_input_dim: int = 0,
+    ) -> None:
+        super().__init__(
+            config,
+            causal=causal,
+            lead=(count,),
+            rngs=rngs,
+            own_keys=own_keys,
+            per_layer_input_dim=per_layer_input_dim,
+        )
         self.config, self.count = config, count
 
     def __call__(
@@ -78,48 +173,155 @@ class Stack(Layer):
         x: jax.Array,
         angles: jax.Array | None = None,
         local_angles: jax.Array | None = None,
-    ) -> jax.Array:
-        """Return the residual stream after the last layer.
-
-        Args:
-            x: (N, T, E).
-            angles: those of ``rope.angles``.
-            local_angles: the same for layers with a window; ``angles`` by default.
-        """
-        config = self.config
-        structure, parameters = nnx.split(self)
-        local_angles = angles if local_angles is None else local_angles
-
-        def layer_of(window: int) -> Callable[[jax.Array, nnx.State], jax.Array]:
-            def layer(x: jax.Array, parameters: nnx.State) -> jax.Array:
-                x = checkpoint_name(constrain(x, BATCH, SEQUENCE, None), "decoder_layer_input")
-                turns = local_angles if window else angles
-                return Layer.__call__(nnx.merge(structure, parameters), x, turns, window)
-
-            return checkpointed(layer, config.remat, in_scan=config.scan_layers)
-
-        layers = [layer_of(window) for window in config.windows]
-        groups, rest = divmod(self.count, len(layers))
-
-        def pattern(x: jax.Array, parameters: nnx.State) -> tuple[jax.Array, None]:
-            for place, layer in enumerate(layers):
-                x = layer(x, _part(parameters, place) if len(layers) > 1 else parameters)
-            return x, None
-
-        whole = _grouped(parameters, groups, len(layers)) if len(layers) > 1 else parameters
-        unroll = 1 if config.scan_layers else max(1, groups)
-        x, _ = jax.lax.scan(pattern, x, whole, unroll=unroll)
-        for place in range(rest):
-            x = layers[place](x, _part(parameters, self.count - rest + place))
-        return constrain(x, BATCH, SEQUENCE, None)
+        **more: Any,
+    ) -> tuple[jax.Array, Kept]:
+        """Return the residual stream after the last layer, and what is kept; see ``through``."""
+        return through(self.config, self.count, [self], x, angles, local_angles, **more)
 
 
-def _part(parameters: nnx.State, place: int) -> nnx.State:
-    return jax.tree.map(lambda leaf: leaf[place], parameters)
+class MixedStack(nnx.Module):
+    """``count`` layers in a pattern of several kinds: (N, T, E) → (N, T, E).
+
+    Attributes:
+        kinds: a ``Stack`` for all layers whose parameters are alike, in the order in which the
+            pattern has them first.
+    """
+
+    def __init__(self, config: StackConfig, count: int, *, rngs: nnx.Rngs, **options: Any) -> None:
+        self.config, self.count = config, count
+        kinds, numbers = kinds_of(config)
+        self.kinds = nnx.List(
+            Stack(kind, count_of(numbers, number, count), rngs=rngs, **options)
+            for number, kind in enumerate(kinds)
+        )
+
+    def __call__(
+        self,
+        x: jax.Array,
+        angles: jax.Array | None = None,
+        local_angles: jax.Array | None = None,
+        **more: Any,
+    ) -> tuple[jax.Array, Kept]:
+        """Return the residual stream after the last layer, and what is kept; see ``through``."""
+        return through(self.config, self.count, self.kinds, x, angles, local_angles, **more)
 
 
-def _grouped(parameters: nnx.State, groups: int, size: int) -> nnx.State:
-    """Return the first ``groups * size`` layers (groups, size, …)."""
-    return jax.tree.map(
-        lambda leaf: leaf[: groups * size].reshape(groups, size, *leaf.shape[1:]), parameters
-    )
+def stack_of(config: StackConfig, count: int, **options: Any) -> Stack | MixedStack:
+    """Return ``count`` layers of a configuration; options as of ``Stack``."""
+    make = Stack if len(kinds_of(config)[0]) == 1 else MixedStack
+    return make(config, count, **options)
+
+
+def kinds_of(config: StackConfig) -> tuple[list[StackConfig], list[int]]:
+    """Return the kinds of layers whose parameters differ, and that of each place of the pattern."""
+    kinds: list[StackConfig] = []
+    numbers = []
+    for layer in config.pattern:
+        kind = layer.replace(window=0)
+        if kind not in kinds:
+            kinds.append(kind)
+        numbers.append(kinds.index(kind))
+    return kinds, numbers
+
+
+def count_of(numbers: Sequence[int], number: int, count: int) -> int:
+    """Return how many of ``count`` layers are of a kind, in a pattern of kinds that repeats."""
+    groups, rest = divmod(count, len(numbers))
+    return groups * list(numbers).count(number) + list(numbers[:rest]).count(number)
+
+
+def through(
+    config: StackConfig,
+    count: int,
+    stacks: Sequence[Stack],
+    x: jax.Array,
+    angles: jax.Array | None,
+    local_angles: jax.Array | None,
+    *,
+    shared_kv: Kept = None,
+    per_layer_input: jax.Array | None = None,
+    return_kv: bool = False,
+) -> tuple[jax.Array, Kept]:
+    """Return the residual stream after ``count`` layers, and what is kept.
+
+    Args:
+        config: the options of all layers.
+        count: how many there are.
+        stacks: the parameters of the layers of each kind.
+        x: (N, T, E).
+        angles: those of ``rope.angles``, or None where nothing is rotated.
+        local_angles: the same for layers with a window.
+        shared_kv: for each kind the keys and values of others, where the layers have none.
+        per_layer_input: (L, N, T, P), what each layer is told of each token besides.
+        return_kv: whether to return, for each kind, the keys and values of its last layer.
+    """
+    pattern, (_, numbers) = config.pattern, kinds_of(config)
+    structures, parameters = zip(*(nnx.split(stack) for stack in stacks), strict=True)
+
+    def layer_of(place: int) -> Callable[..., Any]:
+        structure, window = structures[numbers[place]], pattern[place].window
+
+        def layer(x: jax.Array, parameters: nnx.State, shared_kv: Any, per_layer_input: Any) -> Any:
+            x = checkpoint_name(constrain(x, BATCH, SEQUENCE, None), "decoder_layer_input")
+            turns = local_angles if window else angles
+            merged = nnx.merge(structure, parameters)
+            x, kept = Layer.__call__(merged, x, turns, window, shared_kv, per_layer_input)
+            return x, kept if return_kv else None
+
+        return checkpointed(layer, config.remat, in_scan=config.scan_layers)
+
+    layers = [layer_of(place) for place in range(len(pattern))]
+    sizes = [numbers.count(number) for number in range(len(stacks))]
+    groups, rest = divmod(count, len(pattern))
+
+    def next_layer(carry: Any, place: int, parameters: nnx.State, per_layer_input: Any) -> Any:
+        (x, kept), number = carry, numbers[place]
+        of_others = None if shared_kv is None else shared_kv[number]
+        x, new = layers[place](x, parameters, of_others, per_layer_input)
+        return x, (*kept[:number], new, *kept[number + 1 :]) if return_kv else ()
+
+    def whole_pattern(carry: Any, own: Any) -> tuple[Any, None]:
+        parameters, per_layer_input = own
+        for place, number in enumerate(numbers):
+            of_layer = _at(parameters[number], numbers[:place].count(number), sizes[number])
+            carry = next_layer(carry, place, of_layer, _at(per_layer_input, place, len(pattern)))
+        return carry, None
+
+    own = [_grouped(leaves, groups, n) for leaves, n in zip(parameters, sizes, strict=True)]
+    carry = x, tuple(_no_keys(stack, x) for stack in stacks) if return_kv else ()
+    unroll = 1 if config.scan_layers else max(1, groups)
+    told = _grouped(per_layer_input, groups, len(pattern))
+    carry, _ = jax.lax.scan(whole_pattern, carry, (own, told), unroll=unroll)
+    for place, number in enumerate(numbers[:rest]):
+        of_layer = _part(parameters[number], groups * sizes[number] + numbers[:place].count(number))
+        carry = next_layer(
+            carry, place, of_layer, _part(per_layer_input, groups * len(pattern) + place)
+        )
+    x, kept = carry
+    return constrain(x, BATCH, SEQUENCE, None), kept if return_kv else None
+
+
+def _no_keys(stack: Stack, x: jax.Array) -> KeysValues:
+    shape = (*x.shape[:-1], stack.config.num_kv_heads, stack.config.head_dim)
+    empty = constrain(jnp.zeros(shape, x.dtype), BATCH, None, "tensor", None)
+    return empty, empty
+
+
+def _part(tree: Any, place: int) -> Any:
+    return jax.tree.map(lambda leaf: leaf[place], tree)
+
+
+def _at(tree: Any, place: int, size: int) -> Any:
+    """Return one of what ``_grouped`` has put together."""
+    return tree if size == 1 else _part(tree, place)
+
+
+def _grouped(tree: Any, groups: int, size: int) -> Any:
+    """Return the first ``groups * size`` layers, (groups, size, …), or (groups, …) of one."""
+
+    def grouped(leaf: jax.Array) -> jax.Array:
+        if size == 1:
+            return leaf if len(leaf) == groups else leaf[:groups]
+        return leaf[: groups * size].reshape(groups, size, *leaf.shape[1:])
+
+    return jax.tree.map(grouped, tree)

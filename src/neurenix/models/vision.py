@@ -17,7 +17,7 @@ from neurenix.distribute.rules import constrain
 from neurenix.models.base import Model, Rules
 from neurenix.models.layers import BATCH, SEQUENCE, Norm, Projection, normal
 from neurenix.models.stack import StackConfig, positive
-from neurenix.models.stacked import STACK_RULES, Stack
+from neurenix.models.stacked import STACK_RULES, stack_of
 from neurenix.nn._parameters import rngs_or_default
 
 _POSITION_DEVIATION = 0.02  # as in the paper's code
@@ -78,7 +78,7 @@ class VisionTransformer(Model):
         self.patch = Projection(pixels, embed, bias=True, rngs=rngs)
         self.class_token = nnx.Param(jnp.zeros((1, embed)))
         self.positions = normal(rngs, (patches + 1, embed), _POSITION_DEVIATION)
-        self.layers = Stack(config, config.num_layers, causal=False, rngs=rngs)
+        self.layers = stack_of(config, config.num_layers, causal=False, rngs=rngs)
         self.norm = Norm(config)
         self.head = Projection(embed, config.num_classes, bias=True, rngs=rngs)
 
@@ -96,7 +96,8 @@ class VisionTransformer(Model):
         x = self.patch(x.swapaxes(2, 3).reshape(count, rows * rows, -1))
         token = jnp.broadcast_to(self.class_token[...].astype(x.dtype), (count, 1, x.shape[-1]))
         x = jnp.concatenate([token, x], axis=1) + self.positions[...].astype(x.dtype)
-        x = self.norm(self.layers(constrain(x, BATCH, SEQUENCE, None)))
+        x, _ = self.layers(constrain(x, BATCH, SEQUENCE, None))
+        x = self.norm(x)
         return self.head(x[:, 0]).astype(jnp.float32)
 
     def sharding_rules(self) -> Rules:
