@@ -122,6 +122,28 @@ def plain_norm(x, eps):
     return x / np.sqrt((x**2).mean(-1, keepdims=True) + eps)
 
 
+def gelu_gated(part, x, layer):
+    return linear(part.down, gelu(linear(part.gate, x, layer)) * linear(part.up, x, layer), layer)
+
+
+def mlp_beside_experts(part, x, layer, config):
+    out = norm(
+        part.mlp_post_norm, gelu_gated(part.mlp, norm(part.mlp_norm, x, layer), layer), layer
+    )
+    seen = norm(part.router_norm, x, layer) / math.sqrt(config.embed_dim)
+    share = special.softmax(linear(part.experts.router, seen, layer), axis=-1)
+    kernels = [array(getattr(part.experts.experts, of), layer) for of in ("gate", "up", "down")]
+    scale, y = array(part.experts.expert_scale, layer), norm(part.experts_norm, x, layer)
+    mixed = np.zeros_like(x)
+    for t in range(len(x)):
+        chosen = np.argsort(-share[t])[: config.experts_per_token]
+        for one in chosen:
+            gate, up, down = (kernel[one] for kernel in kernels)
+            weight = scale[one] * share[t, one] / share[t, chosen].sum()
+            mixed[t] += weight * ((gelu(y[t] @ gate) * (y[t] @ up)) @ down)
+    return out + norm(part.experts_post_norm, mixed, layer)
+
+
 def gemma_4(model, ids):
     """Logits (T, V): full layers with heads of their own, inputs of each layer, shared keys."""
     config = model.config
@@ -154,9 +176,11 @@ def gemma_4(model, ids):
         mixed = attention(q, *kept[is_full], factor=math.sqrt(size), window=window)
         y = linear(attend.out, mixed.reshape(len(ids), -1), layer)
         x = x + norm(part.attention_post_norm, y, layer)
-        y = norm(part.mlp_norm, x, layer)
-        wide = gelu(linear(part.mlp.gate, y, layer)) * linear(part.mlp.up, y, layer)
-        x = x + norm(part.mlp_post_norm, linear(part.mlp.down, wide, layer), layer)
+        if config.num_experts:
+            y = mlp_beside_experts(part.mlp, x, layer, config)
+        else:
+            y = gelu_gated(part.mlp, norm(part.mlp_norm, x, layer), layer)
+        x = x + norm(part.mlp_post_norm, y, layer)
         if config.per_layer_input_dim:
             told, size = model.per_layer_embedding, config.per_layer_input_dim
             of_layer = slice(number * size, (number + 1) * size)

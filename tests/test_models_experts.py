@@ -165,5 +165,5 @@ def test_sizes_that_cannot_be_are_refused() -> None:
         deepseek.replace(num_experts=8)
     with pytest.raises(ArgumentError, match="expert_groups=8 needs router='sigmoid'"):
         deepseek.replace(router="softmax")
-    with pytest.raises(ArgumentError, match="num_shared_experts=1 stand beside others"):
+    with pytest.raises(ArgumentError, match="num_shared_experts=1 stands beside experts"):
         models.get("tiny").replace(num_shared_experts=1)

@@ -76,6 +76,9 @@ GEMMA_4 = {
                    "per_layer_input_dim": 6, "full_attention": models.FullAttention(head_dim=16)},
     "gemma4-31b": {"num_layers": 7, "full_attention": models.FullAttention(
                    head_dim=16, num_kv_heads=1, key_is_value=True, rope_proportion=0.5)},
+    "gemma4-26b-a4b": {"num_layers": 3, "num_experts": 6, "experts_per_token": 2,
+                       "parallel_mlp_dim": 20,
+                       "full_attention": models.FullAttention(head_dim=16)},
 }  # fmt: skip
 
 

@@ -300,6 +300,7 @@ def _without_experts(config: DecoderConfig) -> DecoderConfig:
     return config.replace(
         num_experts=0,
         num_shared_experts=0,
+        parallel_mlp_dim=0,
         expert_groups=1,
         groups_per_token=1,
         mlp_dim=config.dense_mlp_dim,

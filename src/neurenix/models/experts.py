@@ -22,6 +22,7 @@ from neurenix.models.grouped import grouped_dot
 from neurenix.models.layers import (
     BATCH,
     MLP,
+    Norm,
     Projection,
     activate,
     gated,
@@ -92,12 +93,22 @@ class Experts(nnx.Module):
             else nnx.data(None)
         )
         self.experts = ExpertKernels(config, width, lead=lead, rngs=rngs)
+        self.expert_scale = (
+            nnx.Param(jnp.ones((*lead, config.num_experts)))
+            if config.parallel_mlp_dim
+            else nnx.data(None)
+        )
         shared = config.num_shared_experts * width
         self.shared = MLP(config, shared, lead=lead, rngs=rngs) if shared else nnx.data(None)
 
-    def __call__(self, x: jax.Array) -> jax.Array:
-        """Return what the chosen experts add to ``x``."""
-        weights, chosen = self.route(x)
+    def __call__(self, x: jax.Array, seen: jax.Array | None = None) -> jax.Array:
+        """Return what the chosen experts add to ``x``.
+
+        Args:
+            x: (N, T, E), what the experts multiply.
+            seen: (N, T, E), what the router decides by; ``x`` by default.
+        """
+        weights, chosen = self.route(x if seen is None else seen)
         weights, kernels = weights.astype(x.dtype), self.experts.cast(x.dtype)
         last = kernels.pop("down_bias", None)
         combine = functools.partial(gated, self.kind, self.activation)
@@ -119,7 +130,11 @@ class Experts(nnx.Module):
         weights, chosen = jax.lax.top_k(share, self.count)
         if self.balance:
             weights = _also_minimised(weights, self.balance * imbalance(share, chosen))
-        return self._scaled(weights), chosen
+        weights = self._scaled(weights)
+        if self.expert_scale is not None:  # a product, whose gradient is one, and no gather
+            of_all = jax.nn.one_hot(chosen, share.shape[-1], dtype=share.dtype)
+            weights = weights * (of_all @ self.expert_scale[...])
+        return weights, chosen
 
     def _by_sigmoid(self, share: jax.Array, bias: jax.Array) -> tuple[jax.Array, jax.Array]:
         _, chosen = jax.lax.top_k(self._in_best_groups(share + bias), self.count)
@@ -140,6 +155,29 @@ class Experts(nnx.Module):
 
     def _scaled(self, weights: jax.Array) -> jax.Array:
         return self.scaling * weights / jnp.sum(weights, axis=-1, keepdims=True)
+
+
+class ParallelExperts(nnx.Module):
+    """An MLP beside experts, each with norms of its own: (N, T, E) → (N, T, E).
+
+    As in Gemma 4's mixture (``Gemma4TextDecoderLayer`` of Transformers). It is given the residual
+    stream as it is; the router decides by a norm of it divided by √E.
+    """
+
+    def __init__(
+        self, config: StackConfig, width: int, *, lead: tuple[int, ...], rngs: nnx.Rngs
+    ) -> None:
+        self.mlp = MLP(config, config.parallel_mlp_dim, lead=lead, rngs=rngs)
+        self.experts = Experts(config, width, lead=lead, rngs=rngs)
+        self.mlp_norm, self.mlp_post_norm = (Norm(config, lead=lead) for _ in range(2))
+        self.experts_norm, self.experts_post_norm = (Norm(config, lead=lead) for _ in range(2))
+        self.router_norm = Norm(config, lead=lead)
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """Return what both add to ``x``."""
+        dense = self.mlp_post_norm(self.mlp(self.mlp_norm(x)))
+        seen = self.router_norm(x.astype(jnp.float32)) / math.sqrt(x.shape[-1])
+        return dense + self.experts_post_norm(self.experts(self.experts_norm(x), seen))
 
 
 def imbalance(share: jax.Array, chosen: jax.Array) -> jax.Array:

@@ -137,6 +137,8 @@ class StackConfig(Replaceable):
         num_experts: X; 0 for a dense MLP.
         experts_per_token: experts that each position takes.
         num_shared_experts: experts of the same size that every position takes besides.
+        parallel_mlp_dim: F of an MLP beside the experts, both with norms of their own (Gemma 4); 0
+            for none.
         num_dense_layers: first layers of a decoder that have an MLP in place of experts.
         dense_mlp_dim: F of these.
         router: how a position weighs its experts, ``"softmax"`` or ``"sigmoid"``; see ``experts``.
@@ -184,6 +186,7 @@ class StackConfig(Replaceable):
     num_experts: int = 0
     experts_per_token: int = 0
     num_shared_experts: int = 0
+    parallel_mlp_dim: int = 0
     num_dense_layers: int = 0
     dense_mlp_dim: int = 0
     router: str = "softmax"
@@ -228,7 +231,7 @@ class StackConfig(Replaceable):
                 f"num_heads={self.num_heads}."
             )
         at_least(self, 0, "query_pre_attn_scalar", "window", "global_every")
-        at_least(self, 0, "num_experts", "experts_per_token", "num_shared_experts")
+        at_least(self, 0, "num_experts", "experts_per_token")
         one_of(self, "mlp", ("gated", "plain", "clamped"))
         one_of(self, "activation", ACTIVATIONS)
         one_of(self, "norm", ("rms", "layer"))
@@ -266,10 +269,17 @@ class StackConfig(Replaceable):
                 f"{self.name}: expert_groups={self.expert_groups} needs router='sigmoid'; got "
                 f"{self.router!r}."
             )
-        if self.num_shared_experts and not self.num_experts:
+        for name in ("num_shared_experts", "parallel_mlp_dim"):
+            at_least(self, 0, name)
+            if getattr(self, name) and not self.num_experts:
+                raise ArgumentError(
+                    f"{self.name}: {name}={getattr(self, name)} stands beside experts, and "
+                    "num_experts is 0."
+                )
+        if self.parallel_mlp_dim and (self.router != "softmax" or not self.norm_first):
             raise ArgumentError(
-                f"{self.name}: num_shared_experts={self.num_shared_experts} stand beside others, "
-                "and num_experts is 0."
+                f"{self.name}: parallel_mlp_dim={self.parallel_mlp_dim} needs router='softmax' "
+                "and norm_first."
             )
         most = self.num_experts // self.expert_groups * self.groups_per_token
         if self.num_experts and not 1 <= self.experts_per_token <= most:

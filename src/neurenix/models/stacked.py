@@ -7,7 +7,7 @@ a layer (``layers``, ``experts``).
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +15,7 @@ from jax.ad_checkpoint import checkpoint_name
 
 from neurenix._nnx import nnx
 from neurenix.distribute.rules import constrain
-from neurenix.models.experts import Experts
+from neurenix.models.experts import Experts, ParallelExperts
 from neurenix.models.latent import LatentAttention
 from neurenix.models.layers import (
     BATCH,
@@ -78,8 +78,10 @@ class Layer(nnx.Module):
             if config.latent
             else Attention(config, causal=causal, lead=lead, rngs=rngs, own_keys=own_keys)
         )
-        self.mlp_norm = Norm(config, lead=lead)
-        make = Experts if config.num_experts else MLP
+        # An MLP beside experts has norms of its own.
+        beside = config.parallel_mlp_dim > 0
+        self.mlp_norm = nnx.data(None) if beside else Norm(config, lead=lead)
+        make = ParallelExperts if beside else Experts if config.num_experts else MLP
         self.mlp = make(config, config.mlp_dim, lead=lead, rngs=rngs)
         self.attention_post_norm, self.mlp_post_norm = (
             Norm(config, lead=lead) if config.post_norm else nnx.data(None) for _ in range(2)
@@ -111,10 +113,11 @@ class Layer(nnx.Module):
         if not self.norm_first:
             more, kept = self.attention(x, angles, window, shared_kv)
             x = self.attention_norm(x + more)
-            return self._ended(self.mlp_norm(x + self.mlp(x)), per_layer_input), kept
+            x = cast(Norm, self.mlp_norm)(x + self.mlp(x))
+            return self._ended(x, per_layer_input), kept
         more, kept = self.attention(self.attention_norm(x), angles, window, shared_kv)
         x = x + (more if self.attention_post_norm is None else self.attention_post_norm(more))
-        more = self.mlp(self.mlp_norm(x))
+        more = self.mlp(x if self.mlp_norm is None else self.mlp_norm(x))
         x = x + (more if self.mlp_post_norm is None else self.mlp_post_norm(more))
         return self._ended(x, per_layer_input), kept
 
