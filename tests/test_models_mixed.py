@@ -121,7 +121,7 @@ def test_a_step_divided_over_two_axes_is_that_of_one_device(name: str) -> None:
         with strategy.scope():
             model = models.build(name, **OF_TRAINING[name], remat="full")
             first = {path: np.asarray(leaf[...]) for path, leaf in model.parameters().items()}
-            model.compile(optimizer=nx.optim.SGD(0.1), loss=LOSS)
+            model.compile(optimizer=nx.optim.SGD(1.0), loss=LOSS)
             model.fit(x, y, batch_size=32, shuffle=False, verbose=0)
         found.append({path: np.asarray(leaf[...]) for path, leaf in model.parameters().items()})
     for path, before in first.items():
