@@ -154,13 +154,14 @@ def gemma_4(model, ids):
     for number in range(config.num_layers):
         stack = model.layers if number < own else model.sharing_layers
         is_full = (number + 1) % config.global_every == 0
-        part = stack.kinds[int(is_full)]
-        place = number if number < own else number - own
-        layer = sum((n + 1) % config.global_every == 0 for n in range(place))
-        layer = layer if is_full else place - layer
-        size = full.head_dim if is_full else config.head_dim
+        part, layer = stack, number if number < own else number - own
+        if full:
+            part = stack.kinds[int(is_full)]
+            before = sum((n + 1) % config.global_every == 0 for n in range(layer))
+            layer = before if is_full else layer - before
+        size = full.head_dim if full and is_full else config.head_dim
         frequency = waves(size, config.rope_theta if is_full else config.rope_local_theta)
-        if is_full:
+        if full and is_full:
             frequency[int(full.rope_proportion * size / 2) :] = 0
         y, attend = norm(part.attention_norm, x, layer), part.attention
         q = linear(attend.query, y, layer).reshape(len(ids), -1, size)
@@ -168,7 +169,7 @@ def gemma_4(model, ids):
         if number < own:
             raw = linear(attend.key, y, layer).reshape(len(ids), -1, size)
             v = raw
-            if not (is_full and full.key_is_value):
+            if not (full and is_full and full.key_is_value):
                 v = linear(attend.value, y, layer).reshape(len(ids), -1, size)
             k = rope(norm(attend.key_norm, raw, layer), frequency)
             kept[is_full] = k, plain_norm(v, eps)

@@ -146,6 +146,10 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "odd heads": (
         {"full_attention": models.FullAttention(head_dim=15)}, "even full_attention.head_dim",
     ),
+    "heads that do not divide": (
+        {"full_attention": models.FullAttention(num_kv_heads=3)},
+        "full_attention.num_kv_heads=3 does not divide num_heads=4",
+    ),
     "beside nothing": ({"parallel_mlp_dim": 8}, "parallel_mlp_dim=8 stands beside experts"),
     "sigmoid": (
         {"parallel_mlp_dim": 8, "num_experts": 2, "experts_per_token": 1, "router": "sigmoid"},

@@ -74,6 +74,8 @@ def test_gemma_2_gives_what_numpy_gives(tiles: int) -> None:
 GEMMA_4 = {
     "gemma4-e2b": {"num_layers": 9, "num_kv_shared_layers": 3, "kv_shared_mlp_dim": 40,
                    "per_layer_input_dim": 6, "full_attention": models.FullAttention(head_dim=16)},
+    "gemma4-e4b": {"num_layers": 8, "num_kv_shared_layers": 2, "per_layer_input_dim": 0,
+                   "full_attention": None},
     "gemma4-31b": {"num_layers": 7, "full_attention": models.FullAttention(
                    head_dim=16, num_kv_heads=1, key_is_value=True, rope_proportion=0.5)},
     "gemma4-26b-a4b": {"num_layers": 3, "num_experts": 6, "experts_per_token": 2,

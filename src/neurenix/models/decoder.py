@@ -308,11 +308,8 @@ def _without_experts(config: DecoderConfig) -> DecoderConfig:
 
 
 def _of_sharing(config: DecoderConfig) -> DecoderConfig:
-    return config.replace(
-        num_layers=config.num_kv_shared_layers,
-        num_kv_shared_layers=0,
-        mlp_dim=config.kv_shared_mlp_dim or config.mlp_dim,
-    )
+    mlp_dim = config.kv_shared_mlp_dim or config.mlp_dim
+    return config.replace(num_kv_shared_layers=0, mlp_dim=mlp_dim)
 
 
 def check_tokens(tokens: Any, config: Any, *, called: str = "token ids") -> None:

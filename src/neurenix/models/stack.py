@@ -256,6 +256,11 @@ class StackConfig(Replaceable):
                 f"{self.name}: full_attention is that of layers without a window beside others "
                 "that have one; give window, and global_every of 2 or more."
             )
+        if full.num_kv_heads and self.num_heads % full.num_kv_heads:
+            raise ArgumentError(
+                f"{self.name}: full_attention.num_kv_heads={full.num_kv_heads} does not divide "
+                f"num_heads={self.num_heads}."
+            )
 
     def _check_experts(self) -> None:
         positive(self, "expert_groups", "groups_per_token")

@@ -31,7 +31,7 @@ from neurenix.models.layers import (
 from neurenix.models.remat import checkpointed
 from neurenix.models.stack import StackConfig
 
-Kept = tuple[KeysValues, ...] | None
+Kept = tuple[KeysValues, ...] | None  # of each window of a pattern
 
 # Of all transformers here: matrices by FSDP on the residual stream's axis, by tensor parallelism
 # on heads and hidden axes, so that each layer needs two sums over the tensor axis.
@@ -71,7 +71,7 @@ class Layer(nnx.Module):
         own_keys: bool = True,
         per_layer_input_dim: int = 0,
     ) -> None:
-        self.norm_first, self.activation = config.norm_first, config.activation
+        self.norm_first = config.norm_first
         self.attention_norm = Norm(config, lead=lead)
         self.attention = (
             LatentAttention(config, causal=causal, lead=lead, rngs=rngs)
@@ -172,14 +172,10 @@ class Stack(Layer):
         self.config, self.count = config, count
 
     def __call__(
-        self,
-        x: jax.Array,
-        angles: jax.Array | None = None,
-        local_angles: jax.Array | None = None,
-        **more: Any,
+        self, x: jax.Array, *angles: jax.Array | None, **more: Any
     ) -> tuple[jax.Array, Kept]:
         """Return the residual stream after the last layer, and what is kept; see ``through``."""
-        return through(self.config, self.count, [self], x, angles, local_angles, **more)
+        return through(self.config, self.count, [self], x, *angles, **more)
 
 
 class MixedStack(nnx.Module):
@@ -199,14 +195,10 @@ class MixedStack(nnx.Module):
         )
 
     def __call__(
-        self,
-        x: jax.Array,
-        angles: jax.Array | None = None,
-        local_angles: jax.Array | None = None,
-        **more: Any,
+        self, x: jax.Array, *angles: jax.Array | None, **more: Any
     ) -> tuple[jax.Array, Kept]:
         """Return the residual stream after the last layer, and what is kept; see ``through``."""
-        return through(self.config, self.count, self.kinds, x, angles, local_angles, **more)
+        return through(self.config, self.count, self.kinds, x, *angles, **more)
 
 
 def stack_of(config: StackConfig, count: int, **options: Any) -> Stack | MixedStack:
@@ -238,8 +230,8 @@ def through(
     count: int,
     stacks: Sequence[Stack],
     x: jax.Array,
-    angles: jax.Array | None,
-    local_angles: jax.Array | None,
+    angles: jax.Array | None = None,
+    local_angles: jax.Array | None = None,
     *,
     shared_kv: Kept = None,
     per_layer_input: jax.Array | None = None,
@@ -254,11 +246,15 @@ def through(
         x: (N, T, E).
         angles: those of ``rope.angles``, or None where nothing is rotated.
         local_angles: the same for layers with a window.
-        shared_kv: for each kind the keys and values of others, where the layers have none.
+        shared_kv: for each window of the pattern the keys and values of another layer that has it,
+            where these layers have none.
         per_layer_input: (L, N, T, P), what each layer is told of each token besides.
-        return_kv: whether to return, for each kind, the keys and values of its last layer.
+        return_kv: whether to return, for each window of the pattern, the keys and values of the
+            last layer that has it.
     """
     pattern, (_, numbers) = config.pattern, kinds_of(config)
+    of_window = {layer.window: layer for layer in pattern}
+    windows = [*of_window]
     structures, parameters = zip(*(nnx.split(stack) for stack in stacks), strict=True)
 
     def layer_of(place: int) -> Callable[..., Any]:
@@ -278,10 +274,10 @@ def through(
     groups, rest = divmod(count, len(pattern))
 
     def next_layer(carry: Any, place: int, parameters: nnx.State, per_layer_input: Any) -> Any:
-        (x, kept), number = carry, numbers[place]
-        of_others = None if shared_kv is None else shared_kv[number]
+        (x, kept), window = carry, windows.index(pattern[place].window)
+        of_others = None if shared_kv is None else shared_kv[window]
         x, new = layers[place](x, parameters, of_others, per_layer_input)
-        return x, (*kept[:number], new, *kept[number + 1 :]) if return_kv else ()
+        return x, (*kept[:window], new, *kept[window + 1 :]) if return_kv else ()
 
     def whole_pattern(carry: Any, own: Any) -> tuple[Any, None]:
         parameters, per_layer_input = own
@@ -291,7 +287,7 @@ def through(
         return carry, None
 
     own = [_grouped(leaves, groups, n) for leaves, n in zip(parameters, sizes, strict=True)]
-    carry = x, tuple(_no_keys(stack, x) for stack in stacks) if return_kv else ()
+    carry = x, tuple(_no_keys(layer, x) for layer in of_window.values()) if return_kv else ()
     unroll = 1 if config.scan_layers else max(1, groups)
     told = _grouped(per_layer_input, groups, len(pattern))
     carry, _ = jax.lax.scan(whole_pattern, carry, (own, told), unroll=unroll)
@@ -304,8 +300,8 @@ def through(
     return constrain(x, BATCH, SEQUENCE, None), kept if return_kv else None
 
 
-def _no_keys(stack: Stack, x: jax.Array) -> KeysValues:
-    shape = (*x.shape[:-1], stack.config.num_kv_heads, stack.config.head_dim)
+def _no_keys(layer: StackConfig, x: jax.Array) -> KeysValues:
+    shape = (*x.shape[:-1], layer.num_kv_heads, layer.head_dim)
     empty = constrain(jnp.zeros(shape, x.dtype), BATCH, None, "tensor", None)
     return empty, empty
 
