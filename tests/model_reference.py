@@ -348,6 +348,59 @@ def deepseek_3(model, ids):
     return norm(model.norm, x) @ array(model.unembedding.kernel)
 
 
+def llama_4_experts(part, x, layer, config):
+    """The shared expert, and the best ones, each given its share of the input."""
+    scores = linear(part.router, x, layer)
+    out = dense(part.shared, x, layer)
+    for t in range(len(x)):
+        for one in np.argsort(-scores[t])[: config.experts_per_token]:
+            up, gate, down = (
+                array(kernel, layer)[one]
+                for kernel in (part.experts.up, part.experts.gate, part.experts.down)
+            )
+            given = special.expit(scores[t, one]) * x[t]
+            out[t] += (silu(given @ gate) * (given @ up)) @ down
+    return out
+
+
+def llama_4(model, ids):
+    """Logits (T, V): chunks; full layers without positions; experts in every n-th layer."""
+    config = model.config
+    x, size, eps = array(model.embedding)[ids], config.head_dim, config.norm_eps
+    frequency = waves(size, config.rope_theta)
+    if config.rope_scaling:
+        long = 2 * np.pi / frequency > config.rope_scaling.original_length
+        frequency = np.where(long, frequency / config.rope_scaling.factor, frequency)
+    seen = [0, 0]
+    for number in range(1, config.num_layers + 1):
+        has_experts = number % config.experts_every == 0
+        kind = int(has_experts) if config.experts_every > 1 else 0
+        stack, layer = (
+            model.layers.kinds[kind] if config.experts_every > 1 else model.layers,
+            seen[kind],
+        )
+        seen[kind] += 1
+        part = stack.attention
+        q, k, v = heads_of(part, norm(stack.attention_norm, x, layer), layer, size)
+        if number % config.global_every:
+            q, k = rope(q, frequency), rope(k, frequency)
+            if config.rotated_qk_norm:
+                q, k = plain_norm(q, eps), plain_norm(k, eps)
+            parts = range(0, len(ids), config.attention_chunk)
+            chunks = [slice(first, first + config.attention_chunk) for first in parts]
+            mixed = np.concatenate([attention(q[one], k[one], v[one]) for one in chunks])
+        else:
+            turn = np.floor(np.arange(1, len(ids) + 1) / config.temperature_length)
+            mixed = attention(q * (1 + 0.1 * np.log(1 + turn))[:, None, None], k, v)
+        x = x + linear(part.out, mixed.reshape(len(ids), -1), layer)
+        y = norm(stack.mlp_norm, x, layer)
+        of_mlp = stack.mlp
+        x = x + (
+            llama_4_experts(of_mlp, y, layer, config) if has_experts else dense(of_mlp, y, layer)
+        )
+    return norm(model.norm, x) @ array(model.unembedding.kernel)
+
+
 def exact_gelu(x):
     return x * special.ndtr(x)
 

@@ -75,6 +75,8 @@ PARAMETERS = {
     "gemma4-e4b": 7_463.013418,
     "gemma4-26b-a4b": 25_233.14179,
     "gemma4-31b": 30_697.34534,
+    "llama4-scout": 107_769.86112,
+    "llama4-maverick": 400_711.84896,
     "qwen3-0.6b": 596.04992,
     "qwen3-1.7b": 1_720.574976,
     "qwen3-4b": 4_022.468096,
@@ -341,8 +343,9 @@ def test_imbalance_lies_between_even_use_and_one_expert_for_all() -> None:
     assert float(imbalance(all_one, np.full((2, 4, 1), 3))) == pytest.approx(4)
 
 
-def test_the_gradient_of_experts_is_that_of_the_loss_with_their_imbalance() -> None:
-    config = TINY.replace(num_experts=6, experts_per_token=2)
+@pytest.mark.parametrize("router", ["softmax", "sigmoid_input"])
+def test_the_gradient_of_experts_is_that_of_the_loss_with_their_imbalance(router: str) -> None:
+    config = TINY.replace(num_experts=6, experts_per_token=2, router=router)
     x = jnp.asarray(RNG.normal(size=(2, 7, config.embed_dim)), jnp.float32)
 
     def gradient(balance: float, *, added: float = 0.0) -> jax.Array:

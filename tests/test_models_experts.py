@@ -1,4 +1,4 @@
-"""GPT-OSS and DeepSeek 3: their numbers, what their routers learn, and that they train."""
+"""GPT-OSS, DeepSeek 3 and Llama 4: their numbers, what their routers learn, and that they train."""
 
 from __future__ import annotations
 
@@ -36,8 +36,13 @@ SMALL: dict[str, dict[str, Any]] = {
                                 qk_rope_head_dim=8, v_head_dim=10),
         "rope_scaling": models.YarnScaling(40.0, original_length=4096),
     },
+    "llama4-maverick": {
+        **SIZES, "num_layers": 5, "num_kv_heads": 2, "head_dim": 8, "mlp_dim": 24,
+        "dense_mlp_dim": 40, "num_experts": 6, "attention_chunk": 5, "temperature_length": 4,
+    },
 }  # fmt: skip
-REFERENCES = {"gpt-oss-20b": ref.gpt_oss, "deepseek3-671b": ref.deepseek_3}
+REFERENCES = {"gpt-oss-20b": ref.gpt_oss, "deepseek3-671b": ref.deepseek_3,
+              "llama4-maverick": ref.llama_4}  # fmt: skip
 
 
 def moved(model: models.Decoder) -> models.Decoder:
@@ -56,6 +61,42 @@ def test_a_decoder_gives_what_numpy_gives(name: str) -> None:
     wanted = REFERENCES[name](model, np.asarray(ids[0]))
     found = nnx.jit(lambda model, ids: model(ids))(model, ids)
     np.testing.assert_allclose(found[0], wanted, rtol=1e-3, atol=1e-3)
+
+
+# Also what Transformers gives, whose weights were given to both once (to 1.4e-5): with several
+# experts to a token too, whole chunks, and fewer positions than a chunk has.
+LLAMA_4: dict[str, dict[str, Any]] = {
+    "llama4-scout": {"rope_scaling": models.RopeScaling(16.0, 1.0, 1.0, 16)},
+    "llama4-maverick": {"experts_per_token": 2, "rotated_qk_norm": True, "scan_layers": False},
+}
+
+
+@pytest.mark.parametrize("length", [3, 10, 12])
+@pytest.mark.parametrize("name", LLAMA_4)
+def test_llama_4_gives_what_numpy_gives(name: str, length: int) -> None:
+    model = moved(models.build(name, **{**SMALL["llama4-maverick"], **LLAMA_4[name]}))
+    ids = RNG.integers(0, 64, length)
+    found = nnx.jit(lambda model, ids: model(ids))(model, jnp.asarray(ids)[None])[0]
+    np.testing.assert_allclose(found, ref.llama_4(model, ids), rtol=1e-3, atol=1e-3)
+
+
+def test_chunks_of_an_encoder_see_each_other_as_little() -> None:
+    """Nothing that a position of another chunk says, nor what fills up the last, matters."""
+    model = models.build(
+        "bert-base", **{**SIZES, "num_layers": 2, "mlp_dim": 32}, attention_chunk=5
+    )
+    ids = jnp.asarray(RNG.integers(0, 64, (2, 12)), jnp.int32)
+    found = model(ids)
+    for first in (0, 5, 10):
+        chunk = slice(first, first + 5)
+        others = (ids + 1) % 64
+        np.testing.assert_allclose(
+            model(others.at[:, chunk].set(ids[:, chunk]))[:, chunk], found[:, chunk], atol=1e-5
+        )
+    assert np.abs(model((ids + 1) % 64) - found).max() > 0.1
+    whole = models.build("bert-base", **{**SIZES, "num_layers": 2, "mlp_dim": 32})
+    nnx.update(whole, nnx.state(model))
+    np.testing.assert_allclose(whole(ids[:, :5]), found[:, :5], atol=1e-5)
 
 
 @pytest.mark.parametrize("name", SMALL)
@@ -151,10 +192,22 @@ def test_sizes_that_cannot_be_are_refused() -> None:
         deepseek.replace(expert_groups=7)
     with pytest.raises(ArgumentError, match="must leave some of num_layers=61"):
         deepseek.replace(num_dense_layers=61)
-    with pytest.raises(ArgumentError, match="no sinks, no qk_norm"):
-        deepseek.replace(sinks=True)
-    with pytest.raises(ArgumentError, match="no sinks, no qk_norm and no attention_softcap"):
-        deepseek.replace(attention_softcap=50.0)
+    for option in ({"sinks": True}, {"attention_softcap": 50.0}, {"attention_chunk": 64}):
+        with pytest.raises(ArgumentError, match=f"latent attention has no {next(iter(option))}"):
+            deepseek.replace(**option)
+    llama = models.get("llama4-maverick")
+    with pytest.raises(ArgumentError, match="has a window or chunks; got window=8 and"):
+        llama.replace(window=8)
+    with pytest.raises(ArgumentError, match="dense_mlp_dim must be a whole number of at least 1"):
+        llama.replace(dense_mlp_dim=0)
+    with pytest.raises(ArgumentError, match="experts_every must be a whole number of at least 1"):
+        llama.replace(experts_every=0)
+    with pytest.raises(ArgumentError, match="experts_every=2 is of layers with experts"):
+        models.get("tiny").replace(experts_every=2)
+    with pytest.raises(ArgumentError, match="neither global_every nor experts_every beside it"):
+        deepseek.replace(experts_every=2)
+    with pytest.raises(ArgumentError, match="routed_scaling=2.5 is of weights that add up"):
+        llama.replace(routed_scaling=2.5)
     for bound in ("attention_softcap", "logits_softcap"):
         for value in (-1.0, float("nan"), "50", True):
             with pytest.raises(ArgumentError, match=f"{bound} is a number from 0"):

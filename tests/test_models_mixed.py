@@ -173,6 +173,6 @@ def test_full_attention_is_of_its_own_type_and_in_its_range() -> None:
         with pytest.raises(ArgumentError, match=r"rope_proportion lies in 0 … 1"):
             models.FullAttention(rope_proportion=wrong)
     with pytest.raises(ArgumentError, match="FullAttention: head_dim must be a whole number"):
-        models.FullAttention(head_dim=0)
+        models.FullAttention(head_dim=-1)
     with pytest.raises(ArgumentError, match="Latent: v_head_dim must be a whole number"):
         models.Latent(v_head_dim=0)

@@ -73,7 +73,8 @@ def test_gemma_2_gives_what_numpy_gives(tiles: int) -> None:
 
 GEMMA_4 = {
     "gemma4-e2b": {"num_layers": 9, "num_kv_shared_layers": 3, "kv_shared_mlp_dim": 40,
-                   "per_layer_input_dim": 6, "full_attention": models.FullAttention(head_dim=16)},
+                   "per_layer_input_dim": 6,
+                   "full_attention": models.FullAttention(head_dim=16, rope_proportion=0.25)},
     "gemma4-e4b": {"num_layers": 8, "num_kv_shared_layers": 2, "per_layer_input_dim": 0,
                    "full_attention": None},
     "gemma4-31b": {"num_layers": 7, "full_attention": models.FullAttention(
@@ -172,7 +173,13 @@ FACTS: dict[str, dict[str, Any]] = {
                   "rope_theta": 1e4, "query_factor": 1.0},
     "gemma2-27b": {"query_pre_attn_scalar": 144},
     "gemma4-e2b": {"query_pre_attn_scalar": 1, "window": 512, "global_every": 5,
-                   "num_kv_shared_layers": 20, "full_attention": models.FullAttention()},
+                   "num_kv_shared_layers": 20, "full_attention": models.FullAttention(
+                       head_dim=512, rope_proportion=0.25)},
+    "llama4-scout": {"rope_theta": 5e5, "attention_chunk": 8192, "temperature_length": 8192,
+                     "rotated_qk_norm": True, "experts_every": 1, "max_length": 10 * 2**20,
+                     "rope_scaling": models.RopeScaling(16.0, 1.0, 1.0, 8192)},
+    "llama4-maverick": {"rotated_qk_norm": False, "experts_every": 2, "global_every": 4,
+                        "rope_scaling": None, "max_length": 2**20},
     "gemma4-31b": {"window": 1024, "global_every": 6, "rope_theta": 1e6, "rope_local_theta": 1e4},
     "llama3.2-1b": {"rope_scaling": models.RopeScaling(factor=32.0), "rope_theta": 5e5,
                     "tie_embeddings": True},

@@ -128,14 +128,16 @@ def test_heads_of_two_sizes_have_kernels_of_their_own(options: PreflightOptions)
     assert sum(kernels) == 2 * (2 * product * layers)  # once more for the backward pass
 
 
-@pytest.mark.parametrize("name", ["gpt-oss-20b", "deepseek3-671b"])
+@pytest.mark.parametrize("name", ["gpt-oss-20b", "deepseek3-671b", "llama4-maverick"])
 def test_models_of_experts_compile_divided(options: PreflightOptions, name: str) -> None:
     sizes = {"num_layers": 2, "embed_dim": 256, "num_heads": 4, "vocab_size": 512,
              "mlp_dim": 128, "num_experts": 8, "max_length": 256, "remat": "full"}  # fmt: skip
     own = {"gpt-oss-20b": {"num_kv_heads": 2},
            "deepseek3-671b": {"num_dense_layers": 1, "dense_mlp_dim": 512,
-                              "experts_per_token": 3}}  # fmt: skip
-    model = models.abstract(name, **sizes, **own[name])
+                              "experts_per_token": 3},
+           "llama4-maverick": {"num_kv_heads": 2, "head_dim": 128, "dense_mlp_dim": 512,
+                               "num_layers": 4, "attention_chunk": 128}}  # fmt: skip
+    model = models.abstract(name, **{**sizes, **own[name]})
     model.compile(optimizer=nx.optim.AdamW(1e-3), loss=LOSS)
     mesh = {"fsdp": 4, "tensor": 2}
     report = nx.preflight(model, nx.spec(BATCH, "int32"), on="v5e-8", mesh=mesh, options=options)

@@ -42,6 +42,10 @@ def _gemma_4(
     return _llama(name, layers, embed, heads, mlp, **{**_GEMMA_4, **more})
 
 
+def _gemma_4_full(**more: Any) -> FullAttention:
+    return FullAttention(head_dim=512, rope_proportion=0.25, **more)
+
+
 def _qwen_3(name: str, layers: int, embed: int, heads: int, mlp: int, **more: Any) -> DecoderConfig:
     return _llama(name, layers, embed, heads, mlp, **{**_QWEN_3, **more})
 
@@ -93,8 +97,16 @@ _GEMMA_4: dict[str, Any] = {
     "query_pre_attn_scalar": 1, "output_scale": True, "logits_softcap": 30.0, "rope_theta": 1e6,
     "rope_local_theta": 1e4, "scale_embeddings": True, "tie_embeddings": True,
 }  # fmt: skip
-_GEMMA_4_SMALL = {**_GEMMA_4, "window": 512, "full_attention": FullAttention(),
+_GEMMA_4_SMALL = {**_GEMMA_4, "window": 512, "full_attention": _gemma_4_full(),
                   "per_layer_input_dim": 256}  # fmt: skip
+# Meta 2025, the published config.json of each size, and ``Llama4TextConfig`` of Transformers; both
+# read text only. The balance is Transformers' ``router_aux_loss_coef``.
+_LLAMA_4: dict[str, Any] = {
+    "num_kv_heads": 8, "vocab_size": 202048, "rope_theta": 500000.0, "attention_chunk": 8192,
+    "global_every": 4, "full_attention": FullAttention(rope_proportion=0.0),
+    "temperature_length": 8192, "experts_per_token": 1, "num_shared_experts": 1,
+    "router": "sigmoid_input", "balance": 0.001,
+}  # fmt: skip
 # MaxText's base.yml: one vocabulary, positions up to what the runs used.
 _MAXTEXT: dict[str, Any] = {"max_length": 8192}
 _MAXTEXT_V4: dict[str, Any] = {**_MAXTEXT, "head_dim": 256, "mlp": "plain"}
@@ -127,6 +139,10 @@ _DECODERS = (
     # Llama 3.2's model card, and the published config.json of each size; text only.
     _llama("llama3.2-1b", 16, 2048, 32, 8192, **_LLAMA_3_2, head_dim=64),
     _llama("llama3.2-3b", 28, 3072, 24, 8192, **_LLAMA_3_2),
+    _llama("llama4-scout", 48, 5120, 40, 8192, **_LLAMA_4, num_experts=16, rotated_qk_norm=True,
+           max_length=10485760, rope_scaling=RopeScaling(factor=16.0, high=1.0)),
+    _llama("llama4-maverick", 48, 5120, 40, 8192, **_LLAMA_4, num_experts=128, experts_every=2,
+           dense_mlp_dim=16384, max_length=1048576),
     _llama("gemma-2b", 18, 2048, 8, 16384, **_GEMMA, num_kv_heads=1),
     _llama("gemma-7b", 28, 3072, 16, 24576, **_GEMMA),
     _gemma_2("gemma2-2b", 26, 2304, 8, 9216, num_kv_heads=4),
@@ -145,11 +161,11 @@ _DECODERS = (
              num_kv_shared_layers=18),
     _gemma_4("gemma4-31b", 60, 5376, 32, 21504, num_kv_heads=16, window=1024, global_every=6,
              max_length=262144,
-             full_attention=FullAttention(num_kv_heads=4, key_is_value=True)),
+             full_attention=_gemma_4_full(num_kv_heads=4, key_is_value=True)),
     _gemma_4("gemma4-26b-a4b", 30, 2816, 16, 704, num_kv_heads=8, window=1024, global_every=6,
              max_length=262144, num_experts=128, experts_per_token=8, parallel_mlp_dim=2112,
              balance=0.001,
-             full_attention=FullAttention(num_kv_heads=2, key_is_value=True)),
+             full_attention=_gemma_4_full(num_kv_heads=2, key_is_value=True)),
     _qwen_3("qwen3-0.6b", 28, 1024, 16, 3072, tie_embeddings=True),
     _qwen_3("qwen3-1.7b", 28, 2048, 16, 6144, tie_embeddings=True),
     _qwen_3("qwen3-4b", 36, 2560, 32, 9728, tie_embeddings=True),

@@ -36,8 +36,8 @@ class DecoderConfig(StackConfig):
         positions: ``"rope"``, ``"learned"`` or ``"none"``.
         rope_theta: base of the rotary frequencies.
         rope_scaling: how rotary positions are stretched, or None.
-        rope_local_theta: base in layers with a window, which are then not stretched; 0 for the
-            same rotation in all.
+        rope_local_theta: base in layers that do not see all keys, which are then not stretched; 0
+            for the same rotation in all.
         scale_embeddings: whether embeddings are multiplied by √E.
         tie_embeddings: whether the unembedding is the embedding table.
         max_length: most positions: rows of the learned table, and a limit on T.
@@ -107,7 +107,7 @@ class DecoderConfig(StackConfig):
     def _check_rotation(self) -> None:
         name = "latent.qk_rope_head_dim" if self.latent else "head_dim"
         sizes = {name: self.rotary_dim}
-        if self.full_attention:
+        if self.full_attention and self.full_attention.head_dim:
             sizes["full_attention.head_dim"] = self.full_attention.head_dim
         for label, size in sizes.items():
             if size % 2:
@@ -169,7 +169,7 @@ class Decoder(Model):
             PerLayerEmbedding(config, rngs=rngs) if config.per_layer_input_dim else nnx.data(None)
         )
         self.dense_layers = (
-            stack_of(_without_experts(config), dense, **options) if dense else nnx.data(None)
+            stack_of(config.without_experts(), dense, **options) if dense else nnx.data(None)
         )
         self.layers = stack_of(config, config.num_layers - dense - sharing, **options)
         self.sharing_layers = (
@@ -240,9 +240,12 @@ class Decoder(Model):
         theta, scaling = config.rope_theta, config.rope_scaling
         if full is None:
             turns = angles(length, size, theta, scaling)
+        elif full.rope_proportion:
+            own = full.head_dim or size
+            turns = angles(length, own, theta, scaling, full.rope_proportion)
         else:
-            turns = angles(length, full.head_dim, theta, scaling, full.rope_proportion)
-        if config.window and config.rope_local_theta:
+            turns = None
+        if any(config.reach) and config.rope_local_theta:
             return turns, angles(length, size, config.rope_local_theta, None)
         return turns, turns if full is None else angles(length, size, theta, scaling)
 
@@ -294,17 +297,6 @@ def logits(config: DecoderConfig, states: jax.Array, kernel: jax.Array) -> jax.A
         return found
     wide = found.astype(jnp.float32) / config.logits_softcap
     return (config.logits_softcap * jnp.tanh(wide)).astype(found.dtype)
-
-
-def _without_experts(config: DecoderConfig) -> DecoderConfig:
-    return config.replace(
-        num_experts=0,
-        num_shared_experts=0,
-        parallel_mlp_dim=0,
-        expert_groups=1,
-        groups_per_token=1,
-        mlp_dim=config.dense_mlp_dim,
-    )
 
 
 def _of_sharing(config: DecoderConfig) -> DecoderConfig:

@@ -66,6 +66,8 @@ class Experts(nnx.Module):
     chosen ones of GPT-OSS. ``"sigmoid"``: of each score; chosen are the greatest with a bias for
     each expert added, in the groups whose two greatest add up to most, and the weights are those
     without the bias, divided by their sum (DeepSeek-AI 2024, DeepSeek-V3, section 2.1.2).
+    ``"sigmoid_input"``: the sigmoid of a score multiplies what the expert is given, and not what
+    it returns (``Llama4TextMoe`` of Transformers).
 
     The gradient is that of the loss plus ``config.balance`` times ``imbalance``, in any training
     loop; the loss itself is shown without it. It takes the gradient to be that of the loss as it
@@ -83,7 +85,7 @@ class Experts(nnx.Module):
         self.activation, self.kind = config.activation, config.mlp
         self.count, self.balance = config.experts_per_token, config.balance
         self.groups, self.groups_taken = config.expert_groups, config.groups_per_token
-        self.scaling = config.routed_scaling
+        self.scaling, self.weighs_input = config.routed_scaling, config.router == "sigmoid_input"
         self.router = Projection(
             config.embed_dim, config.num_experts, lead=lead, bias=config.bias, rngs=rngs
         )
@@ -113,11 +115,17 @@ class Experts(nnx.Module):
         last = kernels.pop("down_bias", None)
         combine = functools.partial(gated, self.kind, self.activation)
         y = _on_each_share(
-            functools.partial(_chosen_experts, activation=self.activation, combine=combine),
+            functools.partial(
+                _chosen_experts,
+                activation=self.activation,
+                combine=combine,
+                weighs_input=self.weighs_input,
+            ),
             x, weights, chosen, kernels,
         )  # fmt: skip
         if last is not None:
             of_all = jax.nn.one_hot(chosen, len(last), dtype=x.dtype)
+            weights = jnp.ones_like(weights) if self.weighs_input else weights
             y = y + jnp.einsum("ntk,ntkx->ntx", weights, of_all) @ last
         return y if self.shared is None else y + self.shared(x)
 
@@ -127,10 +135,10 @@ class Experts(nnx.Module):
         if self.choice_bias is not None:
             return self._by_sigmoid(jax.nn.sigmoid(scores), self.choice_bias[...])
         share = jax.nn.softmax(scores, axis=-1)
-        weights, chosen = jax.lax.top_k(share, self.count)
+        weights, chosen = jax.lax.top_k(scores if self.weighs_input else share, self.count)
         if self.balance:
             weights = _also_minimised(weights, self.balance * imbalance(share, chosen))
-        weights = self._scaled(weights)
+        weights = jax.nn.sigmoid(weights) if self.weighs_input else self._scaled(weights)
         if self.expert_scale is not None:  # a product, whose gradient is one, and no gather
             of_all = jax.nn.one_hot(chosen, share.shape[-1], dtype=share.dtype)
             weights = weights * (of_all @ self.expert_scale[...])
@@ -222,13 +230,21 @@ def _also_minimised_backward(part: float, gradient: jax.Array) -> tuple[jax.Arra
 _also_minimised.defvjp(_also_minimised_forward, _also_minimised_backward)
 
 
-def _chosen_experts(x, weights, chosen, kernels, *, activation: str, combine) -> jax.Array:
-    """Return the weighted sum of what the chosen experts make of (N, T, E)."""
+def _chosen_experts(
+    x, weights, chosen, kernels, *, activation: str, combine, weighs_input: bool
+) -> jax.Array:
+    """Return the weighted sum of what the chosen experts make of (N, T, E).
+
+    With ``weighs_input`` the sum of what they make of (N, T, E) weighted for each.
+    """
     rows, count = x.reshape(-1, x.shape[-1]), chosen.shape[-1]
     experts = kernels["up"].shape[0]
     order = jnp.argsort(chosen.reshape(-1), stable=True)
     sizes = jnp.bincount(chosen.reshape(-1), length=experts).astype(jnp.int32)
-    sorted_rows = rows[order // count]
+    if weighs_input:
+        sorted_rows = (x[:, :, None] * weights[..., None]).reshape(-1, x.shape[-1])[order]
+    else:
+        sorted_rows = rows[order // count]
 
     def product(name: str) -> jax.Array:
         y = grouped_dot(sorted_rows, kernels[name], sizes)
@@ -245,7 +261,7 @@ def _chosen_experts(x, weights, chosen, kernels, *, activation: str, combine) ->
     out = checkpoint_name(grouped_dot(wide, kernels["down"], sizes), "mlp_down")
     back = jnp.argsort(order)
     out = out[back].reshape(*chosen.shape, -1)
-    return jnp.einsum("ntk,ntke->nte", weights, out)
+    return jnp.sum(out, axis=2) if weighs_input else jnp.einsum("ntk,ntke->nte", weights, out)
 
 
 def _on_each_share(function, x, weights, chosen, kernels) -> jax.Array:

@@ -12,9 +12,16 @@ import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 
 from neurenix._nnx import nnx
-from neurenix.models.layers import KeysValues, Norm, Projection, named_heads, residual_scale
+from neurenix.models.layers import (
+    SEES_ALL,
+    KeysValues,
+    Norm,
+    Projection,
+    named_heads,
+    residual_scale,
+)
 from neurenix.models.rope import rotate
-from neurenix.models.stack import Latent, StackConfig
+from neurenix.models.stack import Latent, Reach, StackConfig
 from neurenix.nn.dot_product import dot_product_attention
 
 
@@ -49,7 +56,7 @@ class LatentAttention(nnx.Module):
         self,
         x: jax.Array,
         angles: jax.Array | None,
-        window: int = 0,
+        reach: Reach = SEES_ALL,
         shared_kv: KeysValues | None = None,
     ) -> tuple[jax.Array, None]:
         """Return what the layer adds to ``x``, and None; arguments as of ``layers.Attention``.
@@ -80,7 +87,7 @@ class LatentAttention(nnx.Module):
             named_heads(jnp.concatenate([still, moved], axis=-1), "key_proj"),
             named_heads(value, "value_proj"),
             causal=self.causal,
-            window=window or None,
+            window=reach.window or None,
             checkpoint_name="context",
         )
         return checkpoint_name(self.out(mixed.reshape(*x.shape[:-1], -1)), "out_proj"), None

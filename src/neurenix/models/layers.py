@@ -10,6 +10,7 @@ TPU pads the last axis to 128.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
 from typing import Any, cast
@@ -21,7 +22,7 @@ from jax.ad_checkpoint import checkpoint_name
 from neurenix._nnx import nnx
 from neurenix.distribute.rules import constrain
 from neurenix.models.rope import rotate
-from neurenix.models.stack import StackConfig
+from neurenix.models.stack import Reach, StackConfig
 from neurenix.nn.dot_product import dot_product_attention
 
 BATCH = ("data", "fsdp")  # the mesh axes that divide a batch
@@ -29,9 +30,12 @@ BATCH = ("data", "fsdp")  # the mesh axes that divide a batch
 # the backward pass and turns each sum over that axis into a scatter of it and a gather.
 SEQUENCE = "tensor"
 
+SEES_ALL = Reach()
+
 KeysValues = tuple[jax.Array, jax.Array]  # of one layer, (N, T, K, D) each
 
 _SWIGLU_LIMIT, _SWIGLU_ALPHA = 7.0, 1.702
+_TEMPERATURE_SLOPE = 0.1  # ``attn_scale`` of Llama 4's published config.json
 _ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
     "silu": jax.nn.silu,
     "gelu": lambda x: jax.nn.gelu(x, approximate=False),
@@ -156,18 +160,20 @@ class Attention(nnx.Module):
         self.value = projection(embed, kv_width) if own_values else nnx.data(None)
         self.out = projection(width, embed, residual_scale(config))
         self.query_norm, self.key_norm = norm(config.qk_norm), norm(config.qk_norm and own_keys)
+        self.rotated_norm = norm(config.rotated_qk_norm, scaled=False)
         self.value_norm = norm(config.value_norm and own_keys, scaled=False)
         self.sinks = (
             nnx.Param(jnp.zeros((*lead, config.num_heads))) if config.sinks else nnx.data(None)
         )
         self.query_factor = config.query_factor
+        self.temperature_length = config.temperature_length
         self.softcap = config.attention_softcap or None
 
     def __call__(
         self,
         x: jax.Array,
         angles: jax.Array | None,
-        window: int = 0,
+        reach: Reach = SEES_ALL,
         shared_kv: KeysValues | None = None,
     ) -> tuple[jax.Array, KeysValues]:
         """Return what the layer adds to ``x``, and its keys and values.
@@ -175,23 +181,28 @@ class Attention(nnx.Module):
         Args:
             x: (N, T, E).
             angles: those of ``rope.angles``, or None where nothing is rotated.
-            window: keys that a position sees, its own the last; 0 for all.
+            reach: how far a position sees.
             shared_kv: keys and values of another layer, (N, T, K, D) each, where it has none.
         """
         query = self._heads(self.query(x), self.query_norm, angles)
         if self.query_factor != 1:
             query = query * self.query_factor
+        if angles is None and self.temperature_length:
+            query = growing(query, self.temperature_length)
         key, value = self._keys_values(x, angles) if shared_kv is None else shared_kv
-        mixed = dot_product_attention(
-            named_heads(query, "query_proj"),
-            key,
-            value,
+        attend = functools.partial(
+            dot_product_attention,
             causal=self.causal,
-            window=window or None,
+            window=reach.window or None,
             sinks=None if self.sinks is None else self.sinks[...],
             softcap=self.softcap,
             checkpoint_name="context",
         )
+        query = named_heads(query, "query_proj")
+        if reach.chunk:
+            mixed = in_chunks(attend, reach.chunk, query, key, value, causal=self.causal)
+        else:
+            mixed = attend(query, key, value)
         out = checkpoint_name(self.out(mixed.reshape(*x.shape[:-1], -1)), "out_proj")
         return out, (key, value)
 
@@ -206,7 +217,44 @@ class Attention(nnx.Module):
     ) -> jax.Array:
         x = x.reshape(*x.shape[:-1], -1, self.head_dim)
         x = x if norm is None else norm(x)
-        return x if angles is None else rotate(x, angles)
+        if angles is None:
+            return x
+        x = rotate(x, angles)
+        return x if self.rotated_norm is None else self.rotated_norm(x)
+
+
+def growing(query: jax.Array, length: int) -> jax.Array:
+    """Return queries (N, T, H, D) that grow with their position; see ``temperature_length``."""
+    count = query.shape[1]
+    if count < length:
+        return query
+    steps = jnp.floor(jnp.arange(1, count + 1, dtype=jnp.float32) / length)
+    factor = 1 + _TEMPERATURE_SLOPE * jnp.log1p(steps)
+    return (query * factor[:, None, None]).astype(query.dtype)
+
+
+def in_chunks(
+    attend: Callable[..., jax.Array], chunk: int, *heads: jax.Array, causal: bool
+) -> jax.Array:
+    """Return attention (N, T, H, D) in which a position sees its own chunk alone.
+
+    Each chunk becomes a sequence of its own, so that any kernel of attention will do. A last one
+    that is not whole is filled up behind, with keys that nobody sees.
+    """
+    size, length = heads[0].shape[:2]
+    if length <= chunk:
+        return attend(*heads)
+    missing = -length % chunk
+
+    def folded(x: jax.Array) -> jax.Array:
+        x = jnp.pad(x, ((0, 0), (0, missing), (0, 0), (0, 0))) if missing else x
+        return constrain(x.reshape(-1, chunk, *x.shape[2:]), BATCH, None, "tensor", None)
+
+    if missing and not causal:
+        there = jnp.arange(length + missing).reshape(-1, 1, chunk) < length
+        attend = functools.partial(attend, mask=jnp.tile(there, (size, 1, 1)))
+    mixed = attend(*map(folded, heads))
+    return mixed.reshape(size, length + missing, *mixed.shape[2:])[:, :length]
 
 
 def named_heads(x: jax.Array, name: str) -> jax.Array:

@@ -1,7 +1,8 @@
 """Rotary positions (Su et al. 2021), and how contexts longer than the first are reached.
 
 Owns the angles and the rotation. Halves are rotated against each other (element i with i + D/2),
-as in Llama's published weights for Transformers; not neighbours, as in the paper.
+as in Llama 2's and 3's published weights for Transformers; not neighbours, as in the paper and in
+Llama 4's. The two differ by the order of a head's columns in the kernels of queries and keys.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ class RopeScaling:
         factor: by which waves longer than ``original_length / low`` are slowed.
         low: waves of ``original_length / low`` positions and more are slowed in full.
         high: waves shorter than ``original_length / high`` stay as they are; between the two the
-            factor goes over smoothly.
+            factor goes over smoothly, or, where both are the same, at once.
         original_length: context that the model was first trained with.
     """
 
@@ -49,7 +50,7 @@ class RopeScaling:
     def slowed(self, frequency: np.ndarray) -> np.ndarray:
         """Return the frequencies (D/2,), in radians per position, after scaling."""
         turns = self.original_length * frequency / (2 * math.pi)
-        keep = np.clip((turns - self.low) / (self.high - self.low), 0, 1)
+        keep = np.clip((turns - self.low) / max(self.high - self.low, 1e-9), 0, 1)
         return frequency * (keep + (1 - keep) / self.factor)
 
 

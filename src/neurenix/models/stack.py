@@ -13,7 +13,7 @@ import math
 import numbers
 import operator
 from dataclasses import dataclass
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, NamedTuple, Self
 
 import jax.numpy as jnp
 
@@ -22,6 +22,10 @@ from neurenix.models.remat import Remat, check_remat
 
 DTYPES = ("float32", "bfloat16")
 ACTIVATIONS = ("silu", "gelu", "gelu_tanh", "relu")
+_NOT_LATENT = (
+    "sinks", "qk_norm", "attention_softcap", "value_norm", "key_is_value", "full_attention",
+    "rotated_qk_norm", "temperature_length", "attention_chunk",
+)  # fmt: skip
 
 
 class Replaceable:
@@ -73,29 +77,36 @@ class Latent:
         return self.qk_nope_head_dim + self.qk_rope_head_dim
 
 
+class Reach(NamedTuple):
+    """How far a position of a layer sees; see ``StackConfig``."""
+
+    window: int = 0
+    chunk: int = 0
+
+
 @dataclass(frozen=True, kw_only=True)
 class FullAttention:
-    """Attention of layers that see all keys, where those with a window have other sizes (Gemma 4).
+    """Attention of layers that see all keys beside others that do not (Gemma 4, Llama 4).
 
     Attributes:
-        head_dim: D.
+        head_dim: D; 0 for that of the other layers.
         num_kv_heads: K; 0 for as many as the other layers have.
         key_is_value: whether these layers have no projection of values, see ``StackConfig``.
-        rope_proportion: part of a head's pairs that positions rotate, the shortest waves.
+        rope_proportion: part of a head's pairs that positions rotate, the shortest waves; 0 for
+            layers without positions (Llama 4).
 
     Raises:
         ArgumentError: a size is no whole number, or ``rope_proportion`` does not lie in 0 … 1.
     """
 
     name: ClassVar[str] = "FullAttention"
-    head_dim: int = 512
+    head_dim: int = 0
     num_kv_heads: int = 0
     key_is_value: bool = False
-    rope_proportion: float = 0.25
+    rope_proportion: float = 1.0
 
     def __post_init__(self) -> None:
-        positive(self, "head_dim")
-        at_least(self, 0, "num_kv_heads")
+        at_least(self, 0, "head_dim", "num_kv_heads")
         part = self.rope_proportion
         number = isinstance(part, numbers.Real) and not isinstance(part, bool)
         if not (number and 0 <= float(part) <= 1):
@@ -122,10 +133,18 @@ class StackConfig(Replaceable):
         norm_first: norm before each part, not after the sum.
         post_norm: with ``norm_first``, another norm on what each part adds, as in Gemma.
         qk_norm: norm of each head's queries and keys, before they are rotated.
+        rotated_qk_norm: the same after they are rotated, one that has no scale, in layers that
+            rotate them (Llama 4).
         query_pre_attn_scalar: by whose root the scores are divided; D by default.
+        temperature_length: positions from which on queries grow in layers that rotate none: the
+            query of position t is multiplied by 1 + 0.1 ln(1 + ⌊(t + 1) / temperature_length⌋)
+            (Llama 4, after Nakanishi 2025); 0 for no growth.
         window: keys that a position sees, its own the last; 0 for all.
-        global_every: of so many layers the last sees all keys, whatever the window; 0 for none.
-        full_attention: sizes of attention in layers that see all keys, or None for those of all.
+        attention_chunk: positions of a chunk, which sees no other chunk (Llama 4); 0 for none. Not
+            beside ``window``.
+        global_every: of so many layers the last sees all keys, whatever the window or the chunk;
+            0 for none.
+        full_attention: how layers that see all keys differ from the others, or None.
         value_norm: norm of each head's values, one that has no scale.
         key_is_value: whether a head's values are its keys as they are before norm and rotation, so
             that there is no projection of values.
@@ -140,8 +159,10 @@ class StackConfig(Replaceable):
         parallel_mlp_dim: F of an MLP beside the experts, both with norms of their own (Gemma 4); 0
             for none.
         num_dense_layers: first layers of a decoder that have an MLP in place of experts.
-        dense_mlp_dim: F of these.
-        router: how a position weighs its experts, ``"softmax"`` or ``"sigmoid"``; see ``experts``.
+        experts_every: of so many layers the last has experts, the others an MLP.
+        dense_mlp_dim: F of layers that have no experts where others have some.
+        router: how a position weighs its experts, ``"softmax"``, ``"sigmoid"`` or
+            ``"sigmoid_input"``; see ``experts``.
         expert_groups: groups of which a position takes only the ``groups_per_token`` best; more
             than one with ``"sigmoid"`` only.
         groups_per_token: see there.
@@ -172,8 +193,11 @@ class StackConfig(Replaceable):
     norm_first: bool = True
     post_norm: bool = False
     qk_norm: bool = False
+    rotated_qk_norm: bool = False
     query_pre_attn_scalar: int = 0
+    temperature_length: int = 0
     window: int = 0
+    attention_chunk: int = 0
     global_every: int = 0
     full_attention: FullAttention | None = None
     value_norm: bool = False
@@ -188,6 +212,7 @@ class StackConfig(Replaceable):
     num_shared_experts: int = 0
     parallel_mlp_dim: int = 0
     num_dense_layers: int = 0
+    experts_every: int = 1
     dense_mlp_dim: int = 0
     router: str = "softmax"
     expert_groups: int = 1
@@ -206,16 +231,9 @@ class StackConfig(Replaceable):
                 raise ArgumentTypeError(
                     f"{self.name}: latent is a models.Latent(…) or None; got {self.latent!r}."
                 )
-            if self.sinks or self.qk_norm or self.attention_softcap:
-                raise ArgumentError(
-                    f"{self.name}: latent attention has no sinks, no qk_norm and no "
-                    "attention_softcap."
-                )
-            if self.value_norm or self.key_is_value or self.full_attention:
-                raise ArgumentError(
-                    f"{self.name}: latent attention has no value_norm, no key_is_value and no "
-                    "full_attention."
-                )
+            for name in _NOT_LATENT:
+                if getattr(self, name):
+                    raise ArgumentError(f"{self.name}: latent attention has no {name}.")
             object.__setattr__(self, "head_dim", self.latent.head_dim)
         if not self.head_dim:
             if self.embed_dim % self.num_heads:
@@ -231,13 +249,19 @@ class StackConfig(Replaceable):
                 f"num_heads={self.num_heads}."
             )
         at_least(self, 0, "query_pre_attn_scalar", "window", "global_every")
+        at_least(self, 0, "attention_chunk", "temperature_length")
         at_least(self, 0, "num_experts", "experts_per_token")
         one_of(self, "mlp", ("gated", "plain", "clamped"))
         one_of(self, "activation", ACTIVATIONS)
         one_of(self, "norm", ("rms", "layer"))
         one_of(self, "dtype", DTYPES)
-        one_of(self, "router", ("softmax", "sigmoid"))
+        one_of(self, "router", ("softmax", "sigmoid", "sigmoid_input"))
         check_remat(self.remat)
+        if self.window and self.attention_chunk:
+            raise ArgumentError(
+                f"{self.name}: a layer has a window or chunks; got window={self.window} and "
+                f"attention_chunk={self.attention_chunk}."
+            )
         self._check_full_attention()
         self._check_experts()
         self._check_dense_layers()
@@ -251,10 +275,10 @@ class StackConfig(Replaceable):
             raise ArgumentTypeError(
                 f"{self.name}: full_attention is a models.FullAttention(…) or None; got {full!r}."
             )
-        if self.pattern_length == 1:
+        if self._full_every < 2:
             raise ArgumentError(
-                f"{self.name}: full_attention is that of layers without a window beside others "
-                "that have one; give window, and global_every of 2 or more."
+                f"{self.name}: full_attention is that of layers that see all keys beside others "
+                "that do not; give window or attention_chunk, and global_every of 2 or more."
             )
         if full.num_kv_heads and self.num_heads % full.num_kv_heads:
             raise ArgumentError(
@@ -281,6 +305,11 @@ class StackConfig(Replaceable):
                     f"{self.name}: {name}={getattr(self, name)} stands beside experts, and "
                     "num_experts is 0."
                 )
+        if self.router == "sigmoid_input" and self.routed_scaling != 1:
+            raise ArgumentError(
+                f"{self.name}: routed_scaling={self.routed_scaling} is of weights that add up to "
+                "it, and those of router='sigmoid_input' do not."
+            )
         if self.parallel_mlp_dim and (self.router != "softmax" or not self.norm_first):
             raise ArgumentError(
                 f"{self.name}: parallel_mlp_dim={self.parallel_mlp_dim} needs router='softmax' "
@@ -296,13 +325,21 @@ class StackConfig(Replaceable):
 
     def _check_dense_layers(self) -> None:
         at_least(self, 0, "num_dense_layers")
+        positive(self, "experts_every")
+        if self.experts_every > 1 and not self.num_experts:
+            raise ArgumentError(
+                f"{self.name}: experts_every={self.experts_every} is of layers with experts, and "
+                "num_experts is 0."
+            )
+        if self.num_dense_layers or self.experts_every > 1:
+            positive(self, "dense_mlp_dim")
         if not self.num_dense_layers:
             return
-        positive(self, "dense_mlp_dim")
-        if self.num_dense_layers >= self.num_layers or self.global_every:
+        if self.num_dense_layers >= self.num_layers or self.global_every or self.experts_every > 1:
             raise ArgumentError(
                 f"{self.name}: num_dense_layers={self.num_dense_layers} must leave some of "
-                f"num_layers={self.num_layers}, and there can be no global_every beside it."
+                f"num_layers={self.num_layers}, and there can be neither global_every nor "
+                "experts_every beside it."
             )
 
     @property
@@ -311,9 +348,19 @@ class StackConfig(Replaceable):
         return jnp.dtype(self.dtype)
 
     @property
+    def reach(self) -> Reach:
+        """How far a position sees, in layers that do not see all."""
+        return Reach(self.window, self.attention_chunk)
+
+    @property
+    def _full_every(self) -> int:
+        """Of how many layers the last sees all keys beside others that do not; 0 for none."""
+        return self.global_every if any(self.reach) else 0
+
+    @property
     def pattern_length(self) -> int:
         """After how many layers their options repeat."""
-        return self.global_every if self.window and self.global_every else 1
+        return math.lcm(self._full_every or 1, self.experts_every)
 
     @property
     def pattern(self) -> tuple[Self, ...]:
@@ -324,20 +371,31 @@ class StackConfig(Replaceable):
             >>> [layer.window for layer in models.get("gemma3-12b").pattern]
             [1024, 1024, 1024, 1024, 1024, 0]
         """
-        full = self.full_attention
-        if not (self.window and self.global_every):
-            return (self,)
-        own = self.replace(global_every=0, full_attention=None)
-        if full is None:
-            last = own.replace(window=0)
-        else:
-            last = own.replace(
-                window=0,
-                head_dim=full.head_dim,
-                num_kv_heads=full.num_kv_heads or self.num_kv_heads,
-                key_is_value=full.key_is_value,
+        own = self.replace(global_every=0, full_attention=None, experts_every=1)
+        every, full = self._full_every, own.replace(window=0, attention_chunk=0)
+        if self.full_attention is not None:
+            full = full.replace(
+                head_dim=self.full_attention.head_dim or self.head_dim,
+                num_kv_heads=self.full_attention.num_kv_heads or self.num_kv_heads,
+                key_is_value=self.full_attention.key_is_value,
             )
-        return (own,) * (self.pattern_length - 1) + (last,)
+        layers = []
+        for place in range(1, self.pattern_length + 1):
+            layer = full if every and place % every == 0 else own
+            layers.append(layer if place % self.experts_every == 0 else layer.without_experts())
+        return tuple(layers)
+
+    def without_experts(self) -> Self:
+        """Return the options of layers that have an MLP in place of experts."""
+        return self.replace(
+            num_experts=0,
+            num_shared_experts=0,
+            parallel_mlp_dim=0,
+            expert_groups=1,
+            groups_per_token=1,
+            experts_every=1,
+            mlp_dim=self.dense_mlp_dim,
+        )
 
     @property
     def query_factor(self) -> float:

@@ -20,6 +20,7 @@ from neurenix.models.latent import LatentAttention
 from neurenix.models.layers import (
     BATCH,
     MLP,
+    SEES_ALL,
     SEQUENCE,
     Attention,
     KeysValues,
@@ -29,9 +30,9 @@ from neurenix.models.layers import (
     residual_scale,
 )
 from neurenix.models.remat import checkpointed
-from neurenix.models.stack import StackConfig
+from neurenix.models.stack import Reach, StackConfig
 
-Kept = tuple[KeysValues, ...] | None  # of each window of a pattern
+Kept = tuple[KeysValues, ...] | None  # of each reach of a pattern
 
 # Of all transformers here: matrices by FSDP on the residual stream's axis, by tensor parallelism
 # on heads and hidden axes, so that each layer needs two sums over the tensor axis.
@@ -97,7 +98,7 @@ class Layer(nnx.Module):
         self,
         x: jax.Array,
         angles: jax.Array | None = None,
-        window: int = 0,
+        reach: Reach = SEES_ALL,
         shared_kv: KeysValues | None = None,
         per_layer_input: jax.Array | None = None,
     ) -> tuple[jax.Array, KeysValues | None]:
@@ -106,16 +107,16 @@ class Layer(nnx.Module):
         Args:
             x: (N, T, E).
             angles: those of ``rope.angles``, or None where nothing is rotated.
-            window: keys that a position sees, its own the last; 0 for all.
+            reach: how far a position sees.
             shared_kv: keys and values of another layer, where it has none.
             per_layer_input: (N, T, P), what it is told of each token besides.
         """
         if not self.norm_first:
-            more, kept = self.attention(x, angles, window, shared_kv)
+            more, kept = self.attention(x, angles, reach, shared_kv)
             x = self.attention_norm(x + more)
             x = cast(Norm, self.mlp_norm)(x + self.mlp(x))
             return self._ended(x, per_layer_input), kept
-        more, kept = self.attention(self.attention_norm(x), angles, window, shared_kv)
+        more, kept = self.attention(self.attention_norm(x), angles, reach, shared_kv)
         x = x + (more if self.attention_post_norm is None else self.attention_post_norm(more))
         more = self.mlp(x if self.mlp_norm is None else self.mlp_norm(x))
         x = x + (more if self.mlp_post_norm is None else self.mlp_post_norm(more))
@@ -147,8 +148,8 @@ class PerLayerInput(nnx.Module):
 class Stack(Layer):
     """``count`` layers of one kind: (N, T, E) → (N, T, E). Each parameter is that of all of them.
 
-    Layers of several windows go through the loop a pattern at a time, so that the window of each
-    is known when the program is compiled; what is left of the last pattern follows after it.
+    Layers that see differently far go through the loop a pattern at a time, so that the reach of
+    each is known when the program is compiled; what is left of the last pattern follows after it.
     """
 
     def __init__(
@@ -212,7 +213,7 @@ def kinds_of(config: StackConfig) -> tuple[list[StackConfig], list[int]]:
     kinds: list[StackConfig] = []
     numbers = []
     for layer in config.pattern:
-        kind = layer.replace(window=0)
+        kind = layer.replace(window=0, attention_chunk=0)
         if kind not in kinds:
             kinds.append(kind)
         numbers.append(kinds.index(kind))
@@ -245,26 +246,26 @@ def through(
         stacks: the parameters of the layers of each kind.
         x: (N, T, E).
         angles: those of ``rope.angles``, or None where nothing is rotated.
-        local_angles: the same for layers with a window.
-        shared_kv: for each window of the pattern the keys and values of another layer that has it,
+        local_angles: the same for layers that do not see all keys.
+        shared_kv: for each reach of the pattern the keys and values of another layer that has it,
             where these layers have none.
         per_layer_input: (L, N, T, P), what each layer is told of each token besides.
-        return_kv: whether to return, for each window of the pattern, the keys and values of the
+        return_kv: whether to return, for each reach of the pattern, the keys and values of the
             last layer that has it.
     """
     pattern, (_, numbers) = config.pattern, kinds_of(config)
-    of_window = {layer.window: layer for layer in pattern}
-    windows = [*of_window]
+    of_reach = {layer.reach: layer for layer in pattern}
+    reaches = [*of_reach]
     structures, parameters = zip(*(nnx.split(stack) for stack in stacks), strict=True)
 
     def layer_of(place: int) -> Callable[..., Any]:
-        structure, window = structures[numbers[place]], pattern[place].window
+        structure, reach = structures[numbers[place]], pattern[place].reach
 
         def layer(x: jax.Array, parameters: nnx.State, shared_kv: Any, per_layer_input: Any) -> Any:
             x = checkpoint_name(constrain(x, BATCH, SEQUENCE, None), "decoder_layer_input")
-            turns = local_angles if window else angles
+            turns = local_angles if any(reach) else angles
             merged = nnx.merge(structure, parameters)
-            x, kept = Layer.__call__(merged, x, turns, window, shared_kv, per_layer_input)
+            x, kept = Layer.__call__(merged, x, turns, reach, shared_kv, per_layer_input)
             return x, kept if return_kv else None
 
         return checkpointed(layer, config.remat, in_scan=config.scan_layers)
@@ -274,10 +275,10 @@ def through(
     groups, rest = divmod(count, len(pattern))
 
     def next_layer(carry: Any, place: int, parameters: nnx.State, per_layer_input: Any) -> Any:
-        (x, kept), window = carry, windows.index(pattern[place].window)
-        of_others = None if shared_kv is None else shared_kv[window]
+        (x, kept), number = carry, reaches.index(pattern[place].reach)
+        of_others = None if shared_kv is None else shared_kv[number]
         x, new = layers[place](x, parameters, of_others, per_layer_input)
-        return x, (*kept[:window], new, *kept[window + 1 :]) if return_kv else ()
+        return x, (*kept[:number], new, *kept[number + 1 :]) if return_kv else ()
 
     def whole_pattern(carry: Any, own: Any) -> tuple[Any, None]:
         parameters, per_layer_input = own
@@ -287,7 +288,7 @@ def through(
         return carry, None
 
     own = [_grouped(leaves, groups, n) for leaves, n in zip(parameters, sizes, strict=True)]
-    carry = x, tuple(_no_keys(layer, x) for layer in of_window.values()) if return_kv else ()
+    carry = x, tuple(_no_keys(layer, x) for layer in of_reach.values()) if return_kv else ()
     unroll = 1 if config.scan_layers else max(1, groups)
     told = _grouped(per_layer_input, groups, len(pattern))
     carry, _ = jax.lax.scan(whole_pattern, carry, (own, told), unroll=unroll)
