@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 from neurenix.compiler.findings.arithmetic import (
+    badly_tiled_products,
     float32_products,
     grouped_gradients,
     padded_products,
@@ -50,6 +51,7 @@ RULES: dict[str, Callable[[Evidence], Iterator[Finding]]] = {
     "unsupported-type": unsupported_types,
     "small-batch": small_batch,
     "grouped-gradient": grouped_gradients,
+    "badly-tiled": badly_tiled_products,
     "materialised-attention": materialised_attention,
     "copy": moves,
     "donation": missing_donation,

@@ -35,6 +35,10 @@ from neurenix.compiler.traits import WrittenProduct
 
 _MODELS = "/models/"  # files of Neurenix whose products have a type of their own
 _FOURIER = re.compile(r"(?:^|[/(])[ir]?r?fftn?\)*$")
+_BADLY_TILED = 20.0
+"""How many times its need a product takes that is told. By the cycles of libtpu 0.0.42.1, products
+of 36 sizes took 1.2 to 1.8 times that, in bfloat16 and fp8 on tpu7x, but for three that took 71;
+small ones of ResNet-50 that are fused with sums took up to 13."""
 _BESIDE = 1.5
 """How much larger a kernel may be than its part that meets the image on average."""
 
@@ -136,6 +140,38 @@ def grouped_gradients(evidence: Evidence) -> Iterator[Finding]:
             about,
         )
         yield replace(found, source=product.source)
+
+
+def badly_tiled_products(evidence: Evidence) -> Iterator[Finding]:
+    """Products that fill the matrix unit and take many times what they need; one for each line.
+
+    The compiler cuts a product into tiles, and at some sizes and types into very small ones: of
+    libtpu 0.0.42.1 some of fp8 on tpu7x, 40 times as slow as their neighbours. What it takes beyond
+    the need of its FLOPs and bytes is charged, where that is 2 % of the step.
+    """
+    lines: dict[object, list[Operation]] = {}
+    for operation in in_order_of_time(evidence.operations):
+        need = operation.floor_seconds
+        if not operation.products or not 0 < _BADLY_TILED * need < operation.seconds:
+            continue
+        product = _nominal(evidence, max(operation.products, key=lambda p: p.flops))
+        if not product.highest and _used(evidence, product) > WELL_FILLED:
+            lines.setdefault(operation.source or operation.name, []).append(operation)
+    for found in lines.values():
+        wasted = sum(operation.seconds - operation.floor_seconds for operation in found)
+        if evidence.share(wasted) < NOTABLE_SHARE:
+            continue
+        product = max(found[0].products, key=lambda p: p.flops)
+        yield evidence.finding(
+            "badly-tiled",
+            f"A product of {sizes_text(product)} fills the matrix unit and takes "
+            f"{found[0].seconds / found[0].floor_seconds:.0f} times what its FLOPs need: the "
+            f"compiler cuts it into very small tiles{_of_the_line(len(found))}.",
+            "Change its rows or its depth a little (8,320 in place of 8,192), or take another "
+            "libtpu: which sizes are concerned differs from release to release.",
+            wasted,
+            found[0],
+        )
 
 
 def _is_of(product: MatrixProduct, written: WrittenProduct) -> bool:
