@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar
 
 import jax
@@ -18,12 +18,13 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
-from neurenix._core.errors import DataError, ShapeError
+from neurenix._core.errors import DataError, ShapeError, unknown_name
 from neurenix._core.names import snake_case
 
 ORDER = "The order of arguments is (y_true, y_pred): targets first, as in Keras and unlike PyTorch."
 # What keeps logarithms and quotients finite; the value of Keras (keras.config.epsilon()).
 EPSILON = 1e-7
+REDUCTIONS = ("mean", "sum", "none")
 _ROUGHLY = 0.02  # what half precision may add to a probability, or to the sum of a row
 
 
@@ -36,15 +37,32 @@ class Loss(ABC):
 
     Attributes:
         direction: ``"min"``: a smaller loss is better.
+        reduction: what a call makes of the losses, as in Keras and PyTorch: ``"mean"``, ``"sum"``,
+            or ``"none"`` (or None) for each of them, the shape of ``elementwise``, as
+            ``compute_average_loss`` takes them. ``fit`` takes the mean.
+
+    Raises:
+        UnknownNameError: there is no such reduction.
 
     Example:
         >>> from neurenix.losses import MeanSquaredError
         >>> loss = MeanSquaredError()
         >>> print(loss(nx.tensor([1.0, 2.0]), nx.tensor([1.0, 4.0])))
         2.0
+        >>> each = MeanSquaredError(reduction="none")
+        >>> print(each(nx.tensor([1.0, 2.0]), nx.tensor([1.0, 4.0])))
+        [0. 4.]
     """
 
     direction: ClassVar[str] = "min"
+    reduction: str | None = field(default="mean", kw_only=True)
+
+    def __post_init__(self) -> None:
+        """Check the options."""
+        if self.reduction is None:
+            object.__setattr__(self, "reduction", "none")
+        if self.reduction not in REDUCTIONS:
+            raise unknown_name("reduction of a loss", str(self.reduction), REDUCTIONS)
 
     @property
     def name(self) -> str:
@@ -79,6 +97,8 @@ class Loss(ABC):
     ) -> jax.Array:
         """Return the mean loss, a scalar: ``sum(w · loss) / sum(w)``.
 
+        With another ``reduction``: the sum of ``w · loss`` over all positions, or each of them.
+
         Args:
             y_true: the targets; see the class for shape and dtype.
             y_pred: what the model returned. Half precision is computed in float32.
@@ -93,6 +113,10 @@ class Loss(ABC):
         weight = self.counted(y_true, y_pred, sample_weight)
         if weight is None:
             self._check_order(y_true, y_pred)
+        if self.reduction != "mean":
+            losses = weighted(self.elementwise(y_true, y_pred), weight)
+            return jnp.sum(losses) if self.reduction == "sum" else losses
+        if weight is None:
             return jnp.mean(self.per_example(y_true, y_pred))
         if weight.ndim > 1:
             losses = self.elementwise(y_true, y_pred)
@@ -135,6 +159,30 @@ def mean_per_example(losses: jax.Array) -> jax.Array:
     return losses if losses.ndim <= 1 else jnp.mean(losses.reshape(losses.shape[0], -1), axis=1)
 
 
+def weighted(losses: jax.Array, weight: jax.Array | None) -> jax.Array:
+    """Return ``w · l`` for losses (N, ...) and weights (N,), of the same shape, or a single one.
+
+    A position of weight 0 is 0 even when its loss is infinite or not a number.
+
+    Raises:
+        ShapeError: ``weight`` has none of these shapes.
+    """
+    if weight is None:
+        return losses
+    if weight.shape not in ((), losses.shape[:1], losses.shape):
+        raise _unfit(weight, losses)
+    weight = weight.reshape(weight.shape + (1,) * (losses.ndim - weight.ndim))
+    weight = weight.astype(losses.dtype)
+    return jnp.where(weight == 0, 0, losses) * weight
+
+
+def _unfit(weight: jax.Array, losses: jax.Array) -> ShapeError:
+    return ShapeError(
+        f"The argument `sample_weight` has shape {weight.shape}; there are losses of shape "
+        f"{losses.shape}. Give one weight per example, shape {losses.shape[:1]}."
+    )
+
+
 def weighted_mean(losses: jax.Array, weight: jax.Array) -> jax.Array:
     """Return ``sum(w · l) / sum(w)``, and 0 when the weights sum to 0.
 
@@ -144,14 +192,12 @@ def weighted_mean(losses: jax.Array, weight: jax.Array) -> jax.Array:
         ShapeError: ``weight`` has neither the shape of ``losses`` nor a single value.
     """
     if weight.shape != losses.shape and weight.ndim != 0:
-        raise ShapeError(
-            f"The argument `sample_weight` has shape {weight.shape}; there are losses of shape "
-            f"{losses.shape}. Give one weight per example, shape {losses.shape[:1]}."
-        )
+        raise _unfit(weight, losses)
     weight = jnp.broadcast_to(weight.astype(losses.dtype), losses.shape)
     total = jnp.sum(weight)
-    weighted = jnp.sum(jnp.where(weight == 0, 0, losses) * weight)
-    return jnp.where(total == 0, 0, weighted / jnp.where(total == 0, 1, total))
+    return jnp.where(
+        total == 0, 0, jnp.sum(weighted(losses, weight)) / jnp.where(total == 0, 1, total)
+    )
 
 
 def at_least_float32(x: jax.Array) -> jax.Array:

@@ -67,6 +67,7 @@ class SparseCategoricalCrossentropy(Loss):
 
     def __post_init__(self) -> None:
         """Check the options."""
+        super().__post_init__()
         check_smoothing(self.label_smoothing)
         if self.ignore_index is not None and not isinstance(self.ignore_index, (int, np.integer)):
             raise ArgumentTypeError(
@@ -179,6 +180,7 @@ class CategoricalCrossentropy(Loss):
 
     def __post_init__(self) -> None:
         """Check the options."""
+        super().__post_init__()
         check_smoothing(self.label_smoothing)
 
     def elementwise(self, y_true: jax.Array, y_pred: jax.Array) -> jax.Array:
@@ -231,6 +233,7 @@ class BinaryCrossentropy(Loss):
 
     def __post_init__(self) -> None:
         """Check the options."""
+        super().__post_init__()
         check_smoothing(self.label_smoothing)
 
     def elementwise(self, y_true: jax.Array, y_pred: jax.Array) -> jax.Array:

@@ -87,7 +87,7 @@ class FunctionLoss(Loss):
         self, y_true: jax.Array, y_pred: jax.Array, sample_weight: jax.Array | None = None
     ) -> jax.Array:
         """Return the mean loss; see :meth:`Loss.__call__`."""
-        if sample_weight is not None:
+        if sample_weight is not None or self.reduction != "mean":
             return super().__call__(y_true, y_pred, sample_weight)
         y_true = aligned(self.function, y_true, y_pred)
         return jnp.mean(mean_per_example(jnp.asarray(self.function(y_true, y_pred))))

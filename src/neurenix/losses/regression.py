@@ -81,6 +81,7 @@ class Huber(Loss):
 
     def __post_init__(self) -> None:
         """Check the options."""
+        super().__post_init__()
         check_number("The argument `delta`", self.delta)
         if not self.delta > 0:
             raise ArgumentError(f"The argument `delta` must be above 0; got {self.delta}.")

@@ -182,7 +182,8 @@ def as_loss(loss: Any, weights: Any = None) -> Loss | None:
 
     Raises:
         UnknownNameError: no loss has that name, or no loss was given for an output of ``weights``.
-        ArgumentError: there are weights and one loss only, or a weight is no number.
+        ArgumentError: there are weights and one loss only, a weight is no number, or a loss has
+            another reduction than the mean.
 
     Example:
         >>> as_loss({"a": "mse", "b": "mae"}, {"b": 0.5}).name
@@ -191,15 +192,27 @@ def as_loss(loss: Any, weights: Any = None) -> Loss | None:
     if not isinstance(loss, (Mapping, list, tuple)):
         if weights is not None:
             raise ArgumentError("loss_weights goes with one loss for each output: a dict or list.")
-        return None if loss is None else losses.get(loss)
+        return None if loss is None else _averaged(losses.get(loss))
     given, weighed = _by_key(loss), {} if weights is None else _by_key(weights)
     for key in weighed:
         if key not in given:
             raise unknown_name("output of loss_weights", str(key), list(map(str, given)))
-    parts = [(key, losses.get(one), _number(weighed.get(key, 1.0))) for key, one in given.items()]
+    parts = [
+        (key, _averaged(losses.get(one)), _number(weighed.get(key, 1.0)))
+        for key, one in given.items()
+    ]
     if not parts:
         raise ArgumentError("loss is empty: give one for each output that is to be trained.")
     return OutputLosses(tuple(parts))
+
+
+def _averaged(loss: Loss) -> Loss:
+    if loss.reduction != "mean":
+        raise ArgumentError(
+            f"The loss {loss.name} has reduction={loss.reduction!r}, which is for training loops "
+            "of your own. fit takes the mean over the examples that count: leave reduction out."
+        )
+    return loss
 
 
 def as_metrics(metrics: Any) -> list[Metric]:
