@@ -24,6 +24,7 @@ REPOSITORY = Path(__file__).parent.parent
 
 FLOORS = {
     "neurenix._core": 0,
+    "neurenix._elsewhere": 0,
     "neurenix.chips": 10,
     "neurenix.rules": 10,
     "neurenix._jax": 16,

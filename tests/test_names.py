@@ -5,15 +5,17 @@ from __future__ import annotations
 import copy
 import pickle
 import re
+from collections.abc import Callable
 from typing import Any
 
 import jax
+import numpy as np
 import optax
 import pytest
 from flax import nnx
 
 import neurenix as nx
-from neurenix import nn
+from neurenix import _elsewhere, nn
 from neurenix._core.names import MissingAttributeError
 from neurenix.nn import elsewhere as of_nn
 from neurenix.optim import elsewhere as of_optim
@@ -35,6 +37,12 @@ pytestmark = pytest.mark.cpu8
         (nx.losses, "MSE", "losses.MeanSquaredError"),
         (nx.metrics, "Acuracy", "'Accuracy'"),
         (nx.callbacks, "EarlyStoping", "'EarlyStopping'"),
+        (nx, "cat", "Here that is nx.concatenate."),
+        (nx, "relu", "Here that is jax.nn.relu."),
+        (nx, "Linear", "Here that is nx.nn.Linear."),
+        (nx, "matmull", "Did you mean 'matmul'"),
+        (nx.random, "normal", "Here that is nx.randn."),
+        (nx.random, "sed", "Did you mean 'seed'"),
     ],
 )
 def test_a_package_says_what_a_name_is_here(package: Any, name: str, said: str) -> None:
@@ -44,7 +52,9 @@ def test_a_package_says_what_a_name_is_here(package: Any, name: str, said: str) 
     assert not hasattr(package, name)
 
 
-@pytest.mark.parametrize("package", [nx.nn, nx.optim, nx.losses, nx.metrics, nx.callbacks])
+@pytest.mark.parametrize(
+    "package", [nx, nx.random, nx.nn, nx.optim, nx.losses, nx.metrics, nx.callbacks]
+)
 def test_what_nothing_here_is_like_has_no_hint(package: Any) -> None:
     with pytest.raises(AttributeError, match="has no attribute 'xyzzy'.$"):
         _ = package.xyzzy
@@ -55,7 +65,9 @@ def test_every_name_that_a_table_gives_exists() -> None:
     model = nn.Sequential(nn.Linear(1, 1))
     known = {"nx": nx, "nn": nn, "nnx": nnx, "jax": jax, "optax": optax, "model": model}
     known |= {"optim": nx.optim, "losses": nx.losses, "metrics": nx.metrics}
-    for text in (text for table in (*tables, nx.metrics._ELSEWHERE) for text in table.values()):
+    known |= {"x": X, "np": np, "strategy": nx.distribute.OneDeviceStrategy()}
+    tables += nx.metrics._ELSEWHERE, _elsewhere.names(), nx.random._ELSEWHERE
+    for text in (text for table in tables for text in table.values()):
         for root, path in re.findall(r"\b([a-z]+)((?:\.[A-Za-z_][A-Za-z_0-9]*)+)", text):
             found = known[root]
             for name in path[1:].split("."):
@@ -86,6 +98,75 @@ def test_a_model_says_what_a_name_is_here(name: str, said: str) -> None:
         getattr(model, name)
     assert not hasattr(model, name)
     assert getattr(model, name, None) is None
+
+
+class Forward(nn.Module):
+    def __init__(self) -> None:
+        self.layer = nn.Linear(2, 2)
+
+    def forward(self, x: Any) -> Any:
+        return self.layer(x)
+
+
+class Call(nn.Module):
+    def call(self, x: Any) -> Any:
+        return x
+
+
+class Twice(Forward):
+    def __call__(self, x: Any) -> Any:
+        return 2 * self.forward(x)
+
+
+class Uncallable(nnx.Module):
+    pass
+
+
+X, Y = np.ones((4, 2), np.float32), np.zeros((4, 2), np.float32)
+
+
+@pytest.mark.parametrize("kind", [Forward, Call])
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda model: model(X),
+        lambda model: nn.Sequential(model)(X),
+        lambda model: model.compile(loss="mse").fit(X, Y),
+        lambda model: model.predict(X),
+        lambda model: model.summary(input_shape=(4, 2)),
+    ],
+)
+def test_a_module_with_the_method_of_another_library_says_what_it_is_here(
+    kind: type[nn.Module], use: Callable[[Any], Any]
+) -> None:
+    with pytest.raises(nx.ArgumentTypeError, match=rf"{kind.__name__} has .*def __call__\(self"):
+        use(kind())
+
+
+def test_a_method_forward_may_stand_beside_a_call() -> None:
+    model = Twice()
+    assert (model(X) == 2 * model.forward(X)).all()
+    assert Forward().forward(X).shape == (4, 2)
+    nnx.clone(Forward())
+
+
+def test_layers_of_which_only_forward_is_used_are_counted() -> None:
+    class Outer(nn.Module):
+        def __init__(self) -> None:
+            self.inner = Forward()
+
+        def __call__(self, x: Any) -> Any:
+            return self.inner.forward(x)
+
+    assert "6 parameters" in str(Outer().summary(input_shape=(4, 2)))
+    bad = np.full((4, 2), np.nan, np.float32)
+    with pytest.raises(nx.TrainingDivergedError, match="The batch itself"):
+        Outer().compile(loss="mse").fit(bad, Y)
+
+
+def test_a_module_that_cannot_be_called_is_refused_before_any_data() -> None:
+    with pytest.raises(nx.ArgumentTypeError, match="Uncallable cannot be called"):
+        nx.Trainer(Uncallable(), loss="mse")
 
 
 def test_a_property_that_fails_says_what_failed_in_it() -> None:

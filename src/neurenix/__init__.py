@@ -16,7 +16,8 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from neurenix._core.errors import did_you_mean
+from neurenix import _elsewhere
+from neurenix._core.names import MissingAttributeError
 
 if TYPE_CHECKING:  # what editors and type checkers see; a test holds it and _EXPORTS together
     from neurenix import callbacks as callbacks
@@ -115,8 +116,7 @@ def _loaded(name: str) -> Any:
     elif name in _tensor_names():
         value = getattr(importlib.import_module("neurenix.tensor"), name)
     else:
-        near = did_you_mean(name, _loaded("__all__"))
-        raise AttributeError(f"module 'neurenix' has no attribute {name!r}.{near}")
+        raise MissingAttributeError("module 'neurenix'", name, _public_names, _elsewhere.names)
     globals()[name] = value
     return value
 
@@ -126,7 +126,11 @@ if not TYPE_CHECKING:  # to a checker a name that is not listed above is an erro
 
 
 def __dir__() -> list[str]:
-    return sorted(_loaded("__all__"))
+    return sorted(_public_names())
+
+
+def _public_names() -> list[str]:
+    return _loaded("__all__")
 
 
 def _tensor_names() -> list[str]:

@@ -12,12 +12,43 @@ from __future__ import annotations
 
 import operator
 import threading
+from typing import TYPE_CHECKING
 
 import jax
 
 from neurenix._core.errors import ArgumentError, ArgumentTypeError
+from neurenix._core.names import names_of
 from neurenix.simulation import simulated
 
+_KEYED = "with a key of nx.random.next_key()"
+_ELSEWHERE = {
+    "Generator": "nnx.Rngs (from flax import nnx)",
+    "PRNGKey": "nx.random.next_key, or jax.random.key",
+    "RandomState": "nnx.Rngs (from flax import nnx)",
+    "SeedGenerator": "nnx.Rngs (from flax import nnx)",
+    "default_rng": "nnx.Rngs (from flax import nnx)",
+    "fold_in": "jax.random.fold_in",
+    "integers": "nx.randint",
+    "key": "nx.random.next_key, or jax.random.key",
+    "manual_seed": "nx.seed",
+    "normal": "nx.randn",
+    "rand": "nx.rand",
+    "randint": "nx.randint",
+    "randn": "nx.randn",
+    "random": "nx.rand",
+    "set_seed": "nx.seed",
+    "shuffle": f"jax.random.permutation, {_KEYED}",
+    "split": "jax.random.split",
+    "standard_normal": "nx.randn",
+    "uniform": "nx.rand",
+    **{
+        name: f"jax.random.{name}, {_KEYED}"
+        for name in (
+            "bernoulli", "beta", "categorical", "choice", "exponential", "gamma", "gumbel",
+            "permutation", "poisson", "truncated_normal",
+        )
+    },
+}  # fmt: skip
 _lock = threading.Lock()
 _seed = 0
 _drawn = 0
@@ -94,3 +125,9 @@ def next_key() -> jax.Array:
         start, count = _seed, _drawn
         _drawn += 1
     return jax.random.fold_in(jax.random.key(start), count)
+
+
+if not TYPE_CHECKING:  # a type checker would take any name for one that exists
+    __getattr__ = names_of(
+        __name__, ("FrozenDrawWarning", "current_seed", "next_key", "seed"), _ELSEWHERE
+    )

@@ -21,7 +21,7 @@ class MissingAttributeError(AttributeError):
         what: whose it would be, such as ``"module 'neurenix.nn'"``.
         name: what was asked for.
         known: called for the names that there are.
-        elsewhere: from names of other libraries to what does the same here.
+        elsewhere: from names of other libraries to what does the same here, or called for that.
 
     Example:
         >>> print(MissingAttributeError("'Net' object", "fitt", lambda: ["fit", "to"]))
@@ -33,7 +33,7 @@ class MissingAttributeError(AttributeError):
         what: str,
         name: str,
         known: Callable[[], Iterable[str]],
-        elsewhere: Mapping[str, str] | None = None,
+        elsewhere: Mapping[str, str] | Callable[[], Mapping[str, str]] | None = None,
     ) -> None:
         # Python would add a guess of its own, were it told the object.
         super().__init__(name, name=name, obj=None)
@@ -42,6 +42,7 @@ class MissingAttributeError(AttributeError):
     def __str__(self) -> str:
         """Return the text, with what was meant where that is known."""
         what, name, known, elsewhere = self._told
+        elsewhere = elsewhere() if callable(elsewhere) else elsewhere
         return f"{what} has no attribute {name!r}.{meant(name, known(), elsewhere)}"
 
     def __reduce__(self) -> Any:

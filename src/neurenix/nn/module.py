@@ -6,6 +6,7 @@ Owns the methods and how they pass on: training to ``neurenix.train``, moving to
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NoReturn, Self
@@ -51,6 +52,14 @@ def _no_container(module: Module, name: str, value: Any) -> ArgumentTypeError:
     )
 
 
+def _not_called(name: str, module: Module) -> NoReturn:
+    kind = type(module).__name__
+    raise ArgumentTypeError(
+        f"{kind} has a method {name}, and a module is called by __call__: write "
+        f"def __call__(self, …) in {kind} in place of def {name}(self, …)."
+    )
+
+
 class _Slots:
     # A slot does not appear in ``vars(self)``, so what is in it is no part of the module's graph:
     # it is not copied, split, saved or traced with the module. NNX refuses slots on its own
@@ -81,10 +90,13 @@ class Module(_Slots, nnx.Module):
     __slots__ = ()
 
     def __init_subclass__(cls, **options: Any) -> None:
-        """Tell what is wrong in a call of a layer of this package in the user's words."""
+        """See to it that a call of the module tells what is wrong in the user's words."""
         super().__init_subclass__(**options)
-        if cls.__module__.startswith("neurenix.nn.") and "__call__" in vars(cls):
-            layer: Any = cls
+        layer: Any = cls
+        other = next((name for name in ("forward", "call") if name in vars(cls)), None)
+        if other and not any("__call__" in vars(base) for base in cls.__mro__):
+            layer.__call__ = property(functools.partial(_not_called, other))
+        elif cls.__module__.startswith("neurenix.nn.") and "__call__" in vars(cls):
             layer.__call__ = explained(layer.__call__)
 
     if not TYPE_CHECKING:  # a type checker would take any attribute for one that exists

@@ -187,7 +187,8 @@ def _recording(model: nnx.Module, paths: dict[int, tuple], shapes: dict) -> Iter
         return call
 
     with _PATCHING:
-        owners = {type(node) for _, node in _modules(model) if callable(node)}
+        kinds = {type(node) for _, node in _modules(model) if callable(node)}
+        owners = {kind for kind in kinds if callable(kind.__call__)}  # no property that refuses
         saved = {owner: owner.__dict__.get("__call__") for owner in owners}
         try:
             for owner, original in [(owner, owner.__call__) for owner in owners]:

@@ -77,7 +77,8 @@ def _recording(module: nnx.Module) -> Iterator[list[tuple[str, Any]]]:
     outputs: list[tuple[str, Any]] = []
     kinds = {type(node) for _, node in nnx.iter_graph(module) if isinstance(node, nnx.Module)}
     bases = {base for kind in kinds for base in kind.__mro__ if issubclass(base, nnx.Module)}
-    originals = {base: vars(base)["__call__"] for base in bases if "__call__" in vars(base)}
+    own = {base: vars(base).get("__call__") for base in bases}
+    originals = {base: method for base, method in own.items() if callable(method)}
 
     def recorded(original: Callable[..., Any]) -> Callable[..., Any]:
         def __call__(self: Any, *args: Any, **kwargs: Any) -> Any:

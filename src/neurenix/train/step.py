@@ -314,12 +314,24 @@ def bind_metrics(metrics: Sequence[Any]) -> tuple[Structure, list[Any]]:
     return binding.structure, binding.read()
 
 
+def expect_callable(module: Any) -> None:
+    """Raise ArgumentTypeError unless the module has a method ``__call__``.
+
+    One of ``nn.Module`` with a method of another library's name says so when it is looked up.
+    """
+    if getattr(module, "__call__", None) is None:  # noqa: B004  callable() would not look it up
+        raise ArgumentTypeError(
+            f"{type(module).__name__} cannot be called: give it a method __call__."
+        )
+
+
 def call(module: Any, x: Any) -> Any:
     """Call a module: a tuple is its positional arguments, a dict its keyword arguments.
 
     Raises:
-        ArgumentTypeError: the module takes other arguments.
+        ArgumentTypeError: the module takes other arguments, or cannot be called.
     """
+    expect_callable(module)
     positional, named = (), {}
     if isinstance(x, dict):
         named = x

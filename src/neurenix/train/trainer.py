@@ -48,6 +48,7 @@ from neurenix.train.recipe import Recipe
 from neurenix.train.resume import Resumable
 from neurenix.train.run import Run
 from neurenix.train.session import Session
+from neurenix.train.step import expect_callable
 
 
 class Trainer(Described, Resumable):
@@ -93,6 +94,7 @@ class Trainer(Described, Resumable):
             raise ArgumentTypeError(
                 f"Trainer: module is {type(module).__name__}, expected a module (nnx.Module)."
             )
+        expect_callable(module)
         self._options = options
         self.stop_training = False
         self._kept = Kept(module, Recipe.of(optimizer, loss, loss_weights, metrics, options))
