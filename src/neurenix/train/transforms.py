@@ -316,9 +316,9 @@ def _explained(transform: F) -> F:
             except TraceContextError as error:
                 raise ArgumentError(
                     f"{name} changes a module that it was not given, which nx.{transform.__name__} "
-                    "cannot keep: the random numbers of Dropout, say, or the statistics of "
-                    f"BatchNorm. Make the module a further argument of {name}, after those that "
-                    "gradients are taken of, or call module.eval() before."
+                    "cannot keep: the random numbers of Dropout or of an nnx.Rngs, say, or the "
+                    f"statistics of BatchNorm. Make it a further argument of {name}, after those "
+                    "that gradients are taken of; draw before; or call module.eval()."
                 ) from error
 
         return call
