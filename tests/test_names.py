@@ -113,6 +113,14 @@ class Call(nn.Module):
         return x
 
 
+class Wider(nn.Linear):
+    def __init__(self) -> None:
+        super().__init__(2, 2)
+
+    def forward(self, x: Any) -> Any:  # that of Linear would be called, and this one never
+        return 2 * x
+
+
 class Twice(Forward):
     def __call__(self, x: Any) -> Any:
         return 2 * self.forward(x)
@@ -125,7 +133,7 @@ class Uncallable(nnx.Module):
 X, Y = np.ones((4, 2), np.float32), np.zeros((4, 2), np.float32)
 
 
-@pytest.mark.parametrize("kind", [Forward, Call])
+@pytest.mark.parametrize("kind", [Forward, Call, Wider])
 @pytest.mark.parametrize(
     "use",
     [
@@ -143,9 +151,15 @@ def test_a_module_with_the_method_of_another_library_says_what_it_is_here(
         use(kind())
 
 
+class Ones(Twice):
+    def forward(self, x: Any) -> Any:  # the inherited call calls it
+        return np.ones_like(x)
+
+
 def test_a_method_forward_may_stand_beside_a_call() -> None:
     model = Twice()
     assert (model(X) == 2 * model.forward(X)).all()
+    assert (Ones()(X) == 2).all()
     assert Forward().forward(X).shape == (4, 2)
     nnx.clone(Forward())
 

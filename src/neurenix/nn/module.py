@@ -34,6 +34,8 @@ from neurenix.train import (
 )
 from neurenix.train.arguments import check_options, options_of
 
+_NEVER_CALLING = ("neurenix.", "flax.")  # whose layers call no ``forward`` of a class made of them
+
 
 def _running(module: Module) -> Trainer:
     if module.trainer is None:
@@ -94,7 +96,8 @@ class Module(_Slots, nnx.Module):
         super().__init_subclass__(**options)
         layer: Any = cls
         other = next((name for name in ("forward", "call") if name in vars(cls)), None)
-        if other and not any("__call__" in vars(base) for base in cls.__mro__):
+        owner = next((base for base in cls.__mro__ if "__call__" in vars(base)), None)
+        if other and (owner is None or owner.__module__.startswith(_NEVER_CALLING)):
             layer.__call__ = property(functools.partial(_not_called, other))
         elif cls.__module__.startswith("neurenix.nn.") and "__call__" in vars(cls):
             layer.__call__ = explained(layer.__call__)
