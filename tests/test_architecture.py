@@ -29,7 +29,7 @@ FLOORS = {
     "neurenix.rules": 10,
     "neurenix._jax": 16,
     "neurenix._jaxlib": 16,
-    "neurenix._cpu_convolution": 17,
+    "neurenix._cpu": 17,
     "neurenix._dtypes": 17,
     "neurenix.simulation": 18,
     "neurenix.hardware": 19,

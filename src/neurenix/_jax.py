@@ -12,6 +12,7 @@ from typing import Any
 
 from jax._src import compiler, xla_bridge
 from jax._src.core import trace_state_clean
+from jax._src.lax.windowed_reductions import select_and_scatter_add_p as select_and_scatter_add
 from jax.interpreters import mlir
 from jaxlib.mlir import ir
 from jaxlib.mosaic.python.tpu import register_dialect as register_kernel_dialect
@@ -26,6 +27,7 @@ __all__ = [
     "make_cpu_client",
     "register_kernel_dialect",
     "scan_counts",
+    "select_and_scatter_add",
     "trace_state_clean",
     "without_last_argument",
 ]
@@ -42,6 +44,9 @@ __all__ = [
 
 # ``register_kernel_dialect``: makes the body of a Pallas kernel readable, in which its products
 # stand. ``jax.extend.mlir.dialects`` has the dialects of programs, and not this one.
+
+# ``select_and_scatter_add``: the gradient of max pooling as JAX traces it, to lower it differently.
+# ``jax.lax`` has the primitives of most operations, and not this one.
 
 
 def backends_are_started() -> bool:

@@ -20,7 +20,7 @@ from jax import lax
 from jax.extend.mlir.dialects import stablehlo
 from jax.interpreters import mlir
 
-from neurenix._cpu_convolution import channels_last
+from neurenix._cpu import channels_last
 from neurenix._jax import cpu_lowering
 
 _BFLOAT16_EXPONENT_BITS = 8

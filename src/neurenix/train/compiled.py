@@ -12,7 +12,7 @@ from typing import Any
 import jax
 from jax.sharding import NamedSharding, Sharding
 
-from neurenix._cpu_convolution import use_channels_last
+from neurenix import _cpu
 from neurenix._functions.binding import uninterrupted
 from neurenix._functions.recompilation import RecompilationWatch
 from neurenix.distribute.mesh import known_mesh
@@ -43,14 +43,16 @@ class FlatFunction:
         self.compilations = 0
         self._reported = 0
 
-        use_channels_last()
+        _cpu.use_fast_lowerings()
 
         def program(leaves: list[Any], *rest: Any) -> tuple[list[Any], Any]:
             self.compilations += 1  # runs when JAX traces, which it does once for each program
             return self._flat(leaves, *rest)
 
         program.__name__ = name  # what profiles and compile logs show
-        self._jitted = jax.jit(program, donate_argnums=0)
+        self._jitted = jax.jit(
+            program, donate_argnums=0, compiler_options=_cpu.compiler_options()
+        )
 
     def flatten(self, state: Any) -> list[Any]:
         """Return the leaves of ``state``, and take it for the newest one."""
@@ -124,7 +126,7 @@ class CompiledEvaluation:
             return definition.evaluate(model, sums, batch)
 
         self.evaluate = FlatFunction(evaluate, "evaluation_step", sharding)
-        self.predict = jax.jit(definition.predict)
+        self.predict = jax.jit(definition.predict, compiler_options=_cpu.compiler_options())
 
 
 class Compiled:

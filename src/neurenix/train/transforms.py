@@ -17,8 +17,8 @@ from flax.errors import TraceContextError
 from jax.core import Tracer
 from jax.sharding import NamedSharding
 
+from neurenix import _cpu
 from neurenix._core.errors import ArgumentError, ArgumentTypeError, RecompilationError
-from neurenix._cpu_convolution import use_channels_last
 from neurenix._functions import intercept
 from neurenix._functions.arguments import (
     Static,
@@ -95,7 +95,7 @@ class CompiledFunction:
         self.compilations = 0
         once = self._once if steps is None else self._scanned
 
-        use_channels_last()
+        _cpu.use_fast_lowerings()
 
         def program(static: Any, state: Any, constants: Any, rest: Any) -> Any:
             self.compilations += 1  # runs when JAX traces, which it does once for each program
@@ -112,8 +112,18 @@ class CompiledFunction:
             return out, {place: new for place, (new, old) in pairs if new is not old}
 
         program.__name__ = part.__name__ = self._name  # what profiles and compile logs show
-        self._compiled = jax.jit(program, static_argnums=0, donate_argnums=1 if donate else ())
+        self._program = program
         self._part = jax.jit(part, static_argnums=0)
+
+    @functools.cached_property
+    def _compiled(self) -> Any:
+        """The program, compiled for the devices that there are when it is first called."""
+        return jax.jit(
+            self._program,
+            static_argnums=0,
+            donate_argnums=1 if self._donate else (),
+            compiler_options=_cpu.compiler_options(),
+        )
 
     def __get__(self, owner: Any, kind: type[Any] | None = None) -> Any:
         """Bind to ``owner``, so that a method can be compiled."""

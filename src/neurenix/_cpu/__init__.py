@@ -1,0 +1,11 @@
+"""What makes XLA's programs for the CPU as fast as they can be here, and changes no result.
+
+``convolution`` and ``pooling`` lower operations to forms that are fast on a CPU, ``memory`` keeps
+the C library from giving back what the next step needs, ``tuning`` sets all of it up. Owns nothing
+of other devices, and no layer: programs of Flax and plain JAX gain as ours do.
+"""
+
+from neurenix._cpu.convolution import channels_last
+from neurenix._cpu.tuning import compiler_options, use_fast_lowerings
+
+__all__ = ["channels_last", "compiler_options", "use_fast_lowerings"]

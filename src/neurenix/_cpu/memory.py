@@ -1,0 +1,40 @@
+"""Memory of the CPU's programs, kept from step to step.
+
+XLA asks the C library for a program's temporary buffers at every call, and gives them back at its
+end. The GNU C library returns large blocks to the system at once, so that each step has every page
+of them given and zeroed anew: a third of a small transformer's step (47 ms in place of 29, two
+cores). Owns the two numbers that end it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import os
+
+# Blocks below this come from the heap, and as much of it stays with the process when it is free.
+_KEPT_BYTES = 2**30
+# Names and numbers of <malloc.h>.
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
+_OWN_SETTINGS = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "MALLOC_TOP_PAD_")
+
+
+@functools.cache
+def keep_freed_memory() -> bool:
+    """Have up to 1 GiB of freed memory stay with this process, and say whether that was set.
+
+    It is not where the environment has settings of its own for the C library's memory
+    (``MALLOC_TRIM_THRESHOLD_`` and its like, ``glibc.malloc`` in ``GLIBC_TUNABLES``), nor where
+    that library is not GNU's.
+    """
+    if any(name in os.environ for name in _OWN_SETTINGS):
+        return False
+    if "glibc.malloc" in os.environ.get("GLIBC_TUNABLES", ""):
+        return False
+    set_option = getattr(ctypes.CDLL(None), "mallopt", None)
+    if set_option is None:
+        return False
+    # Each returns 1 where it took the number.
+    return all(
+        [set_option(option, _KEPT_BYTES) for option in (_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD)]
+    )

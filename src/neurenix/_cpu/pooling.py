@@ -1,0 +1,76 @@
+"""The gradient of max pooling on the CPU, as a comparison in place of a scatter.
+
+XLA's CPU compiler makes of ``select_and_scatter_add``, which is that gradient, a search for places
+and a scatter, one element after another: a sixth of the digits CNN's step. Where windows lie side
+by side, each input belongs to one of them, and is or is not the one that was chosen: that is
+elementwise. Owns that lowering; the results are the same, bit for bit.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from jax import lax
+from jax.interpreters import mlir
+
+from neurenix._jax import cpu_lowering, select_and_scatter_add
+
+_standard = cpu_lowering(select_and_scatter_add)
+# Each element of a window is one comparison more in the compiled loop.
+_MOST_IN_A_WINDOW = 64
+
+
+def elementwise_gradient(ctx: Any, source: Any, operand: Any, **params: Any) -> Any:
+    """Lower ``select_and_scatter_add``; windows that overlap or are padded as JAX does it."""
+    window, strides = params["window_dimensions"], params["window_strides"]
+    padded = any(map(any, params["padding"]))
+    if tuple(window) != tuple(strides) or padded or math.prod(window) > _MOST_IN_A_WINDOW:
+        return _standard(ctx, source, operand, **params)
+
+    def spread(source: Any, operand: Any) -> Any:
+        chosen = _chosen(operand, source.shape, window, params["select_prim"])
+        return _to_windows(source, chosen, operand.shape, window)
+
+    return mlir.lower_fun(spread, multiple_results=False)(ctx, source, operand)
+
+
+def use_elementwise_gradient() -> None:
+    """Lower it so on the CPU from now on, unless somebody has set a rule of their own."""
+    if cpu_lowering(select_and_scatter_add) is _standard:
+        mlir.register_lowering(select_and_scatter_add, elementwise_gradient, platform="cpu")
+
+
+def _chosen(operand: Any, out: Sequence[int], window: Sequence[int], better: Any) -> Any:
+    """Return which element of its window, counted in order, each result was taken from."""
+    best = number = None
+    for index, begin in enumerate(np.ndindex(*window)):
+        ends = [b + (n - 1) * w + 1 for b, n, w in zip(begin, out, window, strict=True)]
+        element = lax.slice(operand, begin, ends, window)
+        if best is None:
+            best, number = element, lax.full(out, 0, np.int32)
+            continue
+        stays = better.bind(best, element)
+        best = lax.select(stays, best, element)
+        number = lax.select(stays, number, lax.full_like(number, index))
+    return number
+
+
+def _to_windows(source: Any, chosen: Any, whole: Sequence[int], window: Sequence[int]) -> Any:
+    """Return zeros of the shape ``whole``, with each of ``source`` where it was chosen from."""
+    out = source.shape
+    # Axes in pairs: the window, and the place in it.
+    paired = [size for pair in zip(out, window, strict=True) for size in pair]
+    windows, places = range(0, len(paired), 2), range(1, len(paired), 2)
+    order = lax.iota(np.int32, math.prod(window)).reshape(window)
+    hit = lax.eq(
+        lax.broadcast_in_dim(chosen, paired, windows), lax.broadcast_in_dim(order, paired, places)
+    )
+    source = lax.broadcast_in_dim(source, paired, windows)
+    spread = lax.select(hit, source, lax.full_like(source, 0))
+    spread = spread.reshape([n * w for n, w in zip(out, window, strict=True)])
+    # Rows at the end that fill no window got no gradient.
+    rest = [(0, all_ - n * w, 0) for all_, n, w in zip(whole, out, window, strict=True)]
+    return lax.pad(spread, np.zeros((), spread.dtype), rest)
