@@ -2,11 +2,11 @@
 
 python benchmarks/memory_limit.py [--programs mlp decoder remat offload] [--on v5e-1]
 
-``Report.hbm.peak_bytes`` of two small batches is continued as a straight line to the limit. The
-compiler is then asked from there on, in doubling strides and by halves, until the largest batch
-that it accepts and the smallest that it refuses are one step apart. Before it refuses, the compiler
-computes values twice in place of keeping them, where that helps (instructions named ``.remat``), so
-the largest batch at which it does not is looked for too. Nothing runs on a TPU.
+As ``nx.preflight.largest_batch`` foretells it: ``Report.hbm.peak_bytes`` of two small batches,
+compiled so that they take as little as the compiler can bring them to, is continued as a straight
+line to the limit. The compiler is then asked from there on, in doubling strides and by halves,
+until the largest batch that it accepts and the smallest that it refuses are one step apart. Nothing
+runs on a TPU.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import argparse
 import math
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
@@ -24,8 +25,9 @@ import jax.numpy as jnp
 from common import report
 
 import neurenix as nx
-from neurenix import models, nn
-from neurenix.preflight import PreflightOptions, Report
+from neurenix import chips, models, nn
+from neurenix.preflight import CompileOptions, PreflightOptions, Report
+from neurenix.preflight.largest import pressed
 
 LENGTH = 1024
 DECODER = {
@@ -35,7 +37,7 @@ DECODER = {
 OFFLOADED = ("decoder_layer_input", "query_proj", "key_proj", "value_proj")
 
 
-def mlp(batch: int, on: str) -> Report:
+def mlp(batch: int, on: str, options: PreflightOptions) -> Report:
     """Ask for three dense layers and Adam: no loop, and all results wait for the way back."""
     model = nn.Sequential(
         nn.Linear(1024, 4096), nn.GELU(), nn.Linear(4096, 4096), nn.GELU(), nn.Linear(4096, 1024)
@@ -46,11 +48,11 @@ def mlp(batch: int, on: str) -> Report:
         nx.spec((batch, 1024)),
         nx.spec((batch, 1024)),
         on=on,
-        options=PreflightOptions(suggest=False),
+        options=options,
     )
 
 
-def decoder(batch: int, on: str, remat: Any = "none") -> Report:
+def decoder(batch: int, on: str, options: PreflightOptions, remat: Any = "none") -> Report:
     """Ask for eight scanned layers and sequences of 1,024 tokens."""
     model = models.abstract("tiny", **DECODER, remat=remat)
     loss = nx.losses.SparseCategoricalCrossentropy(from_logits=True)
@@ -59,11 +61,11 @@ def decoder(batch: int, on: str, remat: Any = "none") -> Report:
         model,
         nx.spec((batch, LENGTH), "int32"),
         on=on,
-        options=PreflightOptions(suggest=False),
+        options=options,
     )
 
 
-def elementwise(batch: int, on: str) -> Report:
+def elementwise(batch: int, on: str, options: PreflightOptions) -> Report:
     """Differentiate eight scanned layers of two operations, as a plain function."""
 
     def step(w: Any, x: Any) -> Any:
@@ -73,19 +75,18 @@ def elementwise(batch: int, on: str) -> Report:
 
         return w - 0.1 * jax.grad(loss)(w)
 
-    return nx.preflight(
-        step, nx.spec((8, 1024), "bfloat16"), nx.spec((batch, 1024), "bfloat16"), on=on
-    )
+    rows, weights = nx.spec((batch, 1024), "bfloat16"), nx.spec((8, 1024), "bfloat16")
+    return nx.preflight(step, weights, rows, on=on, options=options)
 
 
 # The step of the batch, and the two small batches in steps.
-PROGRAMS: dict[str, tuple[Callable[[int, str], Report], int, tuple[int, int]]] = {
+PROGRAMS: dict[str, tuple[Callable[[int, str, PreflightOptions], Report], int, tuple[int, int]]] = {
     "elementwise": (elementwise, 1024, (64, 128)),
     "mlp": (mlp, 2048, (16, 32)),
     "decoder": (decoder, 1, (8, 16)),
-    "remat": (lambda batch, on: decoder(batch, on, "full"), 1, (16, 32)),
+    "remat": (lambda *asked: decoder(*asked, "full"), 1, (16, 32)),
     "offload": (
-        lambda batch, on: decoder(batch, on, models.Remat(save=(), offload=OFFLOADED)),
+        lambda *asked: decoder(*asked, models.Remat(save=(), offload=OFFLOADED)),
         1,
         (16, 32),
     ),
@@ -104,41 +105,34 @@ def main() -> None:
 
 def _compare(name: str, on: str) -> dict[str, Any]:
     ask, step, (small, large) = PROGRAMS[name]
+    plain = PreflightOptions(suggest=False)
+    limit = chips.resolve(on).generation.hbm_bytes_per_device
+    least = replace(plain, compiler=pressed(CompileOptions(), limit))
+    one, two = (ask(steps * step, on, least).hbm for steps in (small, large))
+    slope = (two.peak_bytes - one.peak_bytes) / (large - small)
+    foretold = large + math.floor((limit - two.peak_bytes) / slope)
     known: dict[int, Report] = {}
 
     def fits(steps: int) -> bool:
-        known[steps] = known.get(steps) or ask(steps * step, on)
+        known[steps] = known.get(steps) or ask(steps * step, on, plain)
         if known[steps].refused not in (None, "hbm"):
             raise SystemExit(f"{name}: {known[steps]}")
         return known[steps].fits
 
-    if not (fits(small) and fits(large)):
-        raise SystemExit(f"{name}: the small batches do not fit; choose smaller ones.")
-    one, two = (known[steps].hbm for steps in (small, large))
-    slope = (two.peak_bytes - one.peak_bytes) / (large - small)
-    foretold = large + math.floor((one.limit_bytes - two.peak_bytes) / slope)
-
-    def fits_as_it_is(steps: int) -> bool:
-        return fits(steps) and not any(".remat" in o.name for o in known[steps].operations)
-
     low, high = _bracket(fits, foretold, large)
-    plain, _ = _bracket(fits_as_it_is, foretold, large)
     last, first = known[low].hbm, known[high].hbm
-    line = one.peak_bytes + slope * (low - small)
     return {
         "batch_step": step,
         "foretold_steps": foretold,
         "found_steps": low,
-        "found_steps_without_recomputation": plain,
         "steps_apart": foretold - low,
-        "steps_apart_without_recomputation": foretold - plain,
         "small_batches_gib": [_gib(one.peak_bytes), _gib(two.peak_bytes)],
         "last_fit_gib": _gib(last.peak_bytes),
-        "last_fit_on_the_line_gib": _gib(line),
+        "last_fit_on_the_line_gib": _gib(one.peak_bytes + slope * (low - small)),
         "refused_gib": _gib(first.peak_bytes),
-        "limit_gib": _gib(one.limit_bytes),
+        "limit_gib": _gib(limit),
         "host_gib": _gib(last.host_bytes),
-        "compiles": len(known),
+        "compiles": 2 + len(known),
     }
 
 

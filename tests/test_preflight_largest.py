@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 import neurenix as nx
-from neurenix import nn
-from neurenix.compiler.compile import Refusal
+from neurenix import chips, nn
+from neurenix.compiler.compile import CompileOptions, Refusal
 from neurenix.preflight import largest
 
 pytestmark = [pytest.mark.cpu8, pytest.mark.tpu_compile]
@@ -31,7 +31,31 @@ def test_the_next_batch_is_refused_by_the_compiler() -> None:
         asked = nx.preflight(model(), on="v5e-4", input_shape=(batch, 256), options=options)
         assert asked.fits is fits
     assert found.refused.batch_size == found.batch + found.step
+    assert 0 <= found.forecast - found.batch < found.step
+    assert found.compiled[-2:] == (found.batch, found.batch + found.step)
     assert f"{found.batch:,} examples" in str(found) and "GiB" in str(found)
+
+
+def test_a_forecast_is_of_a_program_that_computes_twice_what_it_need_not_keep() -> None:
+    """As the compiler makes it near the limit; of a small batch it keeps all."""
+    wide = nn.Linear(512, 512), nn.GELU()
+    net = nn.Sequential(nn.Linear(128, 512), nn.GELU(), *wide, nn.Linear(512, 128))
+    net.compile(optimizer="adam", loss="mse")
+    limit = chips.resolve("v5e-1").generation.hbm_bytes_per_device
+    small, kept = (
+        nx.preflight(
+            net,
+            input_shape=(1 << 18, 128),
+            on="v5e-1",
+            options=nx.preflight.PreflightOptions(suggest=False, compiler=compiler),
+        )
+        for compiler in (largest.pressed(CompileOptions(), limit), CompileOptions())
+    )
+    assert small.fits and small.hbm.peak_bytes < 0.95 * kept.hbm.peak_bytes
+    recomputed, computed = (
+        [one.name for one in report.operations if ".remat" in one.name] for report in (small, kept)
+    )
+    assert recomputed and not computed
 
 
 def test_no_batch_may_fit() -> None:
