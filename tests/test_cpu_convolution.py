@@ -11,7 +11,7 @@ import pytest
 from jax import lax
 from scipy.signal import correlate
 
-from neurenix._cpu_convolution import channels_last, use_channels_last
+from neurenix._cpu.convolution import channels_last, use_channels_last
 from neurenix._jax import cpu_lowering
 
 pytestmark = pytest.mark.cpu8

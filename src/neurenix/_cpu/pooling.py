@@ -45,15 +45,17 @@ def use_elementwise_gradient() -> None:
 
 def _chosen(operand: Any, out: Sequence[int], window: Sequence[int], better: Any) -> Any:
     """Return which element of its window, counted in order, each result was taken from."""
-    best = number = None
-    for index, begin in enumerate(np.ndindex(*window)):
+
+    def element(begin: Sequence[int]) -> Any:
         ends = [b + (n - 1) * w + 1 for b, n, w in zip(begin, out, window, strict=True)]
-        element = lax.slice(operand, begin, ends, window)
-        if best is None:
-            best, number = element, lax.full(out, 0, np.int32)
-            continue
-        stays = better.bind(best, element)
-        best = lax.select(stays, best, element)
+        return lax.slice(operand, begin, ends, window)
+
+    first, *others = np.ndindex(*window)
+    best, number = element(first), lax.full(out, 0, np.int32)
+    for index, begin in enumerate(others, 1):
+        next_one = element(begin)
+        stays = better.bind(best, next_one)
+        best = lax.select(stays, best, next_one)
         number = lax.select(stays, number, lax.full_like(number, index))
     return number
 

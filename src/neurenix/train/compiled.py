@@ -50,9 +50,7 @@ class FlatFunction:
             return self._flat(leaves, *rest)
 
         program.__name__ = name  # what profiles and compile logs show
-        self._jitted = jax.jit(
-            program, donate_argnums=0, compiler_options=_cpu.compiler_options()
-        )
+        self._jitted = jax.jit(program, donate_argnums=0, compiler_options=_cpu.compiler_options())
 
     def flatten(self, state: Any) -> list[Any]:
         """Return the leaves of ``state``, and take it for the newest one."""
