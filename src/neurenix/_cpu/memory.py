@@ -2,10 +2,11 @@
 
 XLA asks the C library for a program's temporary buffers at every call, and gives them back at its
 end. The GNU C library returns blocks of more than 32 MiB to the system at once, so that each step
-has every page of them given and zeroed anew: a third of a small transformer's step (12,000 pages, 48
-ms in place of 31, two cores). Owns the two numbers that end it, up to 64 MiB: larger blocks come
-from the system wherever a thread other than the first asks for them. (One heap for all threads would
-end that too, 198 ms in place of 140 with 200 MiB; but small programs then take 5 to 15 % longer.)
+has every page of them given and zeroed anew: a third of a small transformer's step (12,000 pages,
+48 ms in place of 31, two cores). Owns the two numbers that end it, up to 64 MiB: larger blocks come
+from the system wherever a thread other than the first asks for them. (One heap for all threads
+would end that too, 198 ms in place of 140 with 200 MiB; but the digits CNN then takes 5 to 15 %
+longer.)
 """
 
 from __future__ import annotations
