@@ -6,6 +6,6 @@ of other devices, and no layer: programs of Flax and plain JAX gain as ours do.
 """
 
 from neurenix._cpu.convolution import channels_last
-from neurenix._cpu.tuning import compiler_options, use_fast_lowerings
+from neurenix._cpu.tuning import compiled, compiler_options, use_fast_lowerings
 
-__all__ = ["channels_last", "compiler_options", "use_fast_lowerings"]
+__all__ = ["channels_last", "compiled", "compiler_options", "use_fast_lowerings"]

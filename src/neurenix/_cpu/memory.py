@@ -12,7 +12,6 @@ longer.)
 from __future__ import annotations
 
 import ctypes
-import functools
 import os
 
 # Blocks below this come from the heap, and as much of it stays with the process when it is free.
@@ -22,21 +21,26 @@ _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 _OWN_SETTINGS = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "MALLOC_TOP_PAD_")
 
 
-@functools.cache
 def keep_freed_memory() -> bool:
-    """Have up to 1 GiB of freed memory stay with this process, and say whether that was set.
+    """Have up to 1 GiB of memory that is freed from now on stay with this process.
 
-    It is not where the environment has settings of its own for the C library's memory
-    (``MALLOC_TRIM_THRESHOLD_`` and its like, ``glibc.malloc`` in ``GLIBC_TUNABLES``), nor where
-    that library is not GNU's.
+    What is free already, such as what a compilation leaves, goes back to the system first: else it
+    would be held beside what steps take.
+
+    Returns:
+        whether it was set. It is not where the environment has settings of its own for the C
+        library's memory (``MALLOC_TRIM_THRESHOLD_`` and its like, ``glibc.malloc`` in
+        ``GLIBC_TUNABLES``), nor where that library is not GNU's.
     """
     if any(name in os.environ for name in _OWN_SETTINGS):
         return False
     if "glibc.malloc" in os.environ.get("GLIBC_TUNABLES", ""):
         return False
-    set_option = getattr(ctypes.CDLL(None), "mallopt", None)
+    library = ctypes.CDLL(None)
+    set_option = getattr(library, "mallopt", None)
     if set_option is None:
         return False
+    library.malloc_trim(0)
     # Each returns 1 where it took the number.
     return all(
         [set_option(option, _KEPT_BYTES) for option in (_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD)]

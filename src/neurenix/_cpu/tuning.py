@@ -1,7 +1,8 @@
 """The CPU's programs, set up: fast forms of operations, XLA's options, memory that is kept.
 
-Owns when that happens. It starts no backend: what depends on the device is asked of the first call
-of a compiled function, which has started one.
+Owns what is set up when: forms before a program is traced, options when it is compiled, memory once
+it is. What depends on the device is asked no earlier than a call of a compiled function, which
+starts a backend anyway.
 """
 
 from __future__ import annotations
@@ -29,12 +30,15 @@ def use_fast_lowerings() -> None:
 
 
 def compiler_options() -> dict[str, str] | None:
-    """Return XLA's options for a program of this process, and prepare its memory.
+    """Return XLA's options for a program of this process.
 
     None where it has other devices than CPUs; a simulated slice is made of CPUs. Starts JAX's
     backends.
     """
-    if jax.default_backend() != "cpu":
-        return None
-    keep_freed_memory()
-    return dict(_OPTIONS)
+    return dict(_OPTIONS) if jax.default_backend() == "cpu" else None
+
+
+def compiled() -> None:
+    """Give back what compiling took, and have steps keep their memory from now on."""
+    if jax.default_backend() == "cpu":
+        keep_freed_memory()

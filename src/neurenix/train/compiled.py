@@ -80,6 +80,7 @@ class FlatFunction:
         del results[:-1]
         if self.compilations != self._reported:
             self._reported = self.compilations
+            _cpu.compiled()
             self._watch.compiled(rest)
         return results[-1]
 

@@ -166,6 +166,7 @@ class CompiledFunction:
             explain_devices(error, self._name, called, values)
             raise
         if self.compilations != before:
+            _cpu.compiled()
             self._watch.compiled(self._described(rest, fixed, len(args), kwargs))
         return out
 
