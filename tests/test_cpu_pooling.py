@@ -35,9 +35,11 @@ def pooled(x: Any, window: Any, strides: Any, padding: Any) -> Any:
 
 
 def arrays(shape: Any, window: Any, strides: Any, padding: Any, dtype: Any) -> Any:
-    """Return inputs with many that are equal, and gradients."""
+    """Return inputs with many that are equal and some that are NaN, and gradients."""
     generator = np.random.default_rng(0)
-    x = jnp.asarray(generator.integers(-2, 3, shape), dtype)
+    values = generator.integers(-2, 3, shape).astype(np.float32)
+    values.flat[:: values.size // 5] = np.nan
+    x = jnp.asarray(values, dtype)
     out = jax.eval_shape(lambda x: pooled(x, window, strides, padding), x)
     return x, jnp.asarray(generator.normal(size=out.shape), dtype)
 
