@@ -1011,6 +1011,20 @@ def test_the_command_writes_a_file_that_runs(run_python, tmp_path: Path) -> None
     assert read(tmp_path / "new.nxc").program == read(tmp_path / "step.nxc").program
 
 
+def test_the_command_takes_the_slice_of_a_script_that_simulates_one(run_python, tmp_path) -> None:
+    script = """
+        import jax.numpy as jnp, neurenix as nx
+        nx.simulate("v5e-8")
+        strategy = nx.distribute.TPUStrategy()
+        (x,) = strategy.distribute([jnp.ones((64, 8))])
+        strategy.run(lambda x: (x * 2).sum(), args=(x,))
+    """
+    (tmp_path / "train.py").write_text(textwrap.dedent(script))
+    done = command(run_python, "train.py", "--on", "v6e-4", "-o", "step.nxc")
+    assert done.returncode == 0, done.stderr
+    assert read(tmp_path / "step.nxc").manifest["axes"] == [["data", 4]]
+
+
 def test_the_command_for_a_slice(run_python, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(textwrap.dedent(SCRIPT))
     done = command(run_python, "train.py", "--on", "v5e-8", "-o", "step.nxc")

@@ -222,6 +222,10 @@ def test_a_missing_compiler_says_what_to_install(monkeypatch) -> None:
 def test_an_effort_that_ruins_estimates_is_refused() -> None:
     with pytest.raises(ArgumentError, match="no use"):
         CompileOptions(compiler_options={"exec_time_optimization_effort": -1.0})
+    with pytest.raises(ArgumentError, match="is a number; got 'low'"):
+        CompileOptions(compiler_options={"exec_time_optimization_effort": "low"})
+    with pytest.raises(ArgumentTypeError, match="has a name; got 5"):
+        CompileOptions(compiler_options={5: 1})  # pyright: ignore[reportArgumentType]
 
 
 SLEEPING = """

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 from itertools import product
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -14,6 +15,7 @@ from jax.experimental.pallas.ops.tpu.megablox import gmm
 from neurenix._core.errors import ArgumentError, ArgumentTypeError, CompilationError, ShapeError
 from neurenix.compiler import traits
 from neurenix.compiler.flops import model_flops, without_dead_code
+from neurenix.compiler.lowering import lower
 from neurenix.compiler.program import TraceOptions, spec, trace
 
 pytestmark = pytest.mark.cpu8
@@ -111,12 +113,38 @@ def test_shapes_that_do_not_go_together_name_the_line() -> None:
         trace(lambda x, w: x @ w, (spec((4, 3)), spec((4, 3))), axes={"data": 1})
 
 
-def test_a_users_error_passes_as_it_is() -> None:
-    def broken(x):
-        raise KeyError("mine")
+@pytest.mark.parametrize("compiled", [lambda function: function, jax.jit])
+def test_an_error_of_the_functions_own_is_told_with_its_line(compiled) -> None:
+    def broken(batch):
+        return batch["image"] + 1
 
-    with pytest.raises(KeyError, match="mine"):
-        trace(broken, (spec((4,)),), axes={"data": 1})
+    with pytest.raises(
+        ArgumentError, match=r"broken failed.*test_compiler_program.py:\d+ .*KeyError: 'image'"
+    ) as told:
+        trace(compiled(broken), ({"x": spec((4,))},), axes={"data": 1})
+    assert isinstance(told.value.__cause__, KeyError)
+
+
+def test_a_collective_without_its_axis_is_told_how_to_get_one() -> None:
+    with pytest.raises(ArgumentError, match=r"the axis 'i' at .*mesh=\{'i': …\}"):
+        trace(lambda x: jax.lax.psum(x, "i"), (spec((4,)),), axes={"data": 1})
+
+
+def test_programs_are_divided_by_shardy_whatever_the_process_was_told() -> None:
+    def traced() -> Any:
+        x = spec((8, 4), partition=("data",))
+        return trace(lambda x, y: x + y, (x, x), axes={"data": 8})
+
+    program = traced()
+    jax.config.update("jax_use_shardy_partitioner", False)
+    try:
+        without = traced()
+        lowered = lower(without.serialized, without.axes)
+    finally:
+        jax.config.update("jax_use_shardy_partitioner", True)
+    assert without.fingerprint == program.fingerprint
+    assert b"sdy" in lowered.module
+    assert lowered.options == lower(program.serialized, program.axes).options
 
 
 def test_bad_specs() -> None:
@@ -126,6 +154,8 @@ def test_bad_specs() -> None:
         spec((1.5,))
     with pytest.raises(ArgumentTypeError, match="no dtype 'float33'"):
         spec((1,), "float33")
+    with pytest.raises(ArgumentTypeError, match=r"one mesh axis or a tuple .*got \{'data'\}"):
+        spec((8, 8), partition=({"data"}, None))  # pyright: ignore[reportArgumentType]
     with pytest.raises(ArgumentTypeError, match="Argument 0 is a str"):
         trace(lambda x: x, ("text",), axes={"data": 1})
 

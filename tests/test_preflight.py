@@ -176,6 +176,10 @@ def test_search_orders_candidates_and_says_why_others_lost() -> None:
     assert all(name in table for name in ("v5e-8", "v6e-8", "v5e-16", "best cost"))
 
 
+def cast(x, dtype="float32"):
+    return x.astype(dtype)
+
+
 def test_bad_input_is_named_before_anything_is_compiled() -> None:
     model = cnn()
     with pytest.raises(UnknownNameError, match="Did you mean 'v5e-8'"):
@@ -186,6 +190,15 @@ def test_bad_input_is_named_before_anything_is_compiled() -> None:
         nx.preflight(model, on="v5e-8")
     with pytest.raises(ArgumentTypeError, match="names no slice"):
         nx.preflight(model, on=[], input_shape=(BATCH, 8, 8, 1))
+    half = "bfloat16"
+    with pytest.raises(ArgumentTypeError, match="dtype='bfloat16' is that of input_shape="):
+        nx.preflight(model, nx.spec((BATCH, 8, 8, 1)), on="v5e-8", dtype=half)
+    with pytest.raises(ArgumentTypeError, match="is that of input_shape="):
+        nx.preflight.search(jnp.tanh, nx.spec((8,)), on="v5e-8", dtype=half)
+    with pytest.raises(ArgumentTypeError, match="is that of input_shape="):
+        nx.preflight.largest_batch(model, nx.spec((BATCH, 8, 8, 1)), on="v5e-8", dtype=half)
+    with pytest.raises(ArgumentTypeError, match=r"for cast: .*partial\(cast, dtype=…\)"):
+        nx.compile_for(cast, nx.spec((8,)), on="v5e-8", path="never.nxc", dtype=half)
     with pytest.raises(NotCompiledError, match="model.compile"):
         nx.preflight(nn.Sequential(nn.Linear(8, 8)), on="v5e-8", input_shape=(8, 8))
     with pytest.raises(ArgumentTypeError, match="got int"):

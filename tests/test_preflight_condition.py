@@ -96,6 +96,7 @@ def test_a_unit_is_its_size(name: str, unit: str, size: int) -> None:
         ("mfu < 1 s", "mfu is a share, and 1 s is a time.*Units of mfu: %"),
         ("mfu < 40", "mfu is a share, 0 to 1, and cannot reach 40. Write 40 % or 0.4"),
         ("fits and 40 > mfu", "Write 40 % or 0.4"),
+        ("1 - mfu > 40", "1 - mfu is a share, 0 to 1, and cannot reach 40"),
     ],
 )
 def test_a_gate_in_another_unit_is_refused(text: str, says: str) -> None:

@@ -89,6 +89,29 @@ def test_a_step_of_ones_own(preflight, tmp_path: Path) -> None:
     assert report["program"] == "step" and report["model_flops"] >= 2 * 2 * 64 * 128 * 128
 
 
+def test_reports_go_where_the_command_was_told_wherever_the_script_is(
+    preflight, tmp_path: Path
+) -> None:
+    moving = "import os, sys\nos.mkdir('run')\nos.chdir('run')\nsys.stdout = open('log', 'w')\n"
+    done = preflight(moving + OWN_STEP, "--on", "v5e-1", "--html", "r.html")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "Preflight of step on v5e-1" in done.stdout
+    assert {path.name for path in tmp_path.glob("r*")} == {"r.json", "r.html", "run"}
+    assert [path.name for path in (tmp_path / "run").iterdir()] == ["log"]
+
+
+def test_what_nobody_foresaw_is_no_condition_that_is_true(command) -> None:
+    broken = "import neurenix.chips as c\ndef resolve(name): raise RuntimeError('strange')\n"
+    done = command(
+        "preflight",
+        "--on",
+        "v5e-1",
+        "train.py",
+        prelude=f"exec({broken + 'c.resolve = resolve'!r})",
+    )
+    assert done.returncode == 2 and "RuntimeError: strange" in done.stderr
+
+
 def test_what_does_not_fit_is_said_without_trying_changes(preflight) -> None:
     done = preflight(TOO_LARGE, "--on", "v5e-1", "--no-suggest")
     assert done.returncode == 1, done.stdout + done.stderr

@@ -8,9 +8,10 @@ Flax (``_nnx``), and not the compiler without JAX (``_jaxlib``).
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from typing import Any
 
-from jax._src import compiler, xla_bridge
+from jax._src import compiler, config, xla_bridge
 from jax._src.core import trace_state_clean
 from jax._src.lax.windowed_reductions import select_and_scatter_add_p as select_and_scatter_add
 from jax.interpreters import mlir
@@ -29,6 +30,7 @@ __all__ = [
     "scan_counts",
     "select_and_scatter_add",
     "trace_state_clean",
+    "with_shardy",
     "without_last_argument",
 ]
 
@@ -73,6 +75,14 @@ def compile_options(num_devices: int, options: Mapping[str, Any]) -> Any:
     return compiler.get_compile_options(
         num_replicas=1, num_partitions=num_devices, env_options_overrides=dict(options)
     )
+
+
+def with_shardy() -> AbstractContextManager[Any]:
+    """Have this thread lower for the partitioner Shardy, whatever the process was told.
+
+    ``jax.config.update`` is public and tells all threads.
+    """
+    return config.use_shardy_partitioner(True)
 
 
 def cpu_lowering(primitive: Any) -> Any:

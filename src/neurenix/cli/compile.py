@@ -44,7 +44,8 @@ def compile(
     from neurenix.compiler.target import cpu_host
     from neurenix.preflight.artefact import compile_for, recompile
     from neurenix.preflight.script import first_step
-    from neurenix.simulation import simulate, simulated
+    from neurenix.simulation import simulated
+    from neurenix.simulation.slice import simulate_alone
 
     if on is not None and "," in on:
         raise typer.BadParameter(
@@ -61,7 +62,7 @@ def compile(
     if cpu_host(on) is None:
         where = chips.resolve(on)
         if simulated() is None:
-            simulate(where.name)  # so that the script finds the devices that it asks for
+            simulate_alone(where.name)  # so that the script finds the devices that it asks for
     with compiler_ready():
         found = first_step(script, arguments or [], timeout_seconds=timeout, step=step)
         with _refusals(), found.context():

@@ -6,12 +6,15 @@ Owns the command line of such commands. Running the script is ``neurenix.preflig
 from __future__ import annotations
 
 import sys
+import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import typer
 from typer.core import TyperCommand
 
-from neurenix._core.errors import ArgumentError
+from neurenix._core.errors import ArgumentError, NeurenixError
+from neurenix.cli.failure import MISTAKE
 
 if TYPE_CHECKING:
     from neurenix import chips
@@ -31,6 +34,16 @@ class ScriptsCommand(TyperCommand):
         before_script, _, _ = self.make_parser(ctx).parse_args(list(args))
         ctx.allow_interspersed_args = "on" not in before_script
         return super().parse_args(ctx, args)
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run the command; what nobody foresaw gives no answer either, and shows where it was."""
+        try:
+            return super().invoke(ctx)
+        except (NeurenixError, BrokenPipeError, typer.Exit, typer.Abort, typer.BadParameter):
+            raise
+        except Exception:
+            traceback.print_exc()
+            raise typer.Exit(MISTAKE) from None
 
 
 def slices_of(on: str) -> list[chips.Slice]:

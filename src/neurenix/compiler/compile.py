@@ -74,11 +74,13 @@ class CompileOptions:
                 f"compiler_options is a dict of XLA's options; got {self.compiler_options!r}."
             )
         for name, value in self.compiler_options.items():
+            if not isinstance(name, str):
+                raise ArgumentTypeError(f"An option of XLA has a name; got {name!r}.")
             if not isinstance(value, (str, int, float)):
                 raise ArgumentTypeError(
                     f"compiler_options[{name!r}] must be text, a number or a truth; got {value!r}."
                 )
-            if name.endswith("optimization_effort") and float(value) < 0:
+            if name.endswith("optimization_effort") and _number(name, value) < 0:
                 raise ArgumentError(
                     f"compiler_options[{name!r}] is {value}: below the default the compiler leaves "
                     "out what makes a program fast (measured: 2.5 s became 13.8 s), and an "
@@ -92,6 +94,13 @@ class CompileOptions:
     def at_once(self) -> int:
         """How many compilations run side by side."""
         return self.workers or max(1, (os.cpu_count() or 1) // 2)
+
+
+def _number(name: str, value: str | float) -> float:
+    try:
+        return float(value)
+    except ValueError:
+        raise ArgumentError(f"compiler_options[{name!r}] is a number; got {value!r}.") from None
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from jax import export
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
 from neurenix._core.errors import ArgumentError
-from neurenix._jax import compile_options, without_last_argument
+from neurenix._jax import compile_options, with_shardy, without_last_argument
 from neurenix.compiler.meshes import outside_of_meshes
 from neurenix.compiler.placement import abstract_mesh
 
@@ -58,7 +58,7 @@ def lower(
         if own.axis_names == mesh.axis_names:
             mesh = AbstractMesh(mesh.axis_sizes, mesh.axis_names, axis_types=own.axis_types)
     # A program keeps its 64-bit types, whoever traced it.
-    with jax.enable_x64(True), outside_of_meshes():
+    with jax.enable_x64(True), with_shardy(), outside_of_meshes():
         function, arguments = callable_of(exported, mesh)
         undecided = [argument.sharding is None for argument in arguments]
         taken = list(arguments)
@@ -91,7 +91,8 @@ def _compile_options(num_devices: int, options: Mapping[str, Any]) -> Any:
             raise ArgumentError(
                 f"compiler_options[{name!r}] has a value that JAX does not take: {value!r}."
             ) from error
-    return compile_options(num_devices, options)
+    with with_shardy():
+        return compile_options(num_devices, options)
 
 
 def callable_of(exported: export.Exported, mesh: Mesh | AbstractMesh) -> tuple[Any, list[Any]]:

@@ -65,14 +65,15 @@ def spec(
     shape: Sequence[int],
     dtype: Any = "float32",
     *,
-    partition: Sequence[str | None] | None = None,
+    partition: Sequence[str | tuple[str, ...] | None] | None = None,
 ) -> jax.ShapeDtypeStruct:
     """Describe an array by shape and dtype, without making it.
 
     Args:
         shape: global sizes.
         dtype: name or dtype of the elements.
-        partition: for each leading axis the mesh axis that divides it, or ``None``; left out, the
+        partition: for each leading axis the mesh axis that divides it, a tuple of several, or
+            ``None``; left out, the
             array is whole on every device. Preflight's mesh has one axis, ``"data"``, unless it is
             told otherwise.
 
@@ -103,7 +104,15 @@ def spec(
             "nx.spec: a partition names a mesh axis or None for each axis of the array, such as "
             f'partition=("{named}",); got {partition!r}.'
         )
-    return PartitionedSpec(sizes, resolved, PartitionSpec(*partition))
+    entries = tuple(partition)
+    for entry in entries:
+        names = entry if isinstance(entry, (tuple, list)) else (entry,)
+        if entry is not None and not all(isinstance(name, str) for name in names):
+            raise ArgumentTypeError(
+                "nx.spec: an axis is divided by one mesh axis or a tuple of them, or by None; got "
+                f"{entry!r} in partition={entries!r}."
+            )
+    return PartitionedSpec(sizes, resolved, PartitionSpec(*entries))
 
 
 def abstract_mesh(

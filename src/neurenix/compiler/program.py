@@ -20,10 +20,16 @@ from jax import export
 from jax.extend import core
 from jax.sharding import AbstractMesh
 
-from neurenix._core.errors import ArgumentError, ArgumentTypeError, CompilationError
+from neurenix._core.errors import (
+    ArgumentError,
+    ArgumentTypeError,
+    CompilationError,
+    NeurenixError,
+)
 from neurenix._core.source_files import is_library, users_line
 from neurenix._functions.arguments import NEEDS_VALUES
 from neurenix._functions.traced_for import tracing_for
+from neurenix._jax import with_shardy
 from neurenix._nnx import TraceContextError
 from neurenix.compiler import plain_tree
 from neurenix.compiler import traits as traits_module
@@ -144,7 +150,8 @@ def trace(
             raise ArgumentError(
                 f"donate_argnums names argument {number}, and there are {len(args)} arguments."
             )
-    with outside_of_meshes(), tracing_for(options.device_kind):
+    # Programs are divided by Shardy, also where JAX_USE_SHARDY_PARTITIONER turns it off.
+    with with_shardy(), outside_of_meshes(), tracing_for(options.device_kind):
         mesh = abstract_mesh(axes, options.device_kind, options.explicit)
         return _trace_on(function, args, mesh, options)
 
@@ -305,7 +312,25 @@ def _export(
                 "`with jax.set_mesh(mesh):` (`with mesh:` names them to jax.jit alone)."
             )
         raise ArgumentError(f"{name} cannot be traced with these shapes: {first}{told}") from error
+    except NeurenixError:
+        raise
+    except Exception as error:
+        raise _own_error(error, name) from error
     return exported, traced.jaxpr, compiled
+
+
+def _own_error(error: Exception, name: str) -> ArgumentError:
+    """Return what to say of any other error, which is one of the function's own code."""
+    if axis := _UNBOUND_AXIS.search(str(error)):
+        return ArgumentError(
+            f"{name} computes over the axis {axis[1]!r} at {users_line(error)}, and nothing around "
+            f"it names one. Give jax.shard_map({name}, in_specs=…, out_specs=…), and preflight "
+            f"mesh={{{axis[1]!r}: …}} with as many devices as the slice has."
+        )
+    said = f": {first}" if (first := _first_line(error)) else ""
+    return ArgumentError(
+        f"{name} failed while it was traced, at {users_line(error)}: {type(error).__name__}{said}"
+    )
 
 
 def _not_implemented(error: NotImplementedError, jaxpr: Any, name: str) -> CompilationError:
@@ -360,6 +385,7 @@ def _check_results(out: Any, name: str) -> None:
             )
 
 
+_UNBOUND_AXIS = re.compile(r"unbound axis name: (\w+)")
 _NO_AXIS = re.compile(r"axis: (\w+) of .* not found in mesh")
 _LACKING = re.compile(r"missing \d+ required (keyword-only|positional) argument")
 
@@ -421,7 +447,7 @@ def _compiled_before(function: Any, placed: Sequence[Any], tree: Any) -> Any:
         return None
     try:
         traced = function.trace(*jax.tree.unflatten(tree, placed))
-    except (AssertionError, TypeError, ValueError, jax.errors.JAXTypeError, TraceContextError):
+    except Exception:
         return None  # it is told where the whole is traced
     return getattr(traced, "traced", traced)  # nnx.jit's stands around jax.jit's
 

@@ -18,6 +18,7 @@ import jax
 from jax import export
 from jax.sharding import NamedSharding, PartitionSpec
 
+from neurenix._jax import with_shardy
 from neurenix.compiler.device_grid import device_grid, devices_of
 from neurenix.compiler.host import cpu
 from neurenix.compiler.lowering import callable_of
@@ -32,6 +33,7 @@ def compile_executable(folder: Path, request: dict[str, Any], result: dict[str, 
     exported = export.deserialize(bytearray((folder / "program.bin").read_bytes()))
     mesh = _with_axis_types(mesh, exported)
     with ExitStack() as stack:
+        stack.enter_context(with_shardy())
         stack.enter_context(jax.enable_x64(True))  # it keeps its 64-bit types, whoever traced it
         function, arguments = callable_of(exported, mesh)
         if not any(argument.sharding for argument in arguments):  # none says which devices

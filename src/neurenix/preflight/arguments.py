@@ -215,14 +215,23 @@ def refuse_keywords(
         ArgumentTypeError: there is one; the message says how a function is given it.
     """
     for name in others:
-        if not hasattr(target, "fit") and _takes(target, name):
-            function = getattr(target, "__name__", "function")
-            raise ArgumentTypeError(
-                f"{entrance} has no argument {name!r}. If it is for {function}: "
-                f"{entrance}(functools.partial({function}, {name}=…), …)."
-            )
+        if way := for_the_function(target, name, entrance):
+            raise ArgumentTypeError(f"{entrance} has no argument {name!r}. {way}")
         near = did_you_mean(name, known)
         raise ArgumentTypeError(f"{entrance} has no argument {name!r}.{near}")
+
+
+def for_the_function(target: Any, name: str, entrance: str = "nx.preflight") -> str:
+    """Say how a function is given a keyword argument that it has; nothing where it has none.
+
+    Example:
+        >>> for_the_function(lambda x, size: x, "size")
+        'If it is for <lambda>: nx.preflight(functools.partial(<lambda>, size=…), …).'
+    """
+    if hasattr(target, "fit") or not _takes(target, name):
+        return ""
+    function = getattr(target, "__name__", "function")
+    return f"If it is for {function}: {entrance}(functools.partial({function}, {name}=…), …)."
 
 
 def parameter(function: Callable[..., Any], key: int | str) -> str:

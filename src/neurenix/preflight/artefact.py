@@ -16,10 +16,10 @@ from neurenix._functions.binding import is_module
 from neurenix.compiler import artefact as artefact_module
 from neurenix.compiler.artefact import Artefact
 from neurenix.compiler.compile import CompileOptions, Refusal, compile_all
-from neurenix.compiler.program import Program, spec
+from neurenix.compiler.program import Program
 from neurenix.compiler.target import CpuHost, Target, cpu_host
 from neurenix.preflight.arguments import Call, call_of, given, refuse_keywords
-from neurenix.preflight.description import PreflightOptions, describe, trainer_of
+from neurenix.preflight.description import PreflightOptions, Shape, describe, trainer_of
 from neurenix.preflight.entry import check_input_shape
 
 
@@ -29,7 +29,7 @@ def compile_for(
     on: str | chips.Slice,
     path: str | os.PathLike[str],
     input_shape: Sequence[int] | None = None,
-    dtype: Any = "float32",
+    dtype: Any = None,
     mesh: Mapping[str, int] | None = None,
     options: PreflightOptions | None = None,
     **others: Any,
@@ -48,7 +48,7 @@ def compile_for(
             for a CPU with the instruction sets of this one.
         path: of the file, usually ``….nxc``; what is there is replaced, at once or not at all.
         input_shape: as for ``nx.preflight``.
-        dtype: of the inputs.
+        dtype: of the inputs that ``input_shape`` describes; float32 by default.
         mesh: as for ``nx.preflight``.
         options: as for ``nx.preflight``.
         **others: none, as for ``nx.preflight``.
@@ -72,7 +72,7 @@ def compile_for(
         [0.0, 2.0, 4.0]
     """
     refuse_keywords("nx.compile_for", target, others)
-    check_input_shape(input_shape)
+    check_input_shape(target, input_shape, dtype)
     options = given("options", options, PreflightOptions)
     where = _where(on)
     program = describe(
@@ -80,7 +80,7 @@ def compile_for(
     )
     called = None
     if trainer_of(target) is None:
-        shape = () if input_shape is None else (spec(input_shape, dtype),)
+        shape = Shape(input_shape, dtype).specs()
         called = _static_call(call_of(target, (*shape, *args)))
     return _compile(program, where, path, options.compiler, called)
 

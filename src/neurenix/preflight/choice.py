@@ -17,7 +17,7 @@ from neurenix import chips
 from neurenix._core.errors import ArgumentError
 from neurenix.compiler.program import Program, spec
 from neurenix.preflight.arguments import given
-from neurenix.preflight.description import PreflightOptions, describe, trainer_of
+from neurenix.preflight.description import PreflightOptions, Shape, describe, trainer_of
 from neurenix.train.options import REMATS
 
 _TENSOR_SIZES = (2, 4, 8)
@@ -64,8 +64,7 @@ class Workload:
         options: PreflightOptions | None,
     ) -> Workload:
         """Take what a user gave; ``input_shape`` becomes the first argument's spec."""
-        if input_shape is not None:
-            args = (spec(input_shape, dtype), *args)
+        args = (*Shape(input_shape, dtype).specs(), *args)
         return cls(target, args, given("options", options, PreflightOptions))
 
     @property

@@ -285,8 +285,13 @@ def _check_same(one: _Part, other: _Part, text: str) -> None:
         ArgumentError: they are not, or a share is compared with a number above 1.
     """
     for (node, kind), (number, of_number) in ((one, other), (other, one)):
-        is_share = isinstance(node, ast.Name) and kind == _SHARE
-        if is_share and of_number == _BARE and (size := _literal(number)) is not None and size > 1:
+        if (
+            kind == _SHARE
+            and _is_share(node)
+            and of_number == _BARE
+            and (size := _literal(number)) is not None
+            and size > 1
+        ):
             raise ArgumentError(
                 f"In {text!r}, {ast.unparse(node)} is a share, 0 to 1, and cannot reach {size:g}. "
                 f"Write {size:g} % or {size / 100:g}."
@@ -304,6 +309,16 @@ def _check_same(one: _Part, other: _Part, text: str) -> None:
         f"In {text!r}, {ast.unparse(left)} is {_said(kind)}, and {ast.unparse(right)} is "
         f"{_said(of_right)}.{advice}"
     )
+
+
+def _is_share(node: ast.expr) -> bool:
+    """Whether it is a share of something, 0 to 1: one by name, or what 1 lacks of it."""
+    match node:
+        case ast.Name(id=name):
+            return _NAMED[name][0] == _SHARE
+        case ast.BinOp(left=left, op=ast.Sub(), right=right):
+            return _literal(left) == 1 and _is_share(right)
+    return False
 
 
 def _literal(node: ast.expr) -> float | None:

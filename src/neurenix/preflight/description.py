@@ -71,7 +71,7 @@ def describe(
     where: chips.Slice | CpuHost,
     *,
     input_shape: Sequence[int] | None = None,
-    dtype: Any = "float32",
+    dtype: Any = None,
     mesh: Mapping[str, int] | None = None,
     options: PreflightOptions | None = None,
 ) -> Program:
@@ -87,10 +87,16 @@ def describe(
 
 @dataclass(frozen=True)
 class Shape:
-    """Of a batch of inputs, for whoever gives no specs."""
+    """Of a batch of inputs, for whoever gives no specs; float32 where no dtype is named."""
 
     sizes: Sequence[int] | None
-    dtype: Any
+    dtype: Any = None
+
+    def specs(self) -> tuple[Any, ...]:
+        """Return the one spec, or none."""
+        if self.sizes is None:
+            return ()
+        return (spec(self.sizes, "float32" if self.dtype is None else self.dtype),)
 
 
 def describer(
@@ -118,9 +124,7 @@ def describer(
             f"preflight takes a compiled model, a Trainer, a function or a module; got "
             f"{type(target).__name__}."
         )
-    if shape.sizes is not None:
-        args = (spec(shape.sizes, shape.dtype), *args)
-
+    args = (*shape.specs(), *args)
     bound = bind(target, args, options.donate_argnums)
     places = isinstance(target, CompiledFunction)  # nx.jit lays what it is given over its mesh
     if not places:
@@ -186,7 +190,7 @@ def _batch(args: tuple[Any, ...], shape: Shape) -> tuple[Any, Any]:
     if shape.sizes is not None:
         if args:
             raise ArgumentTypeError("Give either input_shape or the specs of a batch, not both.")
-        return spec(shape.sizes, shape.dtype), None
+        return *shape.specs(), None
     if not 1 <= len(args) <= 2:
         raise ArgumentTypeError(
             "The shape of a batch is needed: input_shape=(256, 784), the batch first, or "

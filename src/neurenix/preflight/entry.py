@@ -15,7 +15,7 @@ from neurenix.compiler.compile import compile_all, compiler_ready
 from neurenix.compiler.program import Program
 from neurenix.compiler.target import Target
 from neurenix.preflight.advice import suggestions
-from neurenix.preflight.arguments import given, refuse_keywords
+from neurenix.preflight.arguments import for_the_function, given, refuse_keywords
 from neurenix.preflight.choice import Workload
 from neurenix.preflight.description import PreflightOptions, Shape, describer
 from neurenix.preflight.report import Report
@@ -46,15 +46,19 @@ def slices_on(on: On | Sequence[On]) -> list[chips.Slice]:
     return [chips.resolve(name) for name in on]
 
 
-def check_input_shape(input_shape: Sequence[int] | None) -> None:
-    """Check that ``input_shape=`` has sizes, if it is there at all.
+def check_input_shape(target: Any, input_shape: Sequence[int] | None, dtype: Any) -> None:
+    """Check that ``input_shape=`` has sizes, if it is there at all, and ``dtype=`` belongs to it.
 
     Raises:
-        ArgumentTypeError: it is something else.
+        ArgumentTypeError: it is something else; or a dtype is given without it.
     """
-    if input_shape is not None and (
-        isinstance(input_shape, str) or not isinstance(input_shape, Iterable)
-    ):
+    if input_shape is None:
+        if dtype is not None:
+            raise ArgumentTypeError(
+                f"dtype={dtype!r} is that of input_shape=, which is not given; a spec has its own: "
+                f"nx.spec((256, 784), {dtype!r}). {for_the_function(target, 'dtype')}".rstrip()
+            )
+    elif isinstance(input_shape, str) or not isinstance(input_shape, Iterable):
         raise ArgumentTypeError(
             "input_shape= is the sizes of one global batch, such as (256, 784); got "
             f"{input_shape!r}."
@@ -67,7 +71,7 @@ def preflight(
     *args: Any,
     on: On,
     input_shape: Sequence[int] | None = None,
-    dtype: Any = "float32",
+    dtype: Any = None,
     mesh: Mapping[str, int] | None = None,
     options: PreflightOptions | None = None,
 ) -> Report: ...
@@ -79,7 +83,7 @@ def preflight(
     *args: Any,
     on: Sequence[On],
     input_shape: Sequence[int] | None = None,
-    dtype: Any = "float32",
+    dtype: Any = None,
     mesh: Mapping[str, int] | None = None,
     options: PreflightOptions | None = None,
 ) -> list[Report]: ...
@@ -90,7 +94,7 @@ def preflight(
     *args: Any,
     on: On | Sequence[On],
     input_shape: Sequence[int] | None = None,
-    dtype: Any = "float32",
+    dtype: Any = None,
     mesh: Mapping[str, int] | None = None,
     options: PreflightOptions | None = None,
     **others: Any,
@@ -108,7 +112,7 @@ def preflight(
             one global batch of inputs, and optionally of targets, in place of ``input_shape``.
         on: a slice such as ``"v5e-8"``, or a list of them, compiled side by side.
         input_shape: of one global batch of a model's inputs, the batch first.
-        dtype: of the inputs.
+        dtype: of the inputs that ``input_shape`` describes; float32 by default.
         mesh: names and sizes of the mesh's axes, such as ``{"fsdp": 8}``. A model divides its batch
             over ``"data"`` and ``"fsdp"``, its parameters and optimizer state over ``"fsdp"`` and
             ``"tensor"``, as ``nx.distribute.Strategy`` says. By default that of the strategy which
@@ -143,7 +147,7 @@ def preflight(
     slices = slices_on(on)
     if not slices:
         raise ArgumentTypeError('on= names no slice; write on="v5e-8" or a list of names.')
-    check_input_shape(input_shape)
+    check_input_shape(target, input_shape, dtype)
     with compiler_ready(options.compiler):
         describe = describer(target, args, Shape(input_shape, dtype), mesh, options)
         programs = _described(describe, slices)

@@ -82,7 +82,7 @@ def largest_batch(
     *args: Any,
     on: On,
     input_shape: Sequence[int] | None = None,
-    dtype: Any = "float32",
+    dtype: Any = None,
     mesh: Mapping[str, int] | None = None,
     step: int | None = None,
     options: PreflightOptions | None = None,
@@ -98,7 +98,7 @@ def largest_batch(
         *args: as for ``preflight``: the specs of one batch, from which the search begins.
         on: a slice such as ``"v5e-8"``.
         input_shape: of one global batch of a model's inputs, the batch first.
-        dtype: of the inputs.
+        dtype: of the inputs that ``input_shape`` describes; float32 by default.
         mesh: as for ``preflight``.
         step: how exact to be, in examples, a multiple of what a batch is divided by; by default one
             to two hundredths of the first guess.
@@ -121,7 +121,7 @@ def largest_batch(
     slices = slices_on(on)
     if len(slices) != 1:
         raise ArgumentTypeError("largest_batch: on= names one slice.")
-    check_input_shape(input_shape)
+    check_input_shape(target, input_shape, dtype)
     if step is not None and not isinstance(step, numbers.Integral):
         raise ArgumentTypeError(f"step is a whole number of examples; got {step!r}.")
     workload = Workload.of(target, args, input_shape, dtype, options)

@@ -53,7 +53,7 @@ class PreflightNamespace:
         *args: Any,
         on: entry.On,
         input_shape: Sequence[int] | None = None,
-        dtype: Any = "float32",
+        dtype: Any = None,
         mesh: Mapping[str, int] | None = None,
         options: description.PreflightOptions | None = None,
     ) -> report.Report: ...
@@ -65,7 +65,7 @@ class PreflightNamespace:
         *args: Any,
         on: Sequence[entry.On],
         input_shape: Sequence[int] | None = None,
-        dtype: Any = "float32",
+        dtype: Any = None,
         mesh: Mapping[str, int] | None = None,
         options: description.PreflightOptions | None = None,
     ) -> list[report.Report]: ...

@@ -66,7 +66,7 @@ def search(
     *args: Any,
     on: On | Sequence[On],
     input_shape: Sequence[int] | None = None,
-    dtype: Any = "float32",
+    dtype: Any = None,
     objective: str = "time",
     space: SearchSpace | None = None,
     deadline: Deadline | None = None,
@@ -86,7 +86,7 @@ def search(
         *args: as for ``preflight``.
         on: names of slices; one that two names mean is looked at once.
         input_shape: of one global batch, the same on every slice.
-        dtype: of the inputs.
+        dtype: of the inputs that ``input_shape`` describes; float32 by default.
         objective: ``"time"`` or ``"cost"``, per example; the other one decides between equals.
         space: what else may be changed; by default nothing.
         deadline: leaves out what is too slow for it: ``objective="cost"`` with a deadline is the
@@ -116,7 +116,7 @@ def search(
     slices = list(dict.fromkeys(slices_on(on)))
     if not slices:
         raise ArgumentError('on= names no slice; write on="v5e-8" or a list of names.')
-    check_input_shape(input_shape)
+    check_input_shape(target, input_shape, dtype)
     check_number("budget_seconds", budget_seconds)
     if math.isnan(budget_seconds):
         raise ArgumentError("budget_seconds must be a number of seconds; got NaN.")

@@ -375,10 +375,18 @@ def _frames(error: BaseException) -> str:
 
 @contextmanager
 def _as_main(script: Path, arguments: Sequence[str]) -> Iterator[None]:
+    """Give a script the process as Python gives it one, and take it back as it was.
+
+    So what is said of its step goes where the command was told, wherever the script writes and
+    whatever folder it has moved to.
+    """
     argv, path, main = sys.argv, list(sys.path), sys.modules["__main__"]
+    folder, streams = os.getcwd(), (sys.stdout, sys.stderr)
     sys.argv = [str(script), *arguments]
     sys.path.insert(0, str(script.parent.resolve()))
     try:
         yield
     finally:
         sys.argv, sys.path[:], sys.modules["__main__"] = argv, path, main
+        sys.stdout, sys.stderr = streams
+        os.chdir(folder)
