@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from scipy import special
 
-from neurenix import losses
+from neurenix import losses, metrics
 from neurenix._core.errors import (
     ArgumentError,
     ArgumentTypeError,
@@ -658,3 +661,38 @@ def test_targets_that_may_be_meant_are_taken(targets):
 def test_labels_in_the_place_of_predictions_are_told():
     with pytest.raises(ShapeError, match=r"\(y_true, y_pred\): targets first"):
         losses.CrossEntropyLoss()(jnp.asarray(RAW), jnp.array([0, 1]))
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        optax.softmax_cross_entropy,
+        optax.losses.huber_loss,
+        functools.partial(optax.sigmoid_focal_loss, alpha=0.2),
+        jax.jit(optax.losses.hinge_loss),
+        lambda y_pred, y_true: y_pred - y_true,
+        lambda embeddings, labels: embeddings * labels,
+    ],
+)
+def test_a_function_that_takes_predictions_first_is_refused(function) -> None:
+    """With targets first it would be another loss: one of optax's fell without end."""
+    for get, what in ((losses.get, "loss"), (metrics.get, "metric")):
+        with pytest.raises(
+            ArgumentTypeError, match=f"The {what} .*: targets.*lambda y_true, y_pred:"
+        ):
+            get(function)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda y_true, y_pred: y_true - y_pred,
+        lambda labels, logits: labels - logits,
+        lambda targets, labels: targets - labels,
+        lambda y, p: y - p,
+        lambda a, /, *labels: a,
+        np.subtract,
+    ],
+)
+def test_other_functions_are_taken(function) -> None:
+    assert losses.get(function).function is function

@@ -551,3 +551,10 @@ def test_a_metric_of_another_library_is_refused(library, name, told):
             metrics.get(given)
     with pytest.raises(ArgumentTypeError, match="metric Mine is of"):
         metrics.get(derived())
+
+
+@pytest.mark.parametrize(("label", "ignored"), [(156, -100), (44, 300)])
+def test_a_small_integer_is_no_other_label_by_overflow(label: int, ignored: int) -> None:
+    found = metrics.SparseCategoricalAccuracy(ignore_index=ignored)
+    found.update(jnp.full(8, label, jnp.uint8), jnp.zeros((8, 200)))
+    assert found.count[...] == 8

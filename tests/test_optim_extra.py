@@ -89,3 +89,26 @@ def test_the_loss_given_changes_the_rate() -> None:
         optimizer.update(model, gradients, value=jnp.float32(1.0))
         sizes.append(float(np.abs(np.asarray(model.bias[...]) - before).max()))
     assert sizes[-1] < sizes[0] / 2
+
+
+RULES_WITH_EPS = [
+    getattr(nx.optim, name)
+    for name in nx.optim.__all__
+    if hasattr(getattr(nx.optim, name), "eps") and name != "Lamb"  # 1e-6 is above 0 in float16
+]
+
+
+@pytest.mark.parametrize("rule", RULES_WITH_EPS)
+def test_an_eps_that_is_0_in_a_parameters_dtype_is_refused(rule: Any) -> None:
+    """A gradient of 0 made the parameter NaN, and fit told of a finite loss."""
+    x = np.random.default_rng(0).normal(size=(8, 2)).astype(np.float16)
+    x[:, 1] = 0
+    if np.float16(rule.eps) == 0:
+        with pytest.raises(nx.ArgumentError, match=r"is 0 in float16.*moment_dtype=\"float32\""):
+            nn.Linear(2, 1, dtype="float16").compile(rule(), "mse").fit(x, x[:, :1], verbose=0)
+    model = nn.Linear(2, 1, dtype="float16")
+    before = np.asarray(model.kernel[...])
+    model.compile(rule(moment_dtype="float32"), "mse").fit(x, x[:, :1] + 1, verbose=0)
+    after = np.asarray(model.kernel[...])
+    assert after.dtype == np.float16 and np.isfinite(after).all()
+    assert after[0] != before[0]

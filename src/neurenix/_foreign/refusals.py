@@ -1,12 +1,14 @@
 """Losses and metrics of other libraries, where one of ours is expected.
 
-Owns telling them from functions of JAX, and what is said of them. It does not own the tables of
+Owns telling them from functions of JAX, functions that take predictions first among these, and what
+is said of them. It does not own the tables of
 names (``neurenix.losses``, ``neurenix.metrics``).
 """
 
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Iterable
 from typing import Any
 
@@ -16,6 +18,10 @@ from neurenix._core.libraries import library_of
 _LIBRARIES = frozenset("keras tf_keras tensorflow torch torchmetrics torcheval sklearn".split())
 # Their functions are of operations that have a form for JAX's arrays too.
 _ALSO_OF_JAX = frozenset({"keras"})
+# What optax, PyTorch, scikit-learn and people call the targets.
+_TARGETS = frozenset(
+    "y_true true label labels target targets log_targets ground_truth onehot one_hot".split()
+)
 _PREFIXES = ("", "Binary", "Multiclass", "Multilabel")
 
 
@@ -49,6 +55,39 @@ def refuse_foreign(what: str, value: Any, ours: Iterable[str]) -> None:
         f"The {what} {name} is of {library}, and a compiled step of JAX cannot call it. Give "
         f"{instead}, or a function (y_true, y_pred) of JAX operations; targets come first."
     )
+
+
+def refuse_predictions_first(what: str, function: Any) -> None:
+    """Raise when a function's own names say that it takes predictions first, as those of optax do.
+
+    Called with targets first it would compute something else, and say nothing.
+
+    Args:
+        what: what is expected, ``"loss"`` or ``"metric"``.
+        function: what was given.
+
+    Raises:
+        ArgumentTypeError: so it is; the message holds the function to write.
+
+    Example:
+        >>> refuse_predictions_first("loss", lambda labels, logits: labels - logits)
+    """
+    try:
+        names = [p.name for p in inspect.signature(function).parameters.values() if _is_place(p)]
+    except (TypeError, ValueError):  # of a function that is not written in Python
+        return
+    first, second = (*names, "", "")[:2]
+    if second not in _TARGETS or first in _TARGETS:
+        return
+    name = getattr(function, "__name__", None) or "function"
+    raise ArgumentTypeError(
+        f"The {what} {name} takes ({first}, {second}), and is called with (y_true, y_pred): "
+        f"targets come first. Give lambda y_true, y_pred: {name}(y_pred, y_true)."
+    )
+
+
+def _is_place(parameter: inspect.Parameter) -> bool:
+    return parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD)
 
 
 def _library_of(value: Any) -> str | None:

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from neurenix._core.errors import ArgumentTypeError, ShapeError, unknown_name
 from neurenix._foreign.alignment import aligned
 from neurenix._foreign.coupling import of_each_alone
-from neurenix._foreign.refusals import refuse_foreign
+from neurenix._foreign.refusals import refuse_foreign, refuse_predictions_first
 from neurenix.losses import crossentropy, margin, regression, similarity, torch_names
 from neurenix.losses.base import Loss, mean_per_example
 
@@ -102,7 +102,8 @@ def get(loss: str | Loss | type[Loss] | Callable) -> Loss:
 
     Raises:
         UnknownNameError: nothing has this name; near misses are suggested.
-        ArgumentTypeError: it is none of these, or a loss of another library, such as PyTorch.
+        ArgumentTypeError: it is none of these; a loss of another library, such as PyTorch; or a
+            function whose names say that it takes predictions first, as those of optax do.
 
     Example:
         >>> nx.losses.get("mse").name
@@ -118,6 +119,7 @@ def get(loss: str | Loss | type[Loss] | Callable) -> Loss:
         return loss()
     refuse_foreign("loss", loss, _names())
     if callable(loss) and not isinstance(loss, type):
+        refuse_predictions_first("loss", loss)
         return FunctionLoss(loss)
     raise ArgumentTypeError(
         f"The argument `loss` must be a name, a Loss or a function (y_true, y_pred); got "

@@ -181,7 +181,8 @@ def without_ignored(
     if ignore_index is None or y_true.size != math.prod(shape):
         return sample_weight
     weight = jnp.ones(shape) if sample_weight is None else match_weight(sample_weight, shape)
-    return jnp.where(y_true.reshape(shape) == ignore_index, 0, weight)
+    # As int32: in uint8, −100 is another class.
+    return jnp.where(y_true.reshape(shape).astype(jnp.int32) == ignore_index, 0, weight)
 
 
 def whole_number(name: str, value: Any, *, low: int) -> int:

@@ -16,7 +16,7 @@ from neurenix._core.errors import ArgumentError, ArgumentTypeError, unknown_name
 from neurenix._core.names import snake_case
 from neurenix._foreign.alignment import aligned
 from neurenix._foreign.coupling import Coupling, coupling_of, of_each_alone, spec_of
-from neurenix._foreign.refusals import refuse_foreign
+from neurenix._foreign.refusals import refuse_foreign, refuse_predictions_first
 from neurenix._nnx import nnx
 from neurenix.metrics import accuracy, confusion, errors
 from neurenix.metrics.base import MeanMetric, Metric
@@ -140,8 +140,9 @@ def get(metric: str | Metric | type[Metric] | Callable) -> Metric:
 
     Raises:
         UnknownNameError: nothing has this name; near misses are suggested.
-        ArgumentTypeError: it is none of these, a metric of plain values such as ``Mean``, or one
-            of another library, such as Keras.
+        ArgumentTypeError: it is none of these; a metric of plain values such as ``Mean``; one of
+            another library, such as Keras; or a function whose names say that it takes predictions
+            first, as those of optax do.
 
     Example:
         >>> nx.metrics.get("mse").name
@@ -161,6 +162,7 @@ def get(metric: str | Metric | type[Metric] | Callable) -> Metric:
         return get(metric())
     refuse_foreign("metric", metric, (cls.__name__ for cls in _CLASSES))
     if callable(metric) and not isinstance(metric, type):
+        refuse_predictions_first("metric", metric)
         return FunctionMetric(metric)
     raise ArgumentTypeError(
         "A metric must be a name, a neurenix.metrics.Metric or a function (y_true, y_pred); got "

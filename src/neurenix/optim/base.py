@@ -16,7 +16,7 @@ import optax
 
 from neurenix._core.errors import ArgumentError, ArgumentTypeError
 from neurenix._core.names import meant
-from neurenix.optim.checks import check_number, check_rate, checked_mask
+from neurenix.optim.checks import check_eps, check_number, check_rate, checked_mask
 from neurenix.optim.elsewhere import OPTIONS
 from neurenix.optim.moments import check_floating, held_in
 
@@ -49,7 +49,8 @@ class OptimizerSpec(ABC):
 
     Raises:
         ArgumentTypeError: there is no such option, or it is of another type.
-        ArgumentError: an option is out of range.
+        ArgumentError: an option is out of range; or, where the state is made, ``eps`` is 0 in the
+            dtype of a parameter (float16), which the rule computes in without a ``moment_dtype``.
     """
 
     weight_decay: float = 0.0
@@ -133,12 +134,25 @@ class OptimizerSpec(ABC):
         decay = optax.add_decayed_weights(self.weight_decay, mask)
         if self.weight_decay and not self._decoupled:
             steps.append(decay)
-        rule = self.rule()
+        rule = self._checked(self.rule())
         steps.append(rule if self.moment_dtype is None else held_in(self.moment_dtype, rule))
         if self.weight_decay and self._decoupled:
             steps.append(decay)
         steps.extend(self._finish(rate))
         return optax.chain(*steps)
+
+    def _checked(self, rule: optax.GradientTransformation) -> optax.GradientTransformation:
+        """Return the rule, which refuses parameters in whose dtype its ``eps`` is 0."""
+        eps = getattr(self, "eps", None)
+        if eps is None or self.moment_dtype is not None:
+            return rule
+
+        def init(params: Any) -> Any:
+            for leaf in jax.tree.leaves(params):
+                check_eps(type(self).__name__, eps, leaf.dtype)
+            return rule.init(params)
+
+        return rule._replace(init=init)
 
     def _finish(self, learning_rate: Any) -> list[optax.GradientTransformation]:
         return [optax.scale_by_learning_rate(learning_rate)]

@@ -38,7 +38,8 @@ def check_number(
 ) -> None:
     """Raise unless ``value`` is a finite number in [low, high), or (low, high) with ``open_low``.
 
-    It is looked at as a float32, as the update computes with it. A traced scalar is taken as it is.
+    It is looked at as a float32; ``check_eps`` holds it against smaller dtypes. A traced scalar is
+    taken as it is.
 
     Raises:
         ArgumentTypeError: it is no number.
@@ -70,6 +71,31 @@ got 1e-50, which is 0.0 in float32.
         why = f", which is {number} in float32" if vanishes else ""
         raise ArgumentError(
             f"The argument `{name}` must be a finite number {bound}; got {value}{why}."
+        )
+
+
+def check_eps(optimizer: str, eps: Any, dtype: Any) -> None:
+    """Raise where ``eps`` is 0 in a parameter's dtype, which many rules compute in.
+
+    Args:
+        optimizer: its name.
+        eps: what keeps a division from one by 0; a traced scalar is taken as it is.
+        dtype: of the parameter.
+
+    Raises:
+        ArgumentError: a gradient of 0 would make the parameter NaN.
+
+    Example:
+        >>> check_eps("Adam", 1e-8, "bfloat16")
+    """
+    kind = jnp.dtype(dtype)
+    if isinstance(eps, Tracer) or not jnp.issubdtype(kind, jnp.floating):
+        return
+    if float(np.asarray(eps).astype(kind)) == 0:
+        raise ArgumentError(
+            f"{optimizer}'s eps={eps} is 0 in {kind}, the dtype of a parameter, and a gradient of "
+            f'0 would make that NaN. Give {optimizer}(moment_dtype="float32"), which computes in '
+            "float32, or hold the parameters in float32 or bfloat16."
         )
 
 

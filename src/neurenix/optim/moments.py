@@ -43,8 +43,10 @@ def held_in(
         return _cast(inner.init(params), dtype)
 
     def update(updates: Any, state: Any, params: Any = None, **extra: Any) -> tuple[Any, Any]:
-        updates, state = inner.update(updates, _cast(state, jnp.float32), params, **extra)
-        return updates, _cast(state, dtype)
+        wide, params = jax.tree.map(_wide, (updates, params))
+        after, state = inner.update(wide, _cast(state, jnp.float32), params, **extra)
+        after = jax.tree.map(lambda new, old: new.astype(jnp.result_type(old)), after, updates)
+        return after, _cast(state, dtype)
 
     return optax.GradientTransformationExtraArgs(init, update)
 
@@ -60,6 +62,13 @@ def check_floating(name: str, dtype: Any) -> None:
             f'The argument `{name}` must be a floating-point dtype such as "bfloat16"; got '
             f"{dtype!r}."
         )
+
+
+def _wide(leaf: Any) -> jax.Array:
+    """Return an array of floats in float32 at least, and another as it is."""
+    kind = jnp.result_type(leaf)
+    floating = jnp.issubdtype(kind, jnp.floating)
+    return jnp.asarray(leaf, jnp.promote_types(kind, jnp.float32) if floating else kind)
 
 
 def _cast(tree: Any, dtype: Any) -> Any:
