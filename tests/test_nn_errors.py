@@ -281,3 +281,9 @@ def test_a_layer_takes_every_name_of_a_dtype_of_floats(name: str) -> None:
         LAYERS[name]("b16")
     with pytest.raises(nx.ArgumentError, match="parameters of a layer are floats; got dtype=int8"):
         LAYERS[name]("int8")
+
+
+@pytest.mark.parametrize(("start", "shape"), [(-5, (2, 3, 4)), (4, (2, 3, 4)), (2, (3,))])
+def test_flatten_names_an_axis_that_there_is(start: int, shape: tuple[int, ...]) -> None:
+    with pytest.raises(ShapeError, match=rf"start_dim={start}"):
+        nn.Flatten(start)(jnp.ones(shape))

@@ -398,3 +398,24 @@ def test_a_gradient_is_a_decorator_too() -> None:
 def test_a_gradient_of_what_is_no_function_is_told(transform: Any) -> None:
     with pytest.raises(nx.ArgumentTypeError, match="expected a function, got str"):
         transform("loss")
+
+
+@pytest.mark.parametrize("given", [lambda layer: layer.kernel[...], lambda layer: layer.kernel])
+def test_an_array_of_a_module_may_not_be_another_argument_too(given: Any) -> None:
+    def pulled(layer: Any, anchor: Any) -> Any:
+        return layer(X) + ((layer.kernel[...] - anchor[...]) ** 2).sum()
+
+    layer = nx.nn.Linear(X.shape[-1], 2)
+    with pytest.raises(nx.ArgumentError, match="array kernel of a module as another .*jnp.copy"):
+        nx.jit(pulled)(layer, given(layer))
+    assert nx.jit(pulled)(layer, jnp.copy(layer.kernel[...])).shape == (len(X), 2)
+    assert nx.jit(pulled, donate=False)(layer, given(layer)).shape == (len(X), 2)
+
+
+def test_many_steps_at_the_datas_end_say_so() -> None:
+    batches = iter(nx.data.Dataset.from_arrays(np.ones((4, 2), np.float32)).batch(2))
+    step = nx.multi_step(lambda layer, x: layer(x), steps=2)
+    layer = nx.nn.Linear(2, 2)
+    step(layer, batches)
+    with pytest.raises(nx.DataError, match="the data ended .* after 0"):
+        step(layer, batches)

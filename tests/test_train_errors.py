@@ -350,3 +350,120 @@ def test_steady_shapes_are_not_reported() -> None:
 def test_a_module_without_parameters_says_so() -> None:
     with pytest.raises(nx.ArgumentError, match="no parameters"):
         Trainer(Explosion(), loss="mse").fit(X, X)
+
+
+@pytest.mark.parametrize("kind", [">f4", ">f8", np.longdouble])
+@pytest.mark.parametrize("give", [lambda x, y: (x, y), lambda x, y: ([(x, y)],)])
+def test_numbers_in_another_order_of_bytes_are_numbers(give: Any, kind: Any) -> None:
+    x, y = np.round(X * 8).astype(kind), Y.astype(">i8")
+    same, other = (Trainer(MLP(), loss=LOSS) for _ in range(2))
+    same.fit(*give(x.astype(np.float32), Y.astype(np.int32)))
+    other.fit(*give(x, y))
+    assert_same_weights(same.module, other.module)
+    np.testing.assert_array_equal(nx.Tensor(x), x.astype(np.float32))
+    np.testing.assert_array_equal(nx.Tensor(y), Y)
+
+
+def test_records_are_no_numbers() -> None:
+    with pytest.raises(nx.DataError, match="holds records .* an array of each field"):
+        Trainer(MLP(), loss=LOSS).fit(np.zeros(32, [("a", "f4"), ("b", "f4")]), Y)
+
+
+@pytest.mark.parametrize("steps", [5, 50])
+def test_one_pass_over_data_has_as_many_batches_as_there_are(steps: int) -> None:
+    trainer = Trainer(MLP(), loss=LOSS)
+    message = f"ended after 4 batches of the {steps} asked for. One pass"
+    for ask in (
+        lambda: trainer.predict(X, batch_size=8, steps=steps),
+        lambda: trainer.evaluate(X, Y, batch_size=8, steps=steps),
+        lambda: trainer.fit(X, Y, validation_data=(X, Y), validation_steps=steps, batch_size=8),
+    ):
+        with pytest.raises(nx.DataError, match=message):
+            ask()
+    assert len(trainer.predict(X, batch_size=8, steps=4)) == 32
+    endless = nx.data.Dataset.from_arrays(X, Y).repeat().batch(8)
+    assert np.isfinite(trainer.evaluate(endless, steps=steps)["loss"])
+
+
+class Growing(nnx.Module):
+    """Keeps all rows that it has seen."""
+
+    def __init__(self) -> None:
+        self.layer, self.seen = nnx.Linear(6, 3, rngs=nnx.Rngs(0)), nnx.BatchStat(jnp.zeros((1, 6)))
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        self.seen.set_value(jnp.concatenate([self.seen[...], x[:1]]))
+        return self.layer(x)
+
+
+class Sums(nx.metrics.Metric):
+    """Adds up weights, from ``first`` on."""
+
+    def __init__(self, first: Any) -> None:
+        super().__init__("sums")
+        self.total = nnx.metrics.MetricState(first)
+
+    def update(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> None:
+        self.total.set_value(
+            self.total[...] + (1 if sample_weight is None else sample_weight.sum())
+        )
+
+    def result(self) -> jax.Array:
+        return self.total[...]
+
+
+@pytest.mark.parametrize(
+    ("made", "error", "message"),
+    [
+        (
+            lambda: Trainer(Growing(), loss=LOSS),
+            nx.RecompilationError,
+            r"\(1, 6\) to one of \(2, 6\)",
+        ),
+        (
+            lambda: Trainer(MLP(), loss=LOSS, metrics=[Sums(jnp.zeros(3))]),
+            nx.ShapeError,
+            r"sums has a result of shape \(3,\)",
+        ),
+        (
+            lambda: Trainer(MLP(), loss=LOSS, metrics=[Sums(jnp.int32(0))]),
+            nx.ArgumentError,
+            r"a sum of int32\[\] one of float32",
+        ),
+        (
+            lambda: Trainer(MLP(), loss=lambda y, p: (p.sum(-1), p)),
+            nx.ArgumentTypeError,
+            "returned a tuple; it must return",
+        ),
+    ],
+)
+def test_what_no_step_can_carry_is_told(made: Any, error: Any, message: str) -> None:
+    with pytest.raises(error, match=message):
+        made().fit(X, Y, options=FitOptions(sample_weight=np.ones(32)))
+
+
+def test_an_output_may_be_a_number() -> None:
+    class Penalised(MLP):
+        def __call__(self, x: jax.Array) -> Any:
+            return super().__call__(x), 0.5
+
+    def loss(y: Any, outputs: Any) -> jax.Array:
+        return LOSS.per_example(y, outputs[0]) + outputs[1]
+
+    plain, penalised = Trainer(MLP(), loss=LOSS), Trainer(Penalised(), loss=loss)
+    assert penalised.evaluate(X, Y)["loss"] == pytest.approx(plain.evaluate(X, Y)["loss"] + 0.5)
+
+
+def test_batches_on_another_device_are_moved() -> None:
+    here, there = jax.devices()[:2]
+    one = nx.distribute.OneDeviceStrategy("tpu:1")
+    batch = jax.device_put((X, Y), here)
+    moved, expected = (
+        Trainer(MLP(), loss=LOSS, options=TrainOptions(strategy=one)) for _ in range(2)
+    )
+    moved.fit([batch])
+    expected.fit([(X, Y)])
+    assert_same_weights(moved.module, expected.module)
+    assert moved.evaluate([batch]) == expected.evaluate([(X, Y)])
+    np.testing.assert_array_equal(moved.predict([batch[0]]), expected.predict(X))
+    assert jax.tree.leaves(nnx.state(moved.module))[0].devices() == {there}

@@ -94,3 +94,33 @@ def test_a_metric_of_one_output_keeps_its_direction() -> None:
     trainer = Trainer(Heads(), loss={"a": "mse", "b": LOSS}, metrics={"a": [Usefulness]})
     early = nx.callbacks.EarlyStopping("a_usefulness")  # asks for the mode where none is known
     assert trainer.fit(X, {"a": X[:, :1], "b": Y}, callbacks=early).epochs == [0]
+
+
+class Gaussian(nnx.Module):
+    """Returns a reconstruction, and the two arrays of a distribution."""
+
+    def __init__(self) -> None:
+        self.a, self.b, self.c = (nnx.Linear(6, 6, rngs=nnx.Rngs(i)) for i in range(3))
+
+    def __call__(self, x: jax.Array) -> Any:
+        return {"again": self.a(x), "code": (self.b(x), self.c(x))}
+
+
+def divergence(_: Any, code: Any) -> jax.Array:
+    mean, log_variance = code
+    return 0.5 * (mean**2 + jnp.exp(log_variance) - log_variance - 1).sum(-1)
+
+
+def test_an_output_with_a_loss_of_its_own_may_be_several_arrays() -> None:
+    loss = {"again": "mse", "code": divergence}
+    trainer = Trainer(Gaussian(), optimizer=optax.sgd(0.1), loss=loss)
+    data = X, {"again": X, "code": np.zeros(48, np.float32)}
+    made = trainer.predict(X)
+    expected = ((made["again"] - X) ** 2).mean(), divergence(None, made["code"]).mean()
+    found = trainer.evaluate(*data)
+    np.testing.assert_allclose(
+        [found["again_loss"], found["code_loss"]], np.asarray(expected), rtol=1e-5
+    )
+    assert trainer.fit(*data, epochs=3, validation_data=data)["loss"][-1] < sum(expected)
+    with pytest.raises(nx.ArgumentTypeError, match="The output 'code' .* is a tuple of arrays"):
+        Trainer(Gaussian(), loss={"again": "mse", "code": "mse"}).fit(*data)

@@ -199,6 +199,32 @@ def test_a_callback_can_load_it(moment: str, tmp_path: Path) -> None:
     assert_same(first, second)
 
 
+@pytest.mark.parametrize("per_call", [1, 2])
+@pytest.mark.parametrize("kind", ["arrays", "dataset", "list"])
+def test_a_callback_that_loads_goes_on_within_a_pass(
+    kind: str, per_call: int, tmp_path: Path
+) -> None:
+    batches = [(X[i : i + 8], Y[i : i + 8]) for i in range(0, 48, 8)]
+    data = {
+        "arrays": (X, Y),
+        "dataset": (nx.data.Dataset.from_arrays(X, Y).shuffle(seed=1).batch(8),),
+        "list": (batches,),
+    }[kind]
+    size = {"batch_size": 8} if kind == "arrays" else {}
+
+    def train(trainer: Trainer, epochs: int, first: int = 0, **more: Any) -> None:
+        more |= {"steps_per_epoch": 4, "epochs": epochs, "initial_epoch": first}
+        trainer.fit(*data, **size, **more)
+
+    whole, first, second = (trainer_of(steps_per_execution=per_call) for _ in range(3))
+    train(whole, 4)
+    train(first, 2)
+    first.save(tmp_path / "t")
+    load = nx.callbacks.LambdaCallback(on_train_begin=lambda: second.load(tmp_path / "t") and None)
+    train(second, 4, 2, callbacks=load)
+    assert_same(whole, second)
+
+
 @pytest.mark.parametrize("moment", ["on_epoch_end", "on_train_batch_end"])
 def test_a_callback_can_save_it(moment: str, tmp_path: Path) -> None:
     first = trainer_of()

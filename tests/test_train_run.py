@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
@@ -107,13 +108,14 @@ def test_weights_of_another_dtype_that_a_callback_sets_are_cast() -> None:
     assert seen == ["float32"] and prepared(trainer).compiled.step_compilations == 1
 
 
-def test_parameters_of_another_dtype_begin_anew() -> None:
+def test_a_parameter_set_to_one_of_another_dtype_goes_on() -> None:
     module = MLP()
     trainer = Trainer(module, optimizer="adam", loss=LOSS)
     trainer.fit(X, Y)
     module.layers[0].kernel = nnx.Param(module.layers[0].kernel[...].astype(jnp.bfloat16))
-    trainer.predict(X)
-    assert (trainer.optimizer_state, trainer.steps_made) == (None, 0)
+    trainer.fit(X, Y)
+    assert trainer.steps_made == 4
+    assert trainer.optimizer_state[0].mu["layers"]["0"]["kernel"].dtype == jnp.bfloat16
 
 
 # What is looked at while steps are computed
@@ -236,3 +238,33 @@ def test_a_bar_moves_by_the_steps_of_a_call(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(BarProgress, "end", end)
     trainer_of(steps_per_execution=4).fit(X, Y, batch_size=8, verbose=1)
     assert moved == [(6, 6)]
+
+
+def test_a_callback_that_fails_at_the_end_keeps_no_other_from_it() -> None:
+    ended = []
+
+    def fail() -> None:
+        raise OSError("no room")
+
+    first = LambdaCallback(on_train_end=fail)
+    second = LambdaCallback(on_train_end=lambda: ended.append("second"))
+    with pytest.raises(OSError, match="no room"):
+        Trainer(MLP(), loss=LOSS).fit(X, Y, callbacks=[first, second])
+    assert ended == ["second"]
+
+
+@pytest.mark.parametrize("before", ["bfloat16", "float32"])
+@pytest.mark.parametrize("optimizer", ["adam", nx.optim.SGD(0.1, momentum=0.9)])
+def test_training_goes_on_in_another_dtype(before: str, optimizer: Any) -> None:
+    after = {"bfloat16": "float32", "float32": "bfloat16"}[before]
+    model = nx.nn.Linear(6, 3, dtype=before)
+    model.compile(optimizer, LOSS)
+    model.fit(X, Y, batch_size=16, verbose=0)
+    made = model.trainer.steps_made
+    moments = [np.asarray(m, np.float32) for m in jax.tree.leaves(model.trainer.optimizer_state)]
+    model.to("cpu", dtype=after)
+    model.fit(X, Y, batch_size=16, verbose=0)
+    assert model.trainer.steps_made == 2 * made
+    state = jax.tree.leaves(model.trainer.optimizer_state)
+    assert {leaf.dtype.name for leaf in state if leaf.ndim} == {after}
+    assert any(np.abs(old).max() > 0 for old in moments)

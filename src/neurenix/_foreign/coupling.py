@@ -76,7 +76,10 @@ def _judged(function: Callable[..., Any], y_true: Any, y_pred: Any, specs: Any) 
         return function(aligned(function, y, p), p)
 
     y_spec, p_spec = specs
-    of_rows = bool(getattr(jax.eval_shape(whole, y_spec, p_spec), "ndim", 0))
+    found = jax.eval_shape(whole, y_spec, p_spec)
+    if not hasattr(found, "ndim"):
+        return Coupling.NONE  # no array: whoever calls the function says so
+    of_rows = bool(found.ndim)
     couples = _by_operations(whole, y_spec, p_spec, of_rows) or _by_trial(
         function, y_true, y_pred, of_rows
     )

@@ -22,6 +22,9 @@ _NARROW = {
     np.dtype(np.uint64): np.dtype(np.uint32),
     np.dtype(np.complex128): np.dtype(np.complex64),
 }
+# Where they are not those of 64 bits, JAX has neither.
+_EXTENDED = {np.dtype(np.longdouble), np.dtype(np.clongdouble)} - {*_NARROW}
+_NARROW |= {kind: np.dtype(np.complex64 if kind.kind == "c" else np.float32) for kind in _EXTENDED}
 WIDE = frozenset(_NARROW)
 """The types of 64-bit numbers, which only a ``jax.Array`` keeps."""
 
@@ -156,7 +159,14 @@ def as_numbers(data: Any, name: str, *, narrow: bool = True) -> Any:
             f"{name} holds {what} (dtype {array.dtype}, shape {array.shape}), not numbers. "
             "Convert it first: encode text and categories as integers, make sparse data dense."
         )
-    keeps = isinstance(data, jax.Array) or not narrow
+    if array.dtype.type is np.void:
+        raise DataError(
+            f"{name} holds records ({array.dtype}), not numbers. Give an array of each field, such "
+            "as a dict of them."
+        )
+    if not array.dtype.isnative:  # as files in network byte order are read
+        array = array.astype(array.dtype.newbyteorder("="))
+    keeps = isinstance(data, jax.Array) or not (narrow or array.dtype in _EXTENDED)
     array = array if keeps else _narrowed(array, name)
     return array if array.ndim else array[()]
 

@@ -235,8 +235,11 @@ def stacked(iterator: Iterator[Any], steps: int) -> Any:
     """
     own = getattr(iterator, "next_stacked", None)
     if own is not None:
-        batch = own(steps)
-        found = len(jax.tree.leaves(batch)[0])
+        try:
+            batch = own(steps)
+            found = len(jax.tree.leaves(batch)[0])
+        except StopIteration:
+            found = 0
     else:
         batches = [owned(batch) for _, batch in zip(range(steps), iterator, strict=False)]
         found = len(batches)

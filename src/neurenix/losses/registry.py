@@ -72,7 +72,7 @@ class FunctionLoss(Loss):
     def elementwise(self, y_true: jax.Array, y_pred: jax.Array) -> jax.Array:
         """Return what the function says, per example."""
         y_true = aligned(self.function, y_true, y_pred)
-        losses = jnp.asarray(self.function(y_true, y_pred))
+        losses = self._called(y_true, y_pred)
         if losses.ndim == 0:
             losses = of_each_alone(self.function, y_true, y_pred)
         batch = jnp.shape(jax.tree.leaves(y_pred)[0])[:1]
@@ -90,7 +90,16 @@ class FunctionLoss(Loss):
         if sample_weight is not None or self.reduction != "mean":
             return super().__call__(y_true, y_pred, sample_weight)
         y_true = aligned(self.function, y_true, y_pred)
-        return jnp.mean(mean_per_example(jnp.asarray(self.function(y_true, y_pred))))
+        return jnp.mean(mean_per_example(self._called(y_true, y_pred)))
+
+    def _called(self, y_true: jax.Array, y_pred: jax.Array) -> jax.Array:
+        found = self.function(y_true, y_pred)
+        if isinstance(found, (tuple, dict)):
+            raise ArgumentTypeError(
+                f"The loss function {self.name!r} returned a {type(found).__name__}; it must "
+                "return a scalar or one loss per example. Give several numbers as metrics."
+            )
+        return jnp.asarray(found)
 
     def _validate_shape(self, y_true: tuple[int, ...], y_pred: tuple[int, ...]) -> None:
         if y_true[:1] != y_pred[:1]:

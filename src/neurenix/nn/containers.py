@@ -170,9 +170,9 @@ class Flatten(Module):
     def __call__(self, x: jax.Array) -> jax.Array:
         """Return ``x`` with its last axes joined, in row-major order (channels innermost)."""
         expect_array("Flatten", x)
-        if x.ndim < self.start_dim:
+        if not -x.ndim <= self.start_dim <= x.ndim:
             raise ShapeError(
-                f"Flatten(start_dim={self.start_dim}) takes more axes than shape {x.shape} has."
+                f"Flatten(start_dim={self.start_dim}) names an axis that shape {x.shape} has not."
             )
         kept = x.shape[: self.start_dim]
         return x.reshape(*kept, math.prod(x.shape[self.start_dim :]))

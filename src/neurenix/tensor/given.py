@@ -20,6 +20,8 @@ _NARROW = {
     np.dtype("int64"): np.dtype("int32"),
     np.dtype("uint64"): np.dtype("uint32"),
     np.dtype("complex128"): np.dtype("complex64"),
+    np.dtype("longdouble"): np.dtype("float32"),
+    np.dtype("clongdouble"): np.dtype("complex64"),
 }
 
 
@@ -35,6 +37,8 @@ def numbers_of(data: Any, wanted: np.dtype | None) -> np.ndarray:
         raise DataError(
             f"Tensor(data): needs numbers, got {_example(array)} (NumPy dtype {array.dtype})."
         )
+    if not array.dtype.isnative:  # as files in network byte order are read
+        array = array.astype(array.dtype.newbyteorder("="))
     target = _NARROW.get(array.dtype, array.dtype) if wanted is None else wanted
     return cast(array, target, called="Tensor(data)")
 

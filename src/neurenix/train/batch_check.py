@@ -15,11 +15,10 @@ import numpy as np
 from neurenix._core.errors import ArgumentError, ArgumentTypeError, DataError, ShapeError
 from neurenix._foreign.coupling import Coupling
 from neurenix.losses import Loss
-from neurenix.losses.registry import FunctionLoss
 from neurenix.train.batch import Batch
 from neurenix.train.coupling import coupling_metrics, loss_coupling
 from neurenix.train.feed import Feed
-from neurenix.train.outputs import OutputLosses
+from neurenix.train.outputs import OutputLosses, takes_trees
 from neurenix.train.recipe import Recipe
 from neurenix.train.step import StepDefinition
 
@@ -71,7 +70,7 @@ class BatchCheck:
             )
         output = self.output_spec(x)
         shape: tuple[int, ...] | None = getattr(output, "shape", None)
-        if shape is None and not _takes_trees(loss):
+        if shape is None and not takes_trees(loss):
             raise ArgumentTypeError(
                 f"The model returns a {type(output).__name__} of arrays, and the loss "
                 f"{loss.name} takes one array. Give a loss function that picks, such as "
@@ -167,8 +166,3 @@ def _on_host(y: Any) -> np.ndarray | None:
         held = y.sharding.device_set
         return np.asarray(y) if all(device.platform == "cpu" for device in held) else None
     return y if isinstance(y, np.ndarray) else None
-
-
-def _takes_trees(loss: Loss) -> bool:
-    own = type(loss).__module__.startswith("neurenix.losses.")
-    return isinstance(loss, FunctionLoss) or not own

@@ -56,7 +56,7 @@ class Pass:
         began, evaluate = time.perf_counter(), self.session.evaluation().evaluate
         leaves, vector = evaluate.flatten((start["totals"], start["metrics"])), None
         in_flight = _InFlight(self, lambda vector: np.isnan(np.asarray(vector)[1]))
-        for chunk in self.feed.chunks(self.steps, 1):
+        for chunk in self.feed.chunks(self.steps, 1, over_the_end=False):
             self.session.check.labels(chunk.batch, 1)
             batch = to_devices(chunk.batch, self.session.strategy, stacked=False)
             leaves, vector = evaluate(leaves, self.model, batch)
@@ -86,7 +86,7 @@ class Pass:
             found.append(jax.tree.map(np.asarray, output))
 
         in_flight = _InFlight(self, has_nan, keep)
-        for chunk in self.feed.chunks(self.steps, 1):
+        for chunk in self.feed.chunks(self.steps, 1, over_the_end=False):
             placed = to_devices(chunk.batch.x, self.session.strategy, stacked=False)
             output = predict(self.model, placed)
             size = len(jax.tree.leaves(chunk.batch.x)[0])

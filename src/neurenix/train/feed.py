@@ -72,6 +72,7 @@ class Feed:
         self._left_whole: list[tuple[str, Coupling]] = []
         self._taken = self._taken_before = 0
         self._asked: int | None = None
+        self._goes_over = True
         self.passes, self.batches_of_pass = passes, 0
         first = self._peek()
         size = num_examples(first)
@@ -124,14 +125,20 @@ class Feed:
             raise _not_whole("A batch must be filled up here", what, coupling)
         self.first = self._sized(self._held[0])
 
-    def chunks(self, steps: int | None, per_chunk: int) -> Iterator[Chunk]:
+    def chunks(
+        self, steps: int | None, per_chunk: int, *, over_the_end: bool = True
+    ) -> Iterator[Chunk]:
         """Yield the batches of one epoch.
 
         Args:
-            steps: batches of the epoch, going on from where the last one ended and over the
-                data's end; None for one pass.
+            steps: batches of the epoch, going on from where the last one ended; None for one pass.
             per_chunk: K; 1 yields single batches.
+            over_the_end: whether steps beyond the data's end go on with its beginning.
+
+        Raises:
+            DataError: the data ended before so many steps, and does not go on.
         """
+        self._goes_over = over_the_end
         if self._iterator is None and not self._held:
             self._start()
         left = self._asked = steps
@@ -152,6 +159,17 @@ class Feed:
         if batches and self._iterator and not self._read_once:
             self._held.clear()
             self._iterator.skip(batches - 1)  # the first was taken to look at
+            self.batches_of_pass = batches
+
+    def begin_at(self, passes: int, batches: int) -> None:
+        """Begin anew after so many passes and batches of one more; what is read once goes on."""
+        if self._read_once:
+            return
+        self._held.clear()
+        self.passes = passes
+        iterator: Any = self._start()
+        if batches:
+            iterator.skip(batches)
             self.batches_of_pass = batches
 
     def rewind(self) -> None:
@@ -216,17 +234,21 @@ class Feed:
         self._iterator = None
         if may_end:
             return None
-        if self._read_once:
+        if self._read_once or not self._goes_over:
             raise self._ended()
         return self._take_from_start()
 
     def _ended(self) -> DataError:
         now = self._taken - self._taken_before
-        in_all = f" ({self._taken} in all)" if self._taken_before else ""
+        in_all = f" ({self._taken} in all)" if self._taken_before and self._read_once else ""
+        ended = f"The data ended after {now} batches of the {self._asked} asked for{in_all}."
+        if not self._read_once:
+            return DataError(
+                f"{ended} One pass is made over it: ask for fewer steps, or leave their number out."
+            )
         return DataError(
-            f"The data ended after {now} batches of the {self._asked} asked for{in_all}. It is an "
-            "iterator, which can be read once: ask for fewer steps, or give what can be read "
-            "again (a list, a loader, a dataset)."
+            f"{ended} It is an iterator, which can be read once: ask for fewer steps, or give what "
+            "can be read again (a list, a loader, a dataset)."
         )
 
     def _take_from_start(self) -> Batch:

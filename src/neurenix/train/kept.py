@@ -27,6 +27,7 @@ class Standing:
         passes: passes over the data begun, which decide the order of shuffled data.
         batches_of_pass: batches of the last of them that were trained on.
         learning_rate_scale: factor on the optimizer's own learning rate.
+        dtypes: of the parameters that the optimizer's state was last used for.
     """
 
     optimizer_state: Any = None
@@ -34,6 +35,15 @@ class Standing:
     passes: int = 0
     batches_of_pass: int = 0
     learning_rate_scale: float = 1.0
+    dtypes: tuple[Any, ...] = ()
+
+    def begin(self, initial_epoch: int, steps_per_epoch: int | None) -> tuple[int, int]:
+        """Return after how many passes over the data, and batches of one more, ``fit`` goes on.
+
+        Epochs of so many steps may have ended within a pass, which then goes on.
+        """
+        within = self.batches_of_pass if steps_per_epoch and initial_epoch else 0
+        return self.passes - 1 if within else max(self.passes, initial_epoch), within
 
 
 class Prepared:
@@ -67,8 +77,8 @@ class Kept:
     def prepared(self) -> Prepared:
         """Return what is made for the module, anew when the module's structure has changed.
 
-        The optimizer's state and the count of steps are kept while the parameters have the paths,
-        shapes and dtypes that they had; otherwise both begin anew.
+        The optimizer's state and the count of steps are kept while the parameters have the paths
+        and shapes that they had; otherwise both begin anew.
         """
         known = self._prepared
         if known is not None and known.definition.model.is_current():

@@ -132,10 +132,15 @@ def calls_in_flight(batch: Any, strategy: Strategy) -> int:
 
 
 def to_devices(batch: Any, strategy: Strategy, *, stacked: bool) -> Any:
-    """Put a host batch on the devices; on one device the compiled call does it faster itself."""
-    if strategy.num_replicas_in_sync == 1:
+    """Put a batch on the devices; from the host to one device the compiled call does it faster."""
+    if strategy.num_replicas_in_sync == 1 and all(map(_on_host, jax.tree.leaves(batch))):
         return batch
     return jax.device_put(batch, strategy.batch_sharding(leading=int(stacked)))
+
+
+def _on_host(leaf: Any) -> bool:
+    """Whether it is NumPy's, or lies on no device by its owner's will."""
+    return not getattr(leaf, "committed", False)
 
 
 def _look(dispatched: list[tuple[jax.Array, Chunk]]) -> None:

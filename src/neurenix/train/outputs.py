@@ -70,8 +70,17 @@ class OutputLosses(Loss):
             ArgumentError: the outputs or the targets lack one that has a loss.
             ShapeError, DataError: as the losses say.
         """
-        for loss, _, target, output in self.picked(y_true, y_pred_shape):
-            loss.validate(np.asarray(target), output.shape)
+        for key, loss, _ in self.parts:
+            target = pick(y_true, key, "targets are")
+            output = pick(y_pred_shape, key, "model returns")
+            if hasattr(output, "shape") and hasattr(target, "shape"):
+                loss.validate(np.asarray(target), output.shape)
+            elif not takes_trees(loss):
+                raise ArgumentTypeError(
+                    f"The output {key!r} or its target is a {type(output).__name__} of arrays, and "
+                    f"the loss {loss.name} takes one array. Give a loss function that picks, such "
+                    "as lambda y_true, y_pred: nx.losses.mean_squared_error(y_true, y_pred[…])."
+                )
 
     def picked(self, y_true: Any, y_pred: Any) -> list[tuple[Loss, float, Any, Any]]:
         """Return (loss, weight, targets, output) of each part.
@@ -83,6 +92,17 @@ class OutputLosses(Loss):
             (loss, weight, pick(y_true, key, "targets are"), pick(y_pred, key, "model returns"))
             for key, loss, weight in self.parts
         ]
+
+
+def takes_trees(loss: Loss) -> bool:
+    """Whether a loss may be given tuples and dicts of arrays: a function, or a class of the user's.
+
+    Example:
+        >>> takes_trees(losses.get("mse")), takes_trees(losses.get(lambda y_true, y_pred: 0.0))
+        (False, True)
+    """
+    own = type(loss).__module__.startswith("neurenix.losses.")
+    return isinstance(loss, losses.FunctionLoss) or not own
 
 
 def means_of(
@@ -168,7 +188,7 @@ class MeanLoss(MeanMetric):
         self, y_true: jax.Array, y_pred: jax.Array, sample_weight: jax.Array | None = None
     ) -> None:
         """Add a batch; see :meth:`Loss.__call__`."""
-        examples = len(y_pred)
+        examples = len(jax.tree.leaves(y_pred)[0])
         self._add(*means_of(self.loss, y_true, y_pred, sample_weight, examples=examples))
 
 

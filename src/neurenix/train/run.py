@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from dataclasses import replace
 from operator import is_
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -89,6 +90,7 @@ class Run:
         try:
             self._hand_out(self._standing.steps_made)
             self._call("on_train_begin")
+            self._follow_load(epochs.start, steps)
             for epoch in epochs:
                 logs = self._epoch(epoch, epochs.stop, steps, validate)
                 if logs is None:
@@ -98,11 +100,18 @@ class Run:
                 if trainer.stop_training:
                     break
         finally:
-            self._settle()
-            self._progress.close()
-            for callback in self._callbacks:
-                callback.on_train_end()
+            with ExitStack() as each:  # one that raises keeps no other from its end
+                for callback in reversed(self._callbacks):
+                    each.callback(callback.on_train_end)
+                each.callback(self._progress.close)
+                each.callback(self._settle)
         return history
+
+    def _follow_load(self, initial_epoch: int, steps: int | None) -> None:
+        """Go on within the data where a callback has loaded another place in it."""
+        now, feed = self._standing, self._feed
+        if (now.passes, now.batches_of_pass) != (feed.passes, feed.batches_of_pass):
+            feed.begin_at(*now.begin(initial_epoch, steps))
 
     def _epoch(
         self,

@@ -80,6 +80,9 @@ class Session:
         model.write(*own)  # the old arrays can go before the optimizer's are made
         if optimizer is None:
             optimizer = jax.jit(self.definition.optimizer.init)(own[0])
+        else:
+            optimizer = self._as_for(own[0], optimizer)
+        self.standing.dtypes = _dtypes(own[0])
         # An optimizer may keep the parameters themselves, which then would be given away twice.
         leaves, treedef = jax.tree.flatten((own, self.put(optimizer)))
         (parameters, model_state), optimizer = jax.tree.unflatten(treedef, apart(leaves))
@@ -91,6 +94,18 @@ class Session:
             step=self.put(np.int32(self.standing.steps_made)),
             diverged_at=self.put(counters()["diverged_at"]),
         )
+
+    def _as_for(self, parameters: Any, optimizer: Any) -> Any:
+        """Return the optimizer's state in the dtypes that it has for these parameters.
+
+        Those may have become others, by ``model.to(dtype=…)``.
+        """
+        if self.standing.dtypes == _dtypes(parameters):
+            return optimizer
+        made = jax.eval_shape(self.definition.optimizer.init, parameters)
+        if jax.tree.structure(made) != jax.tree.structure(optimizer):
+            return optimizer  # somebody has set it
+        return jax.tree.map(lambda leaf, like: jnp.asarray(leaf, like.dtype), optimizer, made)
 
     def epoch_start(self) -> dict[str, Any]:
         """Return the fields of the state that begin anew with every epoch."""
@@ -106,6 +121,10 @@ class Session:
         """Make the module and the trainer hold the state's arrays."""
         self.definition.model.write(state.parameters, state.model_state)
         self.standing.optimizer_state = state.optimizer
+
+
+def _dtypes(tree: Any) -> tuple[Any, ...]:
+    return tuple(leaf.dtype for leaf in jax.tree.leaves(tree))
 
 
 @jax.jit

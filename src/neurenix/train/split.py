@@ -117,13 +117,13 @@ class ModuleSplit:
     def same_parameters(self, other: ModuleSplit) -> bool:
         """Tell whether an optimizer's state for one is right for the other.
 
-        It is where the parameters have the same paths, shapes and dtypes, whatever else differs.
+        It is where the parameters have the same paths and shapes, whatever else differs.
         """
         return self._described() == other._described()
 
     def _described(self) -> list[Any]:
         held = zip(self._paths, self._binding.read(), self._is_parameter, strict=True)
-        return [(path, leaf.shape, leaf.dtype) for path, leaf, counts in held if counts]
+        return [(path, leaf.shape) for path, leaf, counts in held if counts]
 
     def read(self, *, constants: OtherState | None = None) -> tuple[Tree, OtherState]:
         """Return the module's parameters and other state, as they are now.
@@ -242,4 +242,9 @@ def _look_up(tree: dict[Any, Any], path: tuple[Any, ...]) -> Any:
 def _kept(new: Any, used: Any, old: Any) -> Any:
     if new is used:
         return old
+    if new.shape != old.shape:
+        raise RecompilationError(
+            f"Calling the model changes a variable of shape {old.shape} to one of {new.shape}. A "
+            "step is compiled for one shape: make the variable as large as it will be in __init__."
+        )
     return new if new.dtype == old.dtype else new.astype(old.dtype)

@@ -281,7 +281,7 @@ class StepDefinition:
             module = self.model.build(
                 _cast(parameters, self.compute_dtype), used, training=training
             )
-            prediction = call(module, _cast(x, self.compute_dtype))
+            prediction = jax.tree.map(_as_array, call(module, _cast(x, self.compute_dtype)))
             after = self.model.other_of(module, used, model_state) if training else model_state
             return _cast(prediction, self.compute_dtype and jnp.float32), after
 
@@ -297,6 +297,13 @@ class StepDefinition:
         updated = self.metrics.leaves_of(metrics)
         if updated is None:
             raise ArgumentError("A metric changes its structure in update(); add no attributes.")
+        for old, new in zip(leaves, updated, strict=True):
+            if (old.shape, old.dtype) != (new.shape, new.dtype):
+                raise ArgumentError(
+                    f"A metric's update() makes a sum of {old.dtype}{list(old.shape)} one of "
+                    f"{new.dtype}{list(new.shape)}. Begin with what it becomes: weights make a "
+                    "count a float32."
+                )
         return updated
 
     def _logs(self, state: TrainState) -> jax.Array:
@@ -304,6 +311,12 @@ class StepDefinition:
 
     def _summary(self, flag: Any, totals: Totals, metrics: list[Any]) -> jax.Array:
         results = [metric.result() for metric in self.metrics.rebuild(metrics, ())]
+        for name, result in zip(self.metric_names, results, strict=True):
+            if np.shape(result) != ():
+                raise ShapeError(
+                    f"The metric {name} has a result of shape {np.shape(result)}; logs hold one "
+                    "number for each metric. Return its mean, or give a metric for each part."
+                )
         entries = [flag, totals.mean_loss, *results]
         return jnp.stack([jnp.asarray(entry, jnp.float32) for entry in entries])
 
@@ -392,6 +405,11 @@ def _cast(tree: Any, dtype: Any) -> Any:
     return jax.tree.map(
         lambda leaf: leaf.astype(dtype) if jnp.issubdtype(leaf.dtype, jnp.floating) else leaf, tree
     )
+
+
+def _as_array(output: Any) -> Any:
+    """Return one output of a model as an array, which a Python number is not."""
+    return output if hasattr(output, "dtype") else jnp.asarray(output)
 
 
 def _wide_zeros(leaf: jax.Array) -> jax.Array:

@@ -200,13 +200,12 @@ class Trainer(Described, Resumable):
             kept, validation_data = hold_out(x, y, weights, options.validation_split)
             x, y, weights = kept
         dataset = make_dataset(x, y, weights, batch_size, shuffle=options.shuffle)
-        # Epochs of so many steps may have ended within a pass, which then goes on.
-        within = standing.batches_of_pass if steps_per_epoch and options.initial_epoch else 0
+        passes, within = standing.begin(options.initial_epoch, steps_per_epoch)
         feed = Feed(
             dataset,
             replicas=session.strategy.num_replicas_in_sync,
             class_weight=options.class_weight,
-            passes=standing.passes - 1 if within else max(standing.passes, options.initial_epoch),
+            passes=passes,
         )
         feed.go_on(within)
         feed.check_end(steps_per_epoch, "steps_per_epoch")

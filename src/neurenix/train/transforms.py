@@ -161,6 +161,7 @@ class CompiledFunction:
             raise
         except (RuntimeError, ValueError) as error:
             binding.check_held()
+            self._explain_donated_twice(error, binding, leaves, rest)
             values = [nnx.state(v) if is_module(v) else v for v in everything]
             called = labels(self._function, len(args), kwargs)
             explain_devices(error, self._name, called, values)
@@ -169,6 +170,19 @@ class CompiledFunction:
             _cpu.compiled()
             self._watch.compiled(self._described(rest, fixed, len(args), kwargs))
         return out
+
+    def _explain_donated_twice(
+        self, error: Exception, binding: Binding, leaves: list[Any], rest: list[Any]
+    ) -> None:
+        """Raise in the user's words where an array of a module is another argument as well."""
+        given = {id(leaf) for leaf in jax.tree.leaves(rest)}
+        for path, leaf in zip(binding.paths, leaves, strict=True):
+            if self._donate and id(leaf) in given:
+                raise ArgumentError(
+                    f"{self._name} was given the array {'.'.join(map(str, path[1:]))} of a module "
+                    "as another argument too, and its memory goes to the module's new arrays. Give "
+                    f"a copy, jnp.copy(…), or compile with nx.jit({self._name}, donate=False)."
+                ) from error
 
     def _inside_of_a_trace(self, binding: Binding, static: Any, rest: list[Any]) -> Any:
         """Return the result as a part of what JAX traces around it (``jax.grad``, ``jax.vmap``).
