@@ -12,13 +12,15 @@ import random
 import subprocess
 import textwrap
 import zipfile
+from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import nnx
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
@@ -35,7 +37,8 @@ from neurenix._core.errors import (
     UnknownNameError,
 )
 from neurenix.compiler import host, plain_tree
-from neurenix.compiler.artefact import Artefact, check_versions, fixed_text, read, write
+from neurenix.compiler.artefact import Artefact, check_versions, read, write
+from neurenix.compiler.calling import fixed_text
 from neurenix.compiler.compile import Compiled
 from neurenix.compiler.device_grid import device_grid
 from neurenix.compiler.loaded import _checked, arrange, check_slice
@@ -313,17 +316,121 @@ class Settings:
 
 
 def test_a_static_argument_has_one_text_in_every_process() -> None:
-    text = fixed_text((4, frozenset("yxz"), Settings()))
-    assert text == "(4, frozenset({'x', 'y', 'z'}), <Settings object>)"
+    text = fixed_text((4, frozenset("yxz"), None))
+    assert text == "(4, frozenset({'x', 'y', 'z'}), None)"
     assert fixed_text((np.int64(4),)) == fixed_text((4,)) == "(4,)"
     assert fixed_text("read at 0x10") != fixed_text("read at 0x20")  # text, and no address
+    assert fixed_text(Settings()) is None and fixed_text((4, Settings())) is None
+
+
+def test_functions_are_told_apart_by_what_they_do() -> None:
+    def made(factor: int):
+        return lambda x: x * factor
+
+    assert fixed_text(made(2)) == fixed_text(made(2)) != fixed_text(made(3))
+    assert fixed_text(lambda x: x * 2) == fixed_text(lambda x: x * 2)
+    assert fixed_text(lambda x: x * 2) != fixed_text(lambda x: x * 3)
+    assert fixed_text(jax.nn.relu) != fixed_text(jax.nn.gelu) and "relu" in str(
+        fixed_text(jax.nn.relu)
+    )
+    assert fixed_text(made(Settings())) is None
+
+    def itself(x):
+        return itself(x)
+
+    assert fixed_text(itself) is None
+
+
+def test_a_static_function_is_given_as_it_was(tmp_path: Path) -> None:
+    called = jax.jit(lambda x, act: act(x), static_argnums=1)
+    nx.compile_for(called, nx.spec((4,)), lambda x: x * 2, on="cpu", path=tmp_path / "x.nxc")
+    program, ones = nx.load_compiled(tmp_path / "x.nxc"), np.ones(4, np.float32)
+    for given in ((ones, lambda x: x * 2), (ones,)):
+        np.testing.assert_array_equal(program(*given), 2 * ones)
+    with pytest.raises(ArgumentError, match="is a part of it"):
+        program(ones, lambda x: x * 3)
+    scaled = jax.jit(lambda x, settings: x, static_argnums=1)
+    nx.compile_for(scaled, nx.spec((4,)), Settings(), on="cpu", path=tmp_path / "x.nxc")
+    program = nx.load_compiled(tmp_path / "x.nxc")
+    np.testing.assert_array_equal(program(ones), ones)
+    with pytest.raises(ArgumentError, match="a Settings, .* Leave all static arguments out"):
+        program(ones, Settings())
+
+
+def test_what_came_by_name_is_given_by_name(tmp_path: Path) -> None:
+    """Its place in the program is that of its name in the alphabet."""
+
+    def weighed(x, y, a):
+        return x + 10 * y + 100 * a
+
+    one = nx.spec((4,))
+    nx.compile_for(partial(weighed, y=one, a=one), one, on="cpu", path=tmp_path / "x.nxc")
+    program = nx.load_compiled(tmp_path / "x.nxc")
+    x, y, a = (np.full(4, n, np.float32) for n in (1, 2, 3))
+    np.testing.assert_array_equal(program(x, y=y, a=a), weighed(x, y, a))
+    for given, named, message in (
+        ((x, y, a), {}, "compiled with a, y by name; give a=…, y=…"),
+        ((x,), {"y": y}, "give a=…"),
+        ((x,), {"y": y, "a": a, "b": a}, "by position, and a, y by name; 'b' came by name"),
+    ):
+        with pytest.raises(ArgumentTypeError, match=message):
+            program(*given, **named)
+
+
+class Net(nn.Module):
+    """With a random stream, which crosses as numbers."""
+
+    def __init__(self, width: int = 8) -> None:
+        self.a, self.noise, self.b = nn.Linear(4, width), nn.Dropout(0.5), nn.Linear(width, 1)
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        return self.b(self.noise(jax.nn.relu(self.a(x))))
+
+
+def test_modules_hold_what_a_call_leaves_as_with_nx_jit(tmp_path: Path) -> None:
+    @nx.jit
+    def step(model, optimizer, batch):
+        def loss(model):
+            return ((model(batch["x"]) - batch["y"]) ** 2).mean()
+
+        value, gradients = nnx.value_and_grad(loss)(model)
+        optimizer.update(model, gradients)
+        return value
+
+    def made() -> tuple[Any, Any]:
+        nx.seed(0)
+        model = Net()
+        return model, nx.Optimizer(model, nx.optim.Adam(1e-2))
+
+    batch = {"x": np.ones((8, 4), np.float32), "y": np.ones((8, 1), np.float32)}
+    (model, optimizer), (same, its_own) = made(), made()
+    nx.compile_for(step, model, optimizer, batch, on="cpu", path=tmp_path / "x.nxc")
+    recompile(tmp_path / "x.nxc", tmp_path / "again.nxc")
+    program = nx.load_compiled(tmp_path / "again.nxc")
+    for _ in range(3):
+        np.testing.assert_allclose(
+            program(same, its_own, batch), step(model, optimizer, batch), rtol=1e-6
+        )
+    assert its_own.step == 3
+    np.testing.assert_allclose(same.a.kernel[...], model.a.kernel[...], rtol=1e-6)
+    wrong = Net()
+    wrong.a = nn.Linear(5, 8)
+    for given, kind, message in (
+        ((nn.Linear(4, 1), its_own, batch), ArgumentTypeError, "0.a.bias is missing"),
+        ((batch, its_own, batch), ArgumentTypeError, "Argument 0 of step is a module.*got dict"),
+        ((same, its_own), ArgumentTypeError, "takes 3 arguments.*got 2"),
+        ((wrong, its_own, batch), ShapeError, r"0.a.kernel has shape \(5, 8\)"),
+    ):
+        with pytest.raises(kind, match=message):
+            program(*given)
 
 
 def test_static_arguments_are_given_as_they_were_or_left_out(tmp_path: Path) -> None:
     function = jax.jit(scale, static_argnums=(0, 2))
     source = tmp_path / "source.nxc"
     made = nx.compile_for(function, 4, nx.spec((3,)), 2, on="cpu", path=source)
-    assert made.manifest["call"] == {"arguments": 3, "fixed": {"0": "4", "2": "2"}}
+    assert made.manifest["call"]["arguments"] == 3
+    assert made.manifest["call"]["fixed"] == {"0": "4", "2": "2"}
     recompile(source, tmp_path / "again.nxc")
     x = np.arange(3, dtype=np.float32)
     for name in ("source.nxc", "again.nxc"):
@@ -334,8 +441,10 @@ def test_static_arguments_are_given_as_they_were_or_left_out(tmp_path: Path) -> 
             program(5, x, 2)
         with pytest.raises(ArgumentTypeError, match="'1' is not known"):
             program(4, x)
-    for count in (1, 2, True):
-        path = repacked(made, tmp_path / "x.nxc", call={"arguments": count, "fixed": {"2": "2"}})
+    good = {"arguments": 3, "fixed": {"2": "2"}}
+    others = ("names", ["a", "b", "c"]), ("names", [1]), ("modules", [2]), ("variables", "a")
+    for key, wrong in (("arguments", 1), ("arguments", 2), ("arguments", True), *others):
+        path = repacked(made, tmp_path / "x.nxc", call=good | {key: wrong})
         with pytest.raises(ArtefactError, match="not a valid one: see call"):
             nx.load_compiled(path)
 
@@ -373,7 +482,7 @@ def test_a_donated_array_is_given_once(tmp_path: Path) -> None:
     program(z, taken, z)
     with pytest.raises(ArgumentTypeError, match="Argument 1 has been deleted: an earlier call"):
         program(z, taken, z)
-    with pytest.raises(ArgumentTypeError, match="by position, and x came by name"):
+    with pytest.raises(ArgumentTypeError, match="by position; 'x' came by name"):
         program(z, jnp.ones(8), x=z)
 
 

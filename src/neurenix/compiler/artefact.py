@@ -22,7 +22,6 @@ import hashlib
 import io
 import json
 import os
-import re
 import sys
 import zipfile
 from collections.abc import Mapping, Sequence
@@ -30,11 +29,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from neurenix._core.errors import ArgumentError, ArtefactError
 from neurenix._core.files import write_whole
 from neurenix.compiler import cache, plain_tree
+from neurenix.compiler.calling import Calling
 from neurenix.compiler.compile import Compiled, CompileOptions
 from neurenix.compiler.leaves import Leaf, shard_shape
 from neurenix.compiler.placement import HOST_MEMORIES
@@ -46,8 +44,6 @@ SCHEMA = 1
 _COMMENT = b"neurenix-artefact manifest-sha256="
 _MEMBERS = ("manifest.json", "executable.bin", "program.bin")
 _WHEN = (1980, 1, 1, 0, 0, 0)  # the earliest that ZIP knows: equal content, equal bytes
-_ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
-_OF_A_MODULE = re.compile(r"<(?:\w+\.)+(\w+ object)")  # __main__ where it is a script
 _ARRAY = {
     "shape": [int],
     "dtype": str,
@@ -86,9 +82,8 @@ class Artefact:
         manifest: what the file says of the program, as JSON data. ``target`` is the slice,
             ``versions`` are those of jax, jaxlib, libtpu and neurenix that made it, ``arguments``
             and ``outputs`` have a path, shape, dtype and partition each, ``fingerprint`` is that
-            of the program before it was compiled. ``call`` is there where it has static arguments:
-            how many ``arguments`` there are with them, and ``fixed``, the text of each by its
-            position.
+            of the program before it was compiled. ``call`` says how the function was called, where
+            that was not with arrays by position alone: see ``calling``.
         sha256: of the whole file, in hexadecimal digits.
         executable: PJRT's bytes.
         program: ``jax.export``'s bytes.
@@ -104,6 +99,12 @@ class Artefact:
     def target(self) -> str:
         """Name of the slice, such as ``"v5e-8"``, or ``"cpu"``."""
         return self.manifest["target"]["name"]
+
+    @property
+    def calling(self) -> Calling | None:
+        """How the function was called, where not with arrays by position alone."""
+        call = self.manifest.get("call")
+        return None if call is None else Calling.of_json(call)
 
     def as_program(self) -> Program:
         """Return the program, ready to be compiled again."""
@@ -141,35 +142,12 @@ class Artefact:
         )
 
 
-def fixed_text(value: Any) -> str:
-    """Return the text by which a static argument is told from others; it is the same everywhere.
-
-    Example:
-        >>> fixed_text(4), fixed_text(("relu", True)), fixed_text(len)
-        ('4', "('relu', True)", '<built-in function len>')
-    """
-    if isinstance(value, np.generic):
-        value = value.item()
-    if isinstance(value, (str, bytes)):
-        return repr(value)
-    if type(value) is tuple:
-        return f"({', '.join(map(fixed_text, value))}{',' if len(value) == 1 else ''})"
-    if isinstance(value, frozenset):  # in another order in each process
-        return f"frozenset({{{', '.join(sorted(map(fixed_text, value)))}}})"
-    return _ADDRESS.sub("", _OF_A_MODULE.sub(r"<\1", repr(value)))
-
-
-def call_of(arguments: int, fixed: Mapping[int, Any]) -> dict[str, Any]:
-    """Return how a program is called, as data: how many arguments, and the static ones of them."""
-    return {"arguments": arguments, "fixed": {str(n): fixed_text(v) for n, v in fixed.items()}}
-
-
 def write(
     path: str | os.PathLike[str],
     program: Program,
     answer: Compiled,
     options: CompileOptions,
-    call: Mapping[str, Any] | None = None,
+    call: Calling | None = None,
 ) -> Artefact:
     """Write a compiled program to a file, whole or not at all.
 
@@ -178,7 +156,7 @@ def write(
         program: before it was compiled.
         answer: of ``compile_all(…, executables=True)``.
         options: that it was compiled with.
-        call: of ``call_of``, where it has static arguments.
+        call: how the function is called, where not with arrays by position alone.
 
     Raises:
         ArgumentError: the program cannot be run from a file, or the file cannot be written.
@@ -186,7 +164,9 @@ def write(
     if problem := _problem(program, answer):
         raise ArgumentError(f"{program.name} cannot be kept in a file: {problem}.")
     members = {"executable.bin": answer.executable, "program.bin": program.serialized}
-    manifest = _manifest(program, answer, options) | ({} if call is None else {"call": dict(call)})
+    manifest = _manifest(program, answer, options) | (
+        {} if call is None else {"call": call.as_json()}
+    )
     manifest["members"] = {
         name: {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
         for name, content in members.items()
@@ -397,7 +377,9 @@ def _checked_manifest(where: Path, described: bytes) -> dict[str, Any]:
             wrong = ["axes"]
         if manifest["platform"] == "cpu" and not _has_form(manifest["machine"], _MACHINE):
             wrong = ["machine"]
-        if not _is_call(manifest.get("call", {"arguments": 0, "fixed": {}})):
+        try:
+            Calling.of_json(manifest.get("call", Calling(0).as_json()))
+        except (AttributeError, KeyError, TypeError, ValueError):
             wrong = ["call"]
         if len(manifest["members"]) != len(_MEMBERS[1:]):
             wrong = ["members"]
@@ -414,10 +396,3 @@ def _has_form(value: Any, form: Any) -> bool:
     if isinstance(form, dict):
         return isinstance(value, dict) and all(_has_form(value.get(k), form[k]) for k in form)
     return value is None if form is None else type(value) is form
-
-
-def _is_call(call: Any) -> bool:
-    if not isinstance(call, dict) or not isinstance(call.get("fixed"), dict):
-        return False
-    count = call.get("arguments")
-    return type(count) is int and all(n.isdecimal() and int(n) < count for n in call["fixed"])

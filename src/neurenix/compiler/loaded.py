@@ -21,17 +21,18 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from neurenix import chips
 from neurenix._core.errors import (
-    ArgumentError,
     ArgumentTypeError,
     ArtefactError,
     DeviceNotFoundError,
     ShapeError,
     did_you_mean,
 )
+from neurenix._functions.binding import Bindings
 from neurenix._jax import DeviceList
 from neurenix.compiler import artefact as artefact_module
 from neurenix.compiler import host, plain_tree
 from neurenix.compiler.artefact import Artefact
+from neurenix.compiler.calling import Calling
 from neurenix.hardware.tpu import TPUBackend
 from neurenix.hardware.tpu_topology import TPUTopology
 from neurenix.simulation import simulated
@@ -42,9 +43,10 @@ class LoadedProgram:
 
     Call it with the arguments of the function that was compiled: the same positions and names, with
     arrays of the same global shapes and dtypes; a Python number is one of them where their dtype
-    holds it. Static arguments, which are part of the program, are given again as they were, or all
-    left out. Arrays that are not on the devices yet are put there, divided as ``shardings`` says.
-    Donated arguments are deleted by the call.
+    holds it. Modules, optimizers and metrics are given as modules of the same variables, and hold
+    the new arrays after the call, as with ``nx.jit``. Static arguments, which are part of the
+    program, are given again as they were, or all left out. Arrays that are not on the devices yet
+    are put there, divided as ``shardings`` says. Donated arguments are deleted by the call.
 
     Dictionaries, lists and tuples of the result are as the function returned them; a dataclass or
     another registered node comes back as a dictionary of its fields, and is taken back as such.
@@ -74,6 +76,8 @@ class LoadedProgram:
                 f"The manifest of {artefact.path} is not a valid one: {error}"
             ) from error
         self._executable = _deserialize(artefact, devices)
+        self._calling = artefact.calling
+        self._bindings = Bindings()
 
     @property
     def shardings(self) -> dict[str, NamedSharding]:
@@ -84,19 +88,45 @@ class LoadedProgram:
         """Run the program once.
 
         Raises:
-            ArgumentTypeError: an argument is missing, is not known, or has another dtype; one is
-                given by name; or a donated array is given twice, to this call or an earlier one.
+            ArgumentTypeError: an argument is missing, is not known, or has another dtype; one
+                comes by name that came by position, or the other way round; a module has other
+                variables; or a donated array is given twice, to this call or an earlier one.
             ArgumentError: a static argument is another than the program was compiled for.
             ShapeError: an argument has another shape.
             ArtefactError: the results are others than the file says.
         """
-        if named:
-            raise ArgumentTypeError(
-                f"{self.artefact.manifest['name']} takes its arguments by position, and "
-                f"{' and '.join(named)} came by name. Give them in the order of the function that "
-                "was compiled."
-            )
-        given = self._matched(self._traced(args))
+        name, calling = self.artefact.manifest["name"], self._calling or Calling(len(args))
+        arrays = calling.traced(name, args, named)
+        if not calling.modules:
+            return self._run(arrays)
+        binding, fresh = self._bindings.of(calling.modules_of(name, arrays))
+        if fresh:
+            binding.check_held()
+            calling.check_variables(name, binding)
+        rest = [value for place, value in enumerate(arrays) if place not in calling.modules]
+        return binding.update(self._run_on_leaves, binding.read_apart(), rest)
+
+    def _run_on_leaves(self, leaves: list[Any], rest: list[Any]) -> tuple[Any, list[Any]]:
+        """Run the program on the arrays of modules; return its result, and their arrays after it.
+
+        Random keys cross as their numbers.
+        """
+        kinds = [
+            jax.random.key_impl(leaf) if jax.numpy.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+            else None for leaf in leaves
+        ]  # fmt: skip
+        raw = [
+            jax.random.key_data(leaf) if kind is not None else leaf
+            for leaf, kind in zip(leaves, kinds, strict=True)
+        ]
+        out, after = self._run((raw, rest))
+        return out, [
+            jax.random.wrap_key_data(leaf, impl=kind) if kind is not None else leaf
+            for leaf, kind in zip(after, kinds, strict=True)
+        ]
+
+    def _run(self, args: tuple[Any, ...]) -> Any:
+        given = self._matched(args)
         with jax.enable_x64(True):  # a program keeps its 64-bit types, whoever calls it
             arrays = [
                 jax.device_put(leaf, sharding)
@@ -120,21 +150,6 @@ class LoadedProgram:
                 f"other results. Do not run it; copy it again from where it was made. ({error})"
             ) from error
         return plain_tree.build(self.artefact.manifest["output_tree"], iter(results))
-
-    def _traced(self, args: tuple[Any, ...]) -> tuple[Any, ...]:
-        """Return the arguments without the static ones, where they are all there."""
-        call = self.artefact.manifest.get("call")
-        if call is None or len(args) != call["arguments"]:
-            return args
-        fixed = {int(position): text for position, text in call["fixed"].items()}
-        for position, text in fixed.items():
-            if (given := artefact_module.fixed_text(args[position])) != text:
-                raise ArgumentError(
-                    f"Argument {position} of {self.artefact.manifest['name']} is {given}, and the "
-                    f"program was compiled for {text}, which is a part of it. Give {text}, or "
-                    f"compile it for {given}."
-                )
-        return tuple(arg for position, arg in enumerate(args) if position not in fixed)
 
     def _explain_donation(
         self, given: Sequence[Any], arrays: Sequence[jax.Array], error: Exception
@@ -171,7 +186,17 @@ class LoadedProgram:
                 f"are others: {'; '.join(said)} (The first number of a path is the argument's "
                 "position, static ones not counted.)"
             )
-        return [_checked(given[path], entry) for path, entry in self._arguments.items()]
+        return [
+            _checked(given[path], entry | {"path": self._shown(path)})
+            for path, entry in self._arguments.items()
+        ]
+
+    def _shown(self, path: str) -> str:
+        """Return what messages call an argument: a module's array by its path in the module."""
+        first, _, place = path.partition(".")
+        variables = self._calling.variables if self._calling else ()
+        own = first == "0" and place.isdecimal() and int(place) < len(variables)
+        return variables[int(place)] if own else path
 
     def _sharding(self, entry: dict[str, Any]) -> NamedSharding:
         parts = [tuple(p) if isinstance(p, list) else p for p in entry["partition"]]

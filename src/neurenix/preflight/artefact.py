@@ -12,9 +12,10 @@ from typing import Any
 
 from neurenix import chips
 from neurenix._core.errors import CompilationError, OutOfMemoryError
-from neurenix._functions.binding import is_module
+from neurenix._functions.binding import Binding, is_module
 from neurenix.compiler import artefact as artefact_module
 from neurenix.compiler.artefact import Artefact
+from neurenix.compiler.calling import Calling, fixed_text, variables_of
 from neurenix.compiler.compile import CompileOptions, Refusal, compile_all
 from neurenix.compiler.program import Program
 from neurenix.compiler.target import CpuHost, Target, cpu_host
@@ -81,16 +82,19 @@ def compile_for(
     called = None
     if trainer_of(target) is None:
         shape = Shape(input_shape, dtype).specs()
-        called = _static_call(call_of(target, (*shape, *args)))
+        called = _calling(call_of(target, (*shape, *args)))
     return _compile(program, where, path, options.compiler, called)
 
 
-def _static_call(call: Call) -> dict[str, Any] | None:
-    """Return how a function with static arguments is called; modules become one argument."""
-    static = call.static
-    if not static or any(map(is_module, call.arrays.values())):
+def _calling(call: Call) -> Calling | None:
+    """Return how a function is called, where not with arrays by position alone."""
+    modules = {n: value for n, value in enumerate(call.arrays.values()) if is_module(value)}
+    names = tuple(key for key in call.arrays if isinstance(key, str))
+    if not (call.static or names or modules):
         return None
-    return artefact_module.call_of(len(call.arrays) + len(static), static)
+    variables = variables_of(Binding(tuple(modules.values()))) if modules else ()
+    fixed = {place: fixed_text(value) for place, value in call.static.items()}
+    return Calling(len(call.arrays), fixed, names, tuple(modules), variables)
 
 
 def recompile(
@@ -123,9 +127,7 @@ def recompile(
             f"device(s), and {where.name} has {target.num_devices} of {target.platform}. Compile "
             "the function or the script it comes from."
         )
-    return _compile(
-        program, where, path, options or CompileOptions(), artefact.manifest.get("call")
-    )
+    return _compile(program, where, path, options or CompileOptions(), artefact.calling)
 
 
 def _where(on: str | chips.Slice) -> chips.Slice | CpuHost:
@@ -137,7 +139,7 @@ def _compile(
     where: chips.Slice | CpuHost,
     path: str | os.PathLike[str],
     options: CompileOptions,
-    call: Mapping[str, Any] | None,
+    call: Calling | None,
 ) -> Artefact:
     (answer,) = compile_all([(program, Target.of(where))], options, executables=True)
     if isinstance(answer, Refusal):
