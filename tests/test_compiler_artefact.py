@@ -64,6 +64,16 @@ def step(unused, state, x):
     return {"w": state["w"] - 0.01 * gradient, "n": state["n"] + 1}, Logs(jnp.sum(x), state["n"])
 
 
+class Net(nn.Module):
+    """With a random stream, which crosses as numbers."""
+
+    def __init__(self, width: int = 8) -> None:
+        self.a, self.noise, self.b = nn.Linear(4, width), nn.Dropout(0.5), nn.Linear(width, 1)
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        return self.b(self.noise(jax.nn.relu(self.a(x))))
+
+
 ARGUMENTS = (
     nx.spec((3,)),
     {"w": nx.spec((4, 2)), "n": nx.spec((), "int32")},
@@ -254,33 +264,35 @@ def test_devices_in_the_order_of_the_mesh(run_python) -> None:
     assert done.stdout.strip() == "[0, 3, 1, 2, 7, 5, 6, 4]"
 
 
-def test_the_training_step_of_a_model(folder: Path) -> None:
-    model = nn.Sequential(nn.Linear(6, 4), nn.ReLU(), nn.Linear(4, 3))
-    loss = nx.losses.SparseCategoricalCrossentropy(from_logits=True)
-    model.compile(optimizer=nx.optim.Adam(1e-2), loss=loss)
-    artefact = nx.compile_for(model, on="cpu", path=folder / "model.nxc", input_shape=(8, 6))
-    program = nx.load_compiled(artefact.path)
+def test_the_training_step_of_a_model_trains_as_fit_does(folder: Path) -> None:
     draw = np.random.default_rng(0)
-    given: dict = {}
-    for argument in artefact.manifest["arguments"]:
-        value = draw.normal(size=argument["shape"]).astype(argument["dtype"])
-        if argument["role"] not in ("parameters", "batch"):
-            value = np.zeros_like(value)
-        elif argument["dtype"] == "int32":
-            value = draw.integers(0, 3, size=argument["shape"]).astype("int32")
-        put(given, argument["path"].split("."), value)
-    state, batch = given["0"], given["1"]
-    roles = {a["path"]: a["role"] for a in artefact.manifest["arguments"]}
-    for _ in range(2):  # what comes out goes in again: a dataclass on the way in, a dictionary now
-        state, _ = program(state, batch)
-    assert "parameters" in roles.values()
-    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(state))
+    x, y = draw.normal(size=(8, 4)).astype(np.float32), np.ones((8, 1), np.float32)
 
+    def made() -> Any:
+        nx.seed(0)
+        return Net().compile("adam", "mse")
 
-def put(tree: dict, keys: list[str], value: object) -> None:
-    for key in keys[:-1]:
-        tree = tree.setdefault(key, {})
-    tree[keys[-1]] = value
+    path = folder / "model.nxc"
+    nx.compile_for(made(), on="cpu", path=path, input_shape=(8, 4))
+    trained, expected = made(), made()
+    expected.fit(x, y, batch_size=8, epochs=3, shuffle=False, verbose=0)
+    program, state = nx.load_compiled(path), trained.trainer.step_state()
+    for number in range(3):
+        state, logs = program(state, {"x": x, "y": y})
+        assert np.isfinite(logs).all() and int(state["step"]) == number + 1
+    trained.trainer.take_step_state(state)
+    assert trained.trainer.steps_made == 3
+    for model in (trained, expected):  # its random stream goes on too
+        model.fit(x, y, batch_size=8, shuffle=False, verbose=0)
+    for mine, other in zip(
+        *(jax.tree.leaves(nnx.state(m, nnx.Param)) for m in (trained, expected)), strict=True
+    ):
+        np.testing.assert_allclose(mine, other, rtol=1e-5, atol=1e-7)
+    state = expected.trainer.step_state()._asdict()
+    with pytest.raises(ArgumentTypeError, match="'step' is missing; 'stp' is not known. Did you"):
+        expected.trainer.take_step_state({"stp": state.pop("step"), **state})
+    with pytest.raises(ShapeError, match=r"step of the state has shape \(2,\)"):
+        expected.trainer.take_step_state(state | {"step": np.zeros(2, np.int32)})
 
 
 WRONG_CALLS = [
@@ -375,16 +387,6 @@ def test_what_came_by_name_is_given_by_name(tmp_path: Path) -> None:
     ):
         with pytest.raises(ArgumentTypeError, match=message):
             program(*given, **named)
-
-
-class Net(nn.Module):
-    """With a random stream, which crosses as numbers."""
-
-    def __init__(self, width: int = 8) -> None:
-        self.a, self.noise, self.b = nn.Linear(4, width), nn.Dropout(0.5), nn.Linear(width, 1)
-
-    def __call__(self, x: jax.Array) -> jax.Array:
-        return self.b(self.noise(jax.nn.relu(self.a(x))))
 
 
 def test_modules_hold_what_a_call_leaves_as_with_nx_jit(tmp_path: Path) -> None:

@@ -40,7 +40,8 @@ def compile_for(
     ``nx.load_compiled(path)`` on a machine of that slice runs it without compiling. The file holds
     the machine code, the program it was made from and a manifest: target, versions, the path,
     shape, dtype and division of every array, which of them are donated, and a hash of each part.
-    It runs only with the versions of jax, jaxlib and libtpu that made it.
+    It runs only with the versions of jax, jaxlib and libtpu that made it. The step of a model takes
+    ``model.trainer.step_state()`` and a batch ``{"x": …, "y": …}``.
 
     Args:
         target: a function, a compiled model or a ``Trainer``, as for ``nx.preflight``.

@@ -49,9 +49,10 @@ from neurenix.train.resume import Resumable
 from neurenix.train.run import Run
 from neurenix.train.session import Session
 from neurenix.train.step import expect_callable
+from neurenix.train.step_state import StepStates
 
 
-class Trainer(Described, Resumable):
+class Trainer(Described, Resumable, StepStates):
     """Trains a module on the devices of a strategy.
 
     Args:

@@ -1,0 +1,105 @@
+"""The state of a trainer as its step takes it, for a step that was compiled elsewhere.
+
+Owns handing it out and taking it back. It does not own the step (``program.py``), nor files of it
+(``resume.py``).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+
+from neurenix._core.errors import ArgumentTypeError, ShapeError, did_you_mean
+from neurenix.train.kept import Kept
+
+if TYPE_CHECKING:
+    from neurenix.train.session import Session
+
+
+class StepStates:
+    """The part of a ``Trainer`` that a step of ``nx.load_compiled`` works on."""
+
+    _kept: Kept
+
+    if TYPE_CHECKING:
+
+        def _session(self) -> Session: ...
+
+    def step_state(self) -> Any:
+        """Return copies of all arrays that a training step takes and returns.
+
+        The step of a model, compiled by ``nx.compile_for`` or ``neurenix compile``, is called with
+        it and a batch: a dict of ``x``, ``y`` and, where the step was compiled with it,
+        ``weight``. Random keys are their numbers in it.
+
+        Raises:
+            ArgumentError: the module is abstract, or its arrays are gone.
+
+        Example:
+            >>> import neurenix as nx
+            >>> model = nx.nn.Linear(3, 1).compile("adam", "mse")
+            >>> artefact = nx.compile_for(model, on="cpu", path="fit.nxc", input_shape=(8, 3))
+            >>> step, state = nx.load_compiled("fit.nxc"), model.trainer.step_state()
+            >>> for _ in range(3):
+            ...     state, logs = step(state, {"x": nx.ones((8, 3)), "y": nx.ones((8, 1))})
+            >>> model.trainer.take_step_state(state)
+            >>> model.trainer.steps_made
+            3
+        """
+        state = self._session().initial_state()
+        return jax.tree.map(lambda leaf: jnp.copy(_numbers(leaf)), state)
+
+    def take_step_state(self, state: Any) -> None:
+        """Make the module and the trainer hold the state that a step returned.
+
+        ``fit``, ``evaluate`` and ``save`` go on from it.
+
+        Args:
+            state: of ``step_state``, or what a step that was given it returned.
+
+        Raises:
+            ArgumentTypeError: it lacks an array, or has one more.
+            ShapeError: one has another shape.
+        """
+        session = self._session()
+        own = session.initial_state()
+        held, treedef = jax.tree_util.tree_flatten_with_path(own)
+        given = {_name(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(state)}
+        names = [_name(path) for path, _ in held]
+        said = [f"{name!r} is missing" for name in names if name not in given]
+        said += [f"{name!r} is not known.{did_you_mean(name, names)}"
+                 for name in given if name not in names]  # fmt: skip
+        if said:
+            raise ArgumentTypeError(f"That is no state of this step: {'; '.join(said[:3])}.")
+        leaves = [
+            _like(name, given[name], leaf) for name, (_, leaf) in zip(names, held, strict=True)
+        ]
+        session.keep(jax.tree.unflatten(treedef, leaves))
+        self._kept.standing.steps_made = int(given["step"])
+
+
+def _name(path: Any) -> str:
+    return jax.tree_util.keystr(path, simple=True, separator=".")
+
+
+def _is_key(leaf: Any) -> bool:
+    return jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+
+
+def _numbers(leaf: Any) -> Any:
+    return jax.random.key_data(leaf) if _is_key(leaf) else leaf
+
+
+def _like(name: str, given: Any, own: jax.Array) -> jax.Array:
+    """Return a copy of what was given, as the array that is held and where that lies."""
+    if jnp.shape(given) != jnp.shape(_numbers(own)):
+        raise ShapeError(
+            f"{name} of the state has shape {jnp.shape(given)}; the trainer's has "
+            f"{jnp.shape(_numbers(own))}."
+        )
+    if _is_key(own):
+        key = jax.random.wrap_key_data(jnp.asarray(given), impl=jax.random.key_impl(own))
+        return jax.device_put(key, own.sharding)
+    return jax.device_put(jnp.array(given, own.dtype), own.sharding)
