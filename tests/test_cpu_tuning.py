@@ -8,6 +8,7 @@ import sys
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -92,7 +93,7 @@ def test_the_options_leave_convolutions_to_xla() -> None:
     assert "ynn" not in texts[True]
 
 
-def test_fit_predict_and_nx_jit_compile_with_them(monkeypatch: Any) -> None:
+def test_all_that_compiles_does_so_with_them(monkeypatch: Any) -> None:
     options: dict[str, Any] = {}
     jit = jax.jit
 
@@ -113,5 +114,9 @@ def test_fit_predict_and_nx_jit_compile_with_them(monkeypatch: Any) -> None:
 
     assert options.get("my_step") is None  # nothing is known of devices before it is called
     my_step(net, x)
-    ours = {"train_step", "evaluation_step", "predict", "my_step"}
+    strategy = nx.distribute.OneDeviceStrategy("tpu:0")
+    jax.jit(lambda x: strategy.run(jnp.sin, args=(x,)).stacked)(x)  # a part takes no options
+    assert options["_replicas"] is None
+    strategy.run(jnp.cos, args=(x,))
+    ours = {"train_step", "evaluation_step", "predict", "my_step", "_replicas"}
     assert {options[name] == _cpu.compiler_options() for name in ours} == {True}

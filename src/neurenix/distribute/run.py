@@ -7,7 +7,7 @@ not own how their state is brought together again (``together.py``), nor the str
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial, update_wrapper
+from functools import cached_property, partial, update_wrapper
 from typing import Any
 
 import jax
@@ -15,6 +15,7 @@ import numpy as np
 from jax.extend.core import jaxpr_as_fun
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from neurenix import _cpu
 from neurenix._core.errors import (
     ArgumentError,
     ArgumentTypeError,
@@ -60,7 +61,15 @@ class ReplicatedFunction:
         self._checked = False
         self._watch = RecompilationWatch(name_of(self._function))
         self.compilations = 0
-        self._compiled = jax.jit(self._replicas, static_argnums=0, donate_argnums=1)
+        _cpu.use_fast_lowerings()
+        # Of a function that JAX traces, a part: it takes no options of its own.
+        self._part = jax.jit(self._replicas, static_argnums=0, donate_argnums=1)
+
+    @cached_property
+    def _compiled(self) -> Any:
+        """The program, compiled for the devices that there are when it is first called."""
+        options = _cpu.compiler_options()
+        return jax.jit(self._replicas, static_argnums=0, donate_argnums=1, compiler_options=options)
 
     def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Return a tree of ``PerReplica``, one for each array that the function returns."""
@@ -96,7 +105,8 @@ class ReplicatedFunction:
             placed, kinds = self._placed(leaves)
             static = (binding.structure, positions, len(args), names, treedef, kinds)
             state = binding.read_apart()
-            out = binding.update(self._compiled, static, state, binding.constants, placed)
+            program = self._compiled if trace_state_clean() else self._part
+            out = binding.update(program, static, state, binding.constants, placed)
         except (TypeError, IndexError) as error:
             self._explain(error, rest, len(args), names)
             raise
@@ -104,6 +114,7 @@ class ReplicatedFunction:
             binding.check_held()
             raise
         if self.compilations > before:
+            _cpu.compiled()
             called = labels(self._function, len(args), names)
             self._watch.compiled(dict(zip(called, rest, strict=True)))
         return jax.tree.map(PerReplica, out)
