@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -199,6 +201,7 @@ def test_to_moves_a_foreign_module() -> None:
 
 
 def test_memory_stats_count_live_arrays() -> None:
+    gc.collect()  # what tests before it left there would go in between
     before = Device("tpu:6").memory_stats()
     array = to(np.ones((256, 1024), np.float32), "tpu:6")
     after = Device("tpu:6").memory_stats()

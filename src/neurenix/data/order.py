@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import functools
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -47,10 +47,11 @@ class Order(Protocol):
         ...
 
     def locate(self, epochs: Numbers, places: Numbers) -> tuple[Numbers, Numbers]:
-        """Return the source's epoch and row for each place, in the arrays' common shape.
+        """Return the source's epoch and row for each place.
 
         Args:
-            epochs: from 0 to ``EPOCHS - 1``.
+            epochs: from 0 to ``EPOCHS - 1``, of a shape that broadcasts to that of ``places``;
+                so are those returned. Arithmetic on few of them is cheap.
             places: within their epochs, from 0 to ``size - 1``.
         """
         ...
@@ -128,7 +129,7 @@ class Shuffled:
         first = int(epochs.flat[0])
         if (epochs == first).all():
             return self.inner.locate(epochs, permutation_of(self.seed, first, size)[places])
-        shuffled = np.empty_like(places)
+        shuffled, epochs = np.empty_like(places), np.broadcast_to(epochs, places.shape)
         for epoch in np.unique(epochs):
             chosen = epochs == epoch
             shuffled[chosen] = permutation_of(self.seed, int(epoch), size)[places[chosen]]
@@ -165,7 +166,11 @@ class Repeated:
 
     def locate(self, epochs: Numbers, places: Numbers) -> tuple[Numbers, Numbers]:
         """Return the inner order's rows: a repetition is one more of its epochs."""
-        passes, places = np.divmod(places, self.inner.size)
+        size = self.inner.size
+        passes: Any = int(places.min()) // size
+        if passes != int(places.max()) // size:  # mostly they are of one repetition
+            passes = places // size
+        places = places - passes * size
         stride = EPOCH_STRIDE if self.count is None else self.count
         # Products may leave the 64 bits: what is left of them is the product modulo 2**64.
         return self.inner.locate((epochs * stride + passes) % EPOCHS, places)
@@ -298,4 +303,4 @@ class Batching:
     def members_of_whole(self, epochs: Numbers, places: Numbers) -> Numbers:
         """Return the source's rows of ``k`` whole batches, shape ``(k, batch_size)``."""
         rows = places[:, None] * self.batch_size + np.arange(self.batch_size)
-        return self.inner.locate(np.broadcast_to(epochs[:, None], rows.shape), rows)[1]
+        return self.inner.locate(epochs[:, None], rows)[1]

@@ -78,7 +78,7 @@ def as_batch(element: Any) -> Batch:
         x, y, weight = (*element, None, None)[:3]
     else:
         x, y, weight = element, None, None
-    batch = Batch(*(jax.tree.map(_array, part) for part in (x, y, weight)))
+    batch = Batch(_arrays(x), _arrays(y), _arrays(weight))
     num_examples(batch)
     return batch
 
@@ -165,6 +165,12 @@ def _targets(rest: dict[Any, Any]) -> Any:
     if len(found) > 1:
         raise DataError(f"The batch has several entries that mean the same: {found}.")
     return rest.pop(found[0]) if found else None
+
+
+def _arrays(part: Any) -> Any:
+    if part is None or isinstance(part, np.ndarray):  # the most, without a walk over a tree
+        return part if part is None else _array(part)
+    return jax.tree.map(_array, part)
 
 
 def _array(leaf: Any) -> Any:
