@@ -291,6 +291,14 @@ def test_the_training_step_of_a_model_trains_as_fit_does(folder: Path) -> None:
     state = expected.trainer.step_state()._asdict()
     with pytest.raises(ArgumentTypeError, match="'step' is missing; 'stp' is not known. Did you"):
         expected.trainer.take_step_state({"stp": state.pop("step"), **state})
+    for wrong in ("a", 3, None):
+        with pytest.raises(ArgumentTypeError, match="step of the state is no array|is missing"):
+            expected.trainer.take_step_state(state | {"step": wrong})
+    given = trained.trainer.step_state()
+    jax.tree.leaves(given)[0].delete()  # as a step does that runs on the same devices
+    with pytest.raises(ArgumentError, match="of the state is gone.*that the step returned"):
+        trained.trainer.take_step_state(given)
+    trained.fit(x, y, verbose=0)
     with pytest.raises(ShapeError, match=r"step of the state has shape \(2,\)"):
         expected.trainer.take_step_state(state | {"step": np.zeros(2, np.int32)})
 
@@ -346,6 +354,9 @@ def test_functions_are_told_apart_by_what_they_do() -> None:
         fixed_text(jax.nn.relu)
     )
     assert fixed_text(made(Settings())) is None
+    total, wrapped = (lambda x: (x**2).sum()), [jax.grad, jax.vmap, jax.jit]
+    texts = [fixed_text(total), *(fixed_text(wrap(total)) for wrap in wrapped)]
+    assert texts[0] not in texts[1:]  # a gradient has a function inside, and is another
 
     def itself(x):
         return itself(x)
@@ -415,10 +426,15 @@ def test_modules_hold_what_a_call_leaves_as_with_nx_jit(tmp_path: Path) -> None:
         )
     assert its_own.step == 3
     np.testing.assert_allclose(same.a.kernel[...], model.a.kernel[...], rtol=1e-6)
+    made_so = read(tmp_path / "again.nxc")
+    for change in ({"variables": ["0.a"]}, {"fixed": {"3": 5}, "arguments": 4}):
+        path = repacked(made_so, tmp_path / "y.nxc", call=made_so.manifest["call"] | change)
+        with pytest.raises(ArtefactError, match="not a valid one: see call"):
+            nx.load_compiled(path)
     wrong = Net()
     wrong.a = nn.Linear(5, 8)
     for given, kind, message in (
-        ((nn.Linear(4, 1), its_own, batch), ArgumentTypeError, "0.a.bias is missing"),
+        ((nn.Linear(4, 1), its_own, batch), ArgumentTypeError, "'0.a.bias' is missing"),
         ((batch, its_own, batch), ArgumentTypeError, "Argument 0 of step is a module.*got dict"),
         ((same, its_own), ArgumentTypeError, "takes 3 arguments.*got 2"),
         ((wrong, its_own, batch), ShapeError, r"0.a.kernel has shape \(5, 8\)"),

@@ -112,3 +112,7 @@ def test_an_eps_that_is_0_in_a_parameters_dtype_is_refused(rule: Any) -> None:
     after = np.asarray(model.kernel[...])
     assert after.dtype == np.float16 and np.isfinite(after).all()
     assert after[0] != before[0]
+
+
+def test_an_eps_is_held_against_python_numbers_too() -> None:
+    assert nx.optim.Adam().to_optax().init({"w": 0.0})[0].mu["w"] == 0

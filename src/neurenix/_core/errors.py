@@ -125,6 +125,20 @@ def did_you_mean(name: str, known: Iterable[str], *, shown: int = 3) -> str:
     return f" Did you mean {choices}?"
 
 
+def differing_names(needed: Iterable[str], given: Iterable[str], *, shown: int = 3) -> str:
+    """Return which names are missing and which are not known; nothing where they are the same.
+
+    Example:
+        >>> differing_names(["step", "loss"], ["stp", "loss"])
+        "'step' is missing; 'stp' is not known. Did you mean 'step'?"
+    """
+    needed, given = list(needed), list(given)
+    missing = [f"{name!r} is missing" for name in needed if name not in given]
+    more = [f"{name!r} is not known.{did_you_mean(name, needed)}"
+            for name in given if name not in needed]  # fmt: skip
+    return "; ".join(missing[:shown] + more[:shown])
+
+
 def unknown_name(what: str, name: str, known: Iterable[str]) -> UnknownNameError:
     """Build the error for a name that nothing has: what was asked, near misses, all that exists.
 

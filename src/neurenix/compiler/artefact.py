@@ -378,8 +378,12 @@ def _checked_manifest(where: Path, described: bytes) -> dict[str, Any]:
         if manifest["platform"] == "cpu" and not _has_form(manifest["machine"], _MACHINE):
             wrong = ["machine"]
         try:
-            Calling.of_json(manifest.get("call", Calling(0).as_json()))
-        except (AttributeError, KeyError, TypeError, ValueError):
+            calling = Calling.of_json(manifest.get("call", Calling(0).as_json()))
+            if calling.modules:  # whose arrays are the second result
+                (kind, (_, after)), count = manifest["output_tree"], len(calling.variables)
+                whole = (kind, after[0], len(after[1])) == ("tuple", "list", count)
+                wrong = wrong if whole else ["call"]
+        except (AttributeError, IndexError, KeyError, TypeError, ValueError):
             wrong = ["call"]
         if len(manifest["members"]) != len(_MEMBERS[1:]):
             wrong = ["members"]

@@ -7,16 +7,16 @@ what is compiled (``neurenix.preflight.bound``), nor running it (``loaded``).
 from __future__ import annotations
 
 import hashlib
-import inspect
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from types import CodeType, FunctionType
 from typing import Any
 
+import jax
 import numpy as np
 
-from neurenix._core.errors import ArgumentError, ArgumentTypeError, did_you_mean
+from neurenix._core.errors import ArgumentError, ArgumentTypeError, did_you_mean, differing_names
 from neurenix._functions.binding import Binding, is_module
 
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
@@ -66,6 +66,7 @@ class Calling:
             isinstance(fixed, dict)
             and type(count) is int
             and all(place.isdecimal() and int(place) < count for place in fixed)
+            and {*map(type, fixed.values())} <= {str, type(None)}
             and all(type(found) is list and {*map(type, found)} <= {kind} for found, kind in forms)
             and len(lists[0]) <= count - len(fixed)
             and all(0 <= place < count - len(fixed) for place in lists[1])
@@ -148,14 +149,10 @@ class Calling:
         found = variables_of(binding)
         if found == self.variables:
             return
-        lacking = [path for path in self.variables if path not in found]
-        more = [path for path in found if path not in self.variables]
-        said = [f"{path} is missing" for path in lacking[:3]]
-        said += [f"{path} is not known" for path in more[:3]]
+        said = differing_names(self.variables, found) or "their variables are in another order"
         raise ArgumentTypeError(
-            f"{name} was compiled with other modules: "
-            f"{'; '.join(said) or 'their variables are in another order'}. (The first number of a "
-            "path is that of the module.)"
+            f"{name} was compiled with other modules: {said} (The first number of a path is that "
+            "of the module.)"
         )
 
 
@@ -168,7 +165,8 @@ def fixed_text(value: Any) -> str | None:
     """Return a text that tells a static argument from others, the same in every process.
 
     None where there is none: of an object whose ``repr`` is its address. Of a function it is its
-    name and a hash of its code, which another version of Python compiles to another.
+    name and a hash of its code, which another version of Python compiles to another; what the code
+    finds by name in its module is not looked at.
 
     Example:
         >>> fixed_text(4), fixed_text(("relu", True)), fixed_text(len), fixed_text(object())
@@ -188,10 +186,12 @@ def fixed_text(value: Any) -> str | None:
         if type(value) is tuple:
             return f"({', '.join(texts)}{',' if len(texts) == 1 else ''})"
         return f"{type(value).__name__}({', '.join(texts)})"
-    function = inspect.unwrap(value) if callable(value) else value  # such as jax.nn.relu has it
-    if isinstance(function, FunctionType):
-        digest = _digest_of(function)
-        return digest and f"<function {function.__name__} {digest}>"
+    if isinstance(value, FunctionType):
+        digest = _digest_of(value)
+        return digest and f"<function {value.__name__} {digest}>"
+    if type(value) in (type(jax.jit(len)), jax.custom_jvp, jax.custom_vjp):  # as they wrap it
+        inner = fixed_text(value.__wrapped__)
+        return inner and f"<{type(value).__name__} {inner}>"
     text = repr(value)
     return None if _ADDRESS.search(text) else text
 

@@ -25,9 +25,10 @@ from neurenix._core.errors import (
     ArtefactError,
     DeviceNotFoundError,
     ShapeError,
-    did_you_mean,
+    differing_names,
 )
 from neurenix._functions.binding import Bindings
+from neurenix._functions.random_keys import like, numbers_of
 from neurenix._jax import DeviceList
 from neurenix.compiler import artefact as artefact_module
 from neurenix.compiler import host, plain_tree
@@ -111,19 +112,8 @@ class LoadedProgram:
 
         Random keys cross as their numbers.
         """
-        kinds = [
-            jax.random.key_impl(leaf) if jax.numpy.issubdtype(leaf.dtype, jax.dtypes.prng_key)
-            else None for leaf in leaves
-        ]  # fmt: skip
-        raw = [
-            jax.random.key_data(leaf) if kind is not None else leaf
-            for leaf, kind in zip(leaves, kinds, strict=True)
-        ]
-        out, after = self._run((raw, rest))
-        return out, [
-            jax.random.wrap_key_data(leaf, impl=kind) if kind is not None else leaf
-            for leaf, kind in zip(after, kinds, strict=True)
-        ]
+        out, after = self._run(([numbers_of(leaf) for leaf in leaves], rest))
+        return out, list(map(like, leaves, after))
 
     def _run(self, args: tuple[Any, ...]) -> Any:
         given = self._matched(args)
@@ -176,15 +166,11 @@ class LoadedProgram:
         given = {
             jax.tree_util.keystr(path, simple=True, separator="."): leaf for path, leaf in flat
         }
-        missing = [path for path in self._arguments if path not in given]
-        unknown = [p for p in given if p not in self._arguments and p not in self._unused]
-        if missing or unknown:
-            said = [f"{path!r} is missing" for path in missing[:3]]
-            said += [f"{p!r} is not known.{did_you_mean(p, self._arguments)}" for p in unknown[:3]]
+        if said := differing_names(self._arguments, given.keys() - self._unused):
             raise ArgumentTypeError(
                 f"{self.artefact.manifest['name']} takes {len(self._arguments)} arrays, and these "
-                f"are others: {'; '.join(said)} (The first number of a path is the argument's "
-                "position, static ones not counted.)"
+                f"are others: {said} (The first number of a path is the argument's position, "
+                "static ones not counted.)"
             )
         return [
             _checked(given[path], entry | {"path": self._shown(path)})

@@ -12,6 +12,7 @@ from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
 import jax
+import jax.numpy as jnp
 import optax
 
 from neurenix._core.errors import ArgumentError, ArgumentTypeError
@@ -149,7 +150,7 @@ class OptimizerSpec(ABC):
 
         def init(params: Any) -> Any:
             for leaf in jax.tree.leaves(params):
-                check_eps(type(self).__name__, eps, leaf.dtype)
+                check_eps(type(self).__name__, eps, jnp.result_type(leaf))
             return rule.init(params)
 
         return rule._replace(init=init)

@@ -13,10 +13,10 @@ import os
 from typing import Any, Self
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from neurenix._core.errors import CheckpointError
+from neurenix._functions.random_keys import is_key, like, numbers_of
 from neurenix._nnx import nnx
 from neurenix.train.kept import Kept
 from neurenix.train.weights import (
@@ -95,7 +95,10 @@ class Resumable:
             "batches_of_pass": str(standing.batches_of_pass),
             "learning_rate_scale": repr(float(standing.learning_rate_scale)),
         }
-        numbers = {name: _numbers(array) for name, array in arrays.items()}
+        numbers = {
+            name: np.asarray(numbers_of(array)) if is_key(array) else array
+            for name, array in arrays.items()
+        }
         write_tensors(numbers, path, about, what="trainer's state")
 
     def load(self, path: str | os.PathLike[str]) -> Self:
@@ -178,22 +181,10 @@ def _compare(
             raise CheckpointError(f"The trainer's state in {path} is of {other}:\n{problems}")
 
 
-def _is_key(leaf: Any) -> bool:
-    return jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
-
-
 def _shape(leaf: Any) -> Any:
-    return jax.eval_shape(jax.random.key_data, leaf) if _is_key(leaf) else leaf
-
-
-def _numbers(leaf: Any) -> Any:
-    """Return the array as one that a file takes: of a random key its numbers."""
-    return np.asarray(jax.random.key_data(leaf)) if _is_key(leaf) else leaf
+    return jax.eval_shape(numbers_of, leaf) if is_key(leaf) else leaf
 
 
 def _like(leaf: Any, stored: Any) -> Any:
     """Return ``stored``, on the host, in the dtype of ``leaf``; a random key where that is one."""
-    if _is_key(leaf):
-        implementation = jax.random.key_impl(jnp.zeros((), leaf.dtype))
-        return jax.random.wrap_key_data(jnp.asarray(stored), impl=implementation)
-    return np.asarray(stored).astype(leaf.dtype)
+    return like(leaf, stored) if is_key(leaf) else np.asarray(stored).astype(leaf.dtype)

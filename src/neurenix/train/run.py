@@ -18,6 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from neurenix._core.errors import ArgumentError, DataError, ShapeError, TrainingDivergedError
+from neurenix._functions.random_keys import like, numbers_of
 from neurenix.train.callbacks import Callback, TerminateOnNaN
 from neurenix.train.compiled import CompiledStep
 from neurenix.train.diagnosis import explain
@@ -283,10 +284,7 @@ def _owned_optimizer(new: Any, held: Any) -> Any:
 
 def _gathered(leaf: jax.Array) -> jax.Array:
     """Return the array as one on the default device, not on those of the strategy."""
-    if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
-        data = jnp.asarray(np.asarray(jax.random.key_data(leaf)))
-        return jax.random.wrap_key_data(data, impl=jax.random.key_impl(leaf))
-    return jnp.asarray(np.asarray(leaf))
+    return like(leaf, jnp.asarray(np.asarray(numbers_of(leaf))))
 
 
 def _overrides(callback: Callback, name: str) -> bool:

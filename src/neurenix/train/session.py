@@ -105,7 +105,10 @@ class Session:
         made = jax.eval_shape(self.definition.optimizer.init, parameters)
         if jax.tree.structure(made) != jax.tree.structure(optimizer):
             return optimizer  # somebody has set it
-        return jax.tree.map(lambda leaf, like: jnp.asarray(leaf, like.dtype), optimizer, made)
+        return jax.tree.map(
+            lambda leaf, like: leaf if leaf.dtype == like.dtype else leaf.astype(like.dtype),
+            optimizer, made,
+        )  # fmt: skip
 
     def epoch_start(self) -> dict[str, Any]:
         """Return the fields of the state that begin anew with every epoch."""

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 import jax
 import jax.numpy as jnp
 
-from neurenix._core.errors import ArgumentTypeError, ShapeError, did_you_mean
+from neurenix._core.errors import ArgumentError, ArgumentTypeError, ShapeError, differing_names
+from neurenix._functions.random_keys import like, numbers_of
 from neurenix.train.kept import Kept
 
 if TYPE_CHECKING:
@@ -49,7 +50,7 @@ class StepStates:
             3
         """
         state = self._session().initial_state()
-        return jax.tree.map(lambda leaf: jnp.copy(_numbers(leaf)), state)
+        return jax.tree.map(lambda leaf: jnp.copy(numbers_of(leaf)), state)
 
     def take_step_state(self, state: Any) -> None:
         """Make the module and the trainer hold the state that a step returned.
@@ -60,7 +61,8 @@ class StepStates:
             state: of ``step_state``, or what a step that was given it returned.
 
         Raises:
-            ArgumentTypeError: it lacks an array, or has one more.
+            ArgumentTypeError: it lacks an array, or has one more, or something that is none.
+            ArgumentError: an array is gone, because a step was given it.
             ShapeError: one has another shape.
         """
         session = self._session()
@@ -68,38 +70,32 @@ class StepStates:
         held, treedef = jax.tree_util.tree_flatten_with_path(own)
         given = {_name(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(state)}
         names = [_name(path) for path, _ in held]
-        said = [f"{name!r} is missing" for name in names if name not in given]
-        said += [f"{name!r} is not known.{did_you_mean(name, names)}"
-                 for name in given if name not in names]  # fmt: skip
-        if said:
-            raise ArgumentTypeError(f"That is no state of this step: {'; '.join(said[:3])}.")
+        if said := differing_names(names, given):
+            raise ArgumentTypeError(f"That is no state of this step: {said}")
         leaves = [
             _like(name, given[name], leaf) for name, (_, leaf) in zip(names, held, strict=True)
         ]
-        session.keep(jax.tree.unflatten(treedef, leaves))
-        self._kept.standing.steps_made = int(given["step"])
+        state = jax.tree.unflatten(treedef, leaves)
+        session.keep(state)
+        self._kept.standing.steps_made = int(state.step)
 
 
 def _name(path: Any) -> str:
     return jax.tree_util.keystr(path, simple=True, separator=".")
 
 
-def _is_key(leaf: Any) -> bool:
-    return jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
-
-
-def _numbers(leaf: Any) -> Any:
-    return jax.random.key_data(leaf) if _is_key(leaf) else leaf
-
-
 def _like(name: str, given: Any, own: jax.Array) -> jax.Array:
     """Return a copy of what was given, as the array that is held and where that lies."""
-    if jnp.shape(given) != jnp.shape(_numbers(own)):
-        raise ShapeError(
-            f"{name} of the state has shape {jnp.shape(given)}; the trainer's has "
-            f"{jnp.shape(_numbers(own))}."
+    if isinstance(given, jax.Array) and given.is_deleted():
+        raise ArgumentError(
+            f"{name} of the state is gone: a step was given it, and has reused its memory. Take "
+            "the state that the step returned."
         )
-    if _is_key(own):
-        key = jax.random.wrap_key_data(jnp.asarray(given), impl=jax.random.key_impl(own))
-        return jax.device_put(key, own.sharding)
-    return jax.device_put(jnp.array(given, own.dtype), own.sharding)
+    if isinstance(given, (str, bytes)) or not hasattr(given, "shape"):
+        raise ArgumentTypeError(f"{name} of the state is no array; got {type(given).__name__}.")
+    held = numbers_of(own)
+    if given.shape != held.shape:
+        raise ShapeError(
+            f"{name} of the state has shape {given.shape}; the trainer's has {held.shape}."
+        )
+    return jax.device_put(like(own, jnp.array(given, held.dtype)), own.sharding)
