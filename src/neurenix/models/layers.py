@@ -19,6 +19,7 @@ import jax
 import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 
+from neurenix import _cpu
 from neurenix._nnx import nnx
 from neurenix.distribute.rules import constrain
 from neurenix.models.rope import rotate
@@ -65,7 +66,12 @@ def gated(mlp: str, activation: str, gate: jax.Array, up: jax.Array) -> jax.Arra
 
 def normal(rngs: nnx.Rngs, shape: tuple[int, ...], deviation: float) -> nnx.Param:
     """Return a float32 parameter drawn from a normal distribution."""
-    return nnx.Param(jax.random.normal(rngs.params(), shape, jnp.float32) * deviation)
+    key = rngs.params()
+
+    def sample(sizes: tuple[int, ...]) -> jax.Array:
+        return jax.random.normal(key, sizes, jnp.float32) * deviation
+
+    return nnx.Param(_cpu.drawn(sample, key, shape))
 
 
 class Projection(nnx.Module):

@@ -14,8 +14,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from neurenix import _cpu, random
 from neurenix import _dtypes as dtypes
-from neurenix import random
 from neurenix._core.errors import ArgumentError
 from neurenix._nnx import nnx
 
@@ -52,9 +52,16 @@ def symmetric_uniform(bound: float) -> Initializer:
     """Return an initialiser that draws from U(-bound, bound)."""
 
     def init(key: jax.Array, shape: tuple[int, ...], dtype=jnp.float32, **_) -> jax.Array:
-        return jax.random.uniform(key, shape, dtype, -bound, bound)
+        return _cpu.drawn(
+            lambda sizes: jax.random.uniform(key, sizes, dtype, -bound, bound), key, shape
+        )
 
     return init
+
+
+def standard_normal(key: jax.Array, shape: tuple[int, ...], dtype=jnp.float32, **_) -> jax.Array:
+    """Draw from N(0, 1): an initialiser."""
+    return _cpu.drawn(lambda sizes: jax.random.normal(key, sizes, dtype), key, shape)
 
 
 def promote_to_input(arrays: Any, *, dtype: Any = None, inexact: bool = True) -> Any:

@@ -14,7 +14,7 @@ from jax.core import Tracer
 from neurenix._core.errors import ArgumentTypeError, DataError
 from neurenix._nnx import nnx
 from neurenix.nn._checks import expect_array, positive
-from neurenix.nn._parameters import parameter_dtype, rngs_or_default
+from neurenix.nn._parameters import parameter_dtype, rngs_or_default, standard_normal
 from neurenix.nn.module import Module
 
 
@@ -59,7 +59,7 @@ class Embedding(Module, nnx.Embed):
             num_embeddings,
             embedding_dim,
             param_dtype=parameter_dtype(dtype),
-            embedding_init=jax.nn.initializers.normal(1.0),
+            embedding_init=standard_normal,
             rngs=rngs_or_default(rngs),
         )
 

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from neurenix._core.errors import ArgumentError, ShapeError
 from neurenix._nnx import nnx
 from neurenix.nn._checks import as_inexact, expect_array, expect_features, positive
-from neurenix.nn._parameters import rngs_or_default
+from neurenix.nn._parameters import rngs_or_default, symmetric_uniform
 from neurenix.nn.dot_product import as_mask, dot_product_attention, four_axes
 from neurenix.nn.dropout import Dropout
 from neurenix.nn.linear import Linear
@@ -168,7 +168,7 @@ def _projection(
     layer = Linear(inputs, outputs, bias, dtype=dtype, rngs=rngs)
     bound = (6 / (inputs + inputs + 2 * kv_dim)) ** 0.5
     shape, kind = layer.kernel.shape, layer.kernel.dtype
-    layer.kernel[...] = jax.random.uniform(rngs.params(), shape, kind, -bound, bound)
+    layer.kernel[...] = symmetric_uniform(bound)(rngs.params(), shape, kind)
     if layer.bias is not None:
         layer.bias[...] = jnp.zeros_like(layer.bias[...])
     return layer

@@ -17,8 +17,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
+from neurenix import _cpu, random
 from neurenix import _dtypes as dtypes
-from neurenix import random
 from neurenix._core.errors import ArgumentError, ArgumentTypeError, ShapeError
 from neurenix._dtypes import cast, expect_held
 from neurenix.device import Device, DeviceType, to
@@ -293,8 +293,9 @@ def randn(
         >>> bool((noise(x) == noise(x)).any())
         False
     """
-    kind = _inexact("randn", dtype, jnp.inexact)
-    return _placed(jax.random.normal(_key("randn", key), _sizes(shape), kind), device)
+    kind, key = _inexact("randn", dtype, jnp.inexact), _key("randn", key)
+    numbers = _cpu.drawn(lambda sizes: jax.random.normal(key, sizes, kind), key, _sizes(shape))
+    return _placed(numbers, device)
 
 
 def rand(
@@ -319,8 +320,9 @@ def rand(
         >>> jax.jit(lambda key: nx.rand(2, 3, key=key))(nx.random.next_key()).shape
         (2, 3)
     """
-    kind = _inexact("rand", dtype, jnp.floating)
-    return _placed(jax.random.uniform(_key("rand", key), _sizes(shape), kind), device)
+    kind, key = _inexact("rand", dtype, jnp.floating), _key("rand", key)
+    numbers = _cpu.drawn(lambda sizes: jax.random.uniform(key, sizes, kind), key, _sizes(shape))
+    return _placed(numbers, device)
 
 
 def randint(
@@ -364,8 +366,12 @@ def randint(
     expect_held("randint", low, high - 1, kind)
     expect_held("randint(high)", low, high, bounds)
     minimum, maximum = np.array([low, high], bounds)
-    drawn = jax.random.randint(_key("randint", key), _sizes(shape), minimum, maximum, kind)
-    return _placed(drawn, device)
+    key = _key("randint", key)
+
+    def sample(sizes: tuple[int, ...]) -> jax.Array:
+        return jax.random.randint(key, sizes, minimum, maximum, kind)
+
+    return _placed(_cpu.drawn(sample, key, _sizes(shape)), device)
 
 
 def _key(caller: str, key: Any) -> jax.Array:
