@@ -1,4 +1,4 @@
-"""Eager ``nx.matmul`` and ``nx.add`` against ``jax.numpy``, and what ``import neurenix`` costs.
+"""Eager ``nx.matmul`` and ``nx.add`` against ``jax.numpy``, ``import neurenix``, a first model.
 
 python benchmarks/eager_and_import.py [--rounds 9]
 """
@@ -21,17 +21,24 @@ from common import ratio, report, rounds
 import neurenix as nx
 
 CALLS = 3000
+FIRST_MODEL = {
+    "neurenix": "from neurenix import nn; nn.Conv2d(1, 32, 3), nn.Conv2d(32, 64, 3), "
+    "nn.Linear(256, 128), nn.Linear(128, 10)",
+    "flax": "from flax import nnx; r = nnx.Rngs(0); nnx.Conv(1, 32, (3, 3), rngs=r), "
+    "nnx.Conv(32, 64, (3, 3), rngs=r), nnx.Linear(256, 128, rngs=r), nnx.Linear(128, 10, rngs=r)",
+}
+"""The layers of the digits CNN, made in a process of their own, from its imports on."""
 
 
-def import_seconds(statement: str) -> float:
-    """Return the seconds of a fresh process that only imports."""
+def process_seconds(code: str) -> float:
+    """Return the seconds of a fresh process that runs ``code``."""
     began = time.perf_counter()
-    subprocess.run([sys.executable, "-c", statement], check=True)
+    subprocess.run([sys.executable, "-c", code], check=True)
     return time.perf_counter() - began
 
 
 def main() -> None:
-    """Print two lines."""
+    """Print four lines."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--rounds", type=int, default=9)
     options = parser.parse_args()
@@ -52,8 +59,8 @@ def main() -> None:
         report(f"eager/{name}", nx_over_jnp=ratio(seconds, "nx", "jnp"))
     seconds = rounds(
         {
-            "neurenix": lambda: import_seconds("import neurenix"),
-            "jax": lambda: import_seconds("import jax"),
+            "neurenix": lambda: process_seconds("import neurenix"),
+            "jax": lambda: process_seconds("import jax"),
         },
         count=options.rounds,
     )
@@ -63,6 +70,15 @@ def main() -> None:
         "import",
         seconds={name: round(statistics.median(value), 3) for name, value in seconds.items()},
         loads_jax=loads_jax.stdout.strip() == "True",
+    )
+    seconds = rounds(
+        {name: lambda c=code: process_seconds(c) for name, code in FIRST_MODEL.items()},
+        count=options.rounds,
+    )
+    report(
+        "first_model",
+        nx_over_flax=ratio(seconds, "neurenix", "flax"),
+        seconds={name: round(statistics.median(value), 2) for name, value in seconds.items()},
     )
 
 
