@@ -11,6 +11,8 @@ import pytest
 
 import neurenix as nx
 from neurenix import nn
+from neurenix.data.iterator import DatasetIterator
+from neurenix.train.feed import Feed
 
 pytestmark = pytest.mark.cpu8
 
@@ -164,6 +166,53 @@ def test_a_loader_that_does_not_know_its_length(per_call: int, error: Any) -> No
     expected = model.evaluate(A, Y, batch_size=16)["loss"]
     assert model.evaluate(data)["loss"] == pytest.approx(expected)
     assert model.predict(data).shape == (40, 1)
+
+
+# Several batches at once
+
+
+def epochs_of(data: Any, per_chunk: int, steps: int | None) -> list[list[list[float]]]:
+    """Return the inputs of three epochs, batch by batch."""
+    feed, epochs = Feed(data), []
+    for _ in range(3):
+        batches: list[Any] = []
+        for chunk in feed.chunks(steps, per_chunk):
+            stacked = chunk.batch.x if per_chunk > 1 else chunk.batch.x[None]
+            assert chunk.examples == 4 * chunk.count
+            batches += [batch.tolist() for batch in stacked[: chunk.count]]
+        epochs.append(batches)
+    return epochs
+
+
+@pytest.mark.parametrize(("per_chunk", "steps"), [(2, None), (5, None), (9, None), (3, 7), (4, 16)])
+def test_chunks_are_the_batches_in_their_order(per_chunk: int, steps: int | None) -> None:
+    data = nx.data.Dataset.from_arrays(np.arange(40), np.arange(40)).shuffle(seed=1).batch(4)
+    single, several = (epochs_of(data, count, steps) for count in (1, per_chunk))
+    assert single == several
+    assert len(single[0]) == (steps or 10)
+
+
+def test_the_first_batch_is_stacked_with_those_after_it(monkeypatch: Any) -> None:
+    read, one = [], DatasetIterator.__next__
+
+    def reads(iterator: Any) -> Any:
+        read.append(one(iterator))
+        return read[-1]
+
+    monkeypatch.setattr(DatasetIterator, "__next__", reads)
+    assert len(epochs_of(nx.data.Dataset.from_arrays(A, Y).batch(4), 5, None)[0]) == 10
+    assert len(read) == 1
+
+
+@pytest.mark.parametrize("at", [1, 4])
+def test_batches_of_other_shapes_cannot_be_stacked(at: int) -> None:
+    def wider(batch: Any) -> Any:
+        return np.repeat(batch[0], 2 if batch[0][0, 0] >= 4 * at else 1, axis=1), batch[1]
+
+    rows = np.arange(40, dtype=np.float32)[:, None]
+    data = nx.data.Dataset.from_arrays(rows, rows).batch(4).map(wider)
+    with pytest.raises(nx.ShapeError, match="needs batches of one shape"):
+        epochs_of(data, 5, None)
 
 
 class Tensor:

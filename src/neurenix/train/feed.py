@@ -180,7 +180,7 @@ class Feed:
         self._held.clear()
 
     def _next(self, wanted: int, capacity: int, *, may_end: bool) -> Chunk | None:
-        if capacity > 1 and self.uniform and not self._held and wanted == capacity:
+        if capacity > 1 and self.uniform and wanted == capacity > len(self._held):
             whole = self._next_stacked(wanted)
             if whole is not None:
                 return whole
@@ -203,16 +203,20 @@ class Feed:
         gather = getattr(self._iterator, "next_stacked", None)
         if gather is None:
             return None
+        wanted = count - len(self._held)
         try:
-            element = gather(count)
+            element = gather(wanted)
         except StopIteration:
-            self._iterator = None
             return None
         batch = weighed(as_batch(element), self._class_weight, axes=2)
         found = len(jax.tree.leaves(batch)[0])
-        if found < count:  # the end of the data: single batches go on from here
-            self._held = [jax.tree.map(lambda leaf, i=i: leaf[i], batch) for i in range(found)]
+        if found < wanted or not all(_goes_with(held, batch) for held in self._held):
+            # The end of the data, for one: single batches go on from here.
+            self._held += [jax.tree.map(lambda leaf, i=i: leaf[i], batch) for i in range(found)]
             return None
+        if self._held:  # the first, which was looked at
+            whole = jax.tree.map(lambda *parts: np.concatenate(parts), _stack(self._held), batch)
+            batch, self._held = whole, []
         self.batches_of_pass += count
         return Chunk(batch, count, count * self.batch_size)
 
@@ -306,6 +310,14 @@ def _not_whole(met: str, what: str, coupling: Coupling) -> ArgumentError:
         f"examples: weighted, or with examples added, it would be another function. {whole} "
         "without weights, or return one number for each example."
     )
+
+
+def _goes_with(single: Batch, stacked: Batch) -> bool:
+    """Whether a batch has the shapes of those that are stacked."""
+    if jax.tree.structure(single) != jax.tree.structure(stacked):
+        return False
+    pairs = zip(jax.tree.leaves(single), jax.tree.leaves(stacked), strict=True)
+    return all(np.shape(one) == np.shape(several)[1:] for one, several in pairs)
 
 
 def _stack(batches: list[Batch]) -> Batch:
