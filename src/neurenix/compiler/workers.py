@@ -25,7 +25,7 @@ NOT_WRITTEN = 100
 """Exit code of a worker that could not read or write its files, and the ``errno`` added to it."""
 FOLDERS = "neurenix-"
 """Beginning of the name of every folder for temporary files."""
-_POLL_SECONDS = 0.02
+_POLL_SECONDS = 0.005
 
 
 @contextmanager
