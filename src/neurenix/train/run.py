@@ -145,7 +145,7 @@ class Run:
         if any(isinstance(callback, TerminateOnNaN) for callback in self._callbacks):
             self._trainer.stop_training = True
             return
-        step, batch = int(state.diverged_at), diverged.chunk.batch
+        step, batch = int(state.step), diverged.chunk.batch
         if self._step.steps > 1:
             inside = (step - self._began) % self._step.steps
             batch = jax.tree.map(lambda leaf: leaf[inside], batch)

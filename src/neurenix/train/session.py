@@ -92,7 +92,7 @@ class Session:
             optimizer=optimizer,
             **self.epoch_start(),
             step=self.put(np.int32(self.standing.steps_made)),
-            diverged_at=self.put(counters()["diverged_at"]),
+            diverged=self.put(counters()["diverged"]),
         )
 
     def _as_for(self, parameters: Any, optimizer: Any) -> Any:

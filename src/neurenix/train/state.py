@@ -50,8 +50,8 @@ class TrainState(NamedTuple):
         totals: sums of loss and weight in this epoch.
         step: optimizer steps made, int32.
         learning_rate_scale: factor on the optimizer's learning rate, float32.
-        diverged_at: first step with a loss, gradient or learning rate that is not finite, int32,
-            or -1. From that step on the parameters and the optimizer stay as they were before it.
+        diverged: whether a step had a loss, gradient or learning rate that is not finite. From that
+            step on nothing else changes: its number is ``step``.
     """
 
     parameters: Any
@@ -61,7 +61,7 @@ class TrainState(NamedTuple):
     totals: Totals
     step: Any
     learning_rate_scale: Any
-    diverged_at: Any
+    diverged: Any
 
 
 class Arrays(NamedTuple):
@@ -86,7 +86,7 @@ ROLES = {
     "totals": "metrics",
     "step": "other",
     "learning_rate_scale": "other",
-    "diverged_at": "other",
+    "diverged": "other",
 }
 
 
@@ -105,5 +105,5 @@ def counters() -> dict[str, Any]:
     return {
         "step": np.int32(0),
         "learning_rate_scale": np.float32(1),
-        "diverged_at": np.int32(-1),
+        "diverged": np.bool_(False),
     }

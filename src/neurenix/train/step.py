@@ -102,10 +102,10 @@ class StepDefinition:
         return state, self._logs(state)
 
     def _advanced(self, state: TrainState, batch: Batch) -> TrainState:
-        """Return the state after one step, or the same but for ``diverged_at``."""
+        """Return the state after one step, or the same but for ``diverged``."""
         losses, weight, prediction, model_state, gradients = self._gradients(state, batch)
         loss = jnp.sum(losses)
-        healthy = (state.diverged_at < 0) & jnp.isfinite(loss)
+        healthy = ~state.diverged & jnp.isfinite(loss)
         if self.schedule is not None:
             healthy &= jnp.isfinite(self.schedule(state.step))
         if self.check_gradients:
@@ -128,12 +128,11 @@ class StepDefinition:
         # a small step with few large arrays is 10 % faster so.
         arrays = jax.lax.cond(healthy, update, lambda arrays: arrays, Arrays.of(state))
         counted = jnp.where(healthy, weight, 0)
-        first = (state.diverged_at < 0) & ~healthy
         return state._replace(
             **arrays._asdict(),
             totals=state.totals.add(jnp.where(healthy, losses, 0), counted),
             step=state.step + healthy.astype(jnp.int32),
-            diverged_at=jnp.where(first, state.step, state.diverged_at),
+            diverged=~healthy,
         )
 
     def train_many(self, state: TrainState, batches: Batch) -> tuple[TrainState, jax.Array]:
@@ -307,7 +306,7 @@ class StepDefinition:
         return updated
 
     def _logs(self, state: TrainState) -> jax.Array:
-        return self._summary(state.diverged_at >= 0, state.totals, state.metrics)
+        return self._summary(state.diverged, state.totals, state.metrics)
 
     def _summary(self, flag: Any, totals: Totals, metrics: list[Any]) -> jax.Array:
         results = [metric.result() for metric in self.metrics.rebuild(metrics, ())]
