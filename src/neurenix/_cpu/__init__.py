@@ -1,9 +1,9 @@
 """What makes XLA's programs for the CPU faster; results differ by float32 rounding at most.
 
-``convolution`` and ``pooling`` lower operations to forms that are fast on a CPU, ``memory`` keeps
-the C library from giving back what the next step needs, ``tuning`` sets all of it up. ``drawing``
-spares random numbers a program for each shape. Owns nothing
-of other devices, and no layer: programs of Flax and plain JAX gain as ours do.
+``convolution``, ``pooling`` and ``product`` lower operations to forms that are fast on a CPU,
+``memory`` keeps the C library from giving back what the next step needs, ``tuning`` sets these up:
+programs of Flax and plain JAX gain as ours do. ``drawing`` spares our random numbers a program for
+each shape. Owns nothing of other devices, and no layer.
 """
 
 from neurenix._cpu.convolution import channels_last
