@@ -64,7 +64,7 @@ def with_heads(weights: Any, x: Any) -> Any:
         (with_heads, (24, 4, 16), (3, 10, 24)),
         (with_heads, (256, 2, 3), (3, 50, 256)),
     ],
-    ids=str,
+    ids=lambda given: getattr(given, "__name__", str(given)),
 )
 def test_gradients_are_those_of_jax(loss: Any, weights: Any, x: Any) -> None:
     given = arrays(weights, x)
