@@ -139,6 +139,11 @@ def test_what_is_in_flight_is_counted_on_each_device() -> None:
     assert calls_in_flight(images, nx.distribute.TPUStrategy()) == 10
 
 
+@pytest.mark.parametrize(("steps", "calls"), [(1, 16), (8, 16), (16, 8), (50, 2), (1000, 2)])
+def test_few_calls_of_many_steps_are_in_flight(steps: int, calls: int) -> None:
+    assert calls_in_flight(X, nx.distribute.TPUStrategy(), steps) == calls
+
+
 # How a run ends
 
 
