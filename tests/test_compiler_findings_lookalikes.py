@@ -61,7 +61,7 @@ def test_an_ensemble_is_no_attention(ask) -> None:
         return ((made - y) ** 2).astype(jnp.float32).mean()
 
     weights = {
-        "w1": bf16(8, 32, 512), "b1": bf16(8, 512), "w2": bf16(8, 512, 512), "w3": bf16(8, 512, 32)
+        "w1": bf16(4, 32, 512), "b1": bf16(4, 512), "w2": bf16(4, 512, 512), "w3": bf16(4, 512, 32)
     }  # fmt: skip
     found = rules(ask(trained(loss), weights, bf16(16384, 32), bf16(16384, 32)))
     assert not found & ATTENTION

@@ -221,4 +221,5 @@ def _environment() -> dict[str, str]:
         JAX_PLATFORMS="cpu",
     )
     environment.pop("NEURENIX_SIMULATE", None)
+    environment.pop("PYTEST_CURRENT_TEST", None)  # another for each test, and no worker is kept
     return environment
