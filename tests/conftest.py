@@ -76,6 +76,16 @@ def kept_compilers(simulated_slice: object) -> Iterator[None]:
         yield
 
 
+@pytest.fixture
+def own_compilers(kept_compilers: None) -> Iterator[None]:
+    """Let a test meet no compiler's process that another one has kept."""
+    from neurenix.compiler import workers
+
+    token = workers._KEPT.set(None)
+    yield
+    workers._KEPT.reset(token)
+
+
 @pytest.fixture(autouse=True)
 def fixed_seed(simulated_slice: object) -> None:
     """Give each test the same random numbers, whatever ran before it."""

@@ -322,6 +322,7 @@ def test_limits_of_the_compiler_are_positive(options: Any) -> None:
 
 
 @pytest.mark.multiprocess
+@pytest.mark.usefixtures("own_compilers")
 def test_a_candidate_that_the_end_of_the_budget_stops_was_not_compiled(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

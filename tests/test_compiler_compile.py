@@ -14,7 +14,6 @@ import sys
 import tempfile
 import textwrap
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import jax
@@ -43,17 +42,9 @@ from neurenix.compiler.program import Program, TraceOptions, spec, trace
 from neurenix.compiler.target import Target
 from neurenix.compiler.workers import NOT_WRITTEN, kept_workers
 
-pytestmark = pytest.mark.multiprocess
+pytestmark = [pytest.mark.multiprocess, pytest.mark.usefixtures("own_compilers")]
 
 TARGET = Target.of(chips.resolve("v5e-1"))
-
-
-@pytest.fixture(autouse=True)
-def processes_of_its_own() -> Iterator[None]:
-    """Let no test meet a process that another one has kept."""
-    token = workers_module._KEPT.set(None)
-    yield
-    workers_module._KEPT.reset(token)
 
 
 @functools.cache
