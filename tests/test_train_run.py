@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -243,6 +244,34 @@ def test_a_bar_moves_by_the_steps_of_a_call(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(BarProgress, "end", end)
     trainer_of(steps_per_execution=4).fit(X, Y, batch_size=8, verbose=1)
     assert moved == [(6, 6)]
+
+
+def test_every_epoch_is_drawn_while_it_runs_and_stays_as_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    trainer = Trainer(MLP(), loss=LOSS, metrics=["accuracy", "sparse_categorical_accuracy"])
+    trainer.fit(X, Y, batch_size=8, epochs=40, validation_data=(X, Y))
+    screen = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]|\r", "", capsys.readouterr().out)
+    for epoch in range(1, 41):
+        (line,) = re.findall(rf"Epoch {epoch}/40  6/6  .*?val_sparse\S+\s+\S+", screen, re.DOTALL)
+        assert len(re.findall(r"[ \n]\d\.\d{4}\b", line)) == 6  # no number is cut
+        after = screen[screen.index(line) + len(line) :].partition(f"Epoch {epoch + 1}/40 ")[2]
+        assert f"Epoch {epoch}/40 " not in after  # it is not drawn again with those after it
+
+
+def test_an_epoch_that_is_interrupted_says_how_far_it_came(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def stop(step: int, logs: Any) -> None:
+        if step == 2:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    with pytest.raises(KeyboardInterrupt):
+        trainer_of().fit(X, Y, batch_size=8, callbacks=[LambdaCallback(on_train_batch_end=stop)])
+    assert re.search(r"Epoch 1/1  [23]/6", capsys.readouterr().out)
 
 
 def test_a_callback_that_fails_at_the_end_keeps_no_other_from_it() -> None:

@@ -51,17 +51,24 @@ class LineProgress(Progress):
 
 
 class BarProgress(Progress):
-    """A bar for each pass, drawn with rich."""
+    """A bar for the pass that runs, drawn with rich, and a line for each that has ended.
+
+    A finished pass is printed once and drawn no more, so that the thousandth costs what the first
+    did, and the bar is on the screen however many there were.
+    """
 
     def __init__(self) -> None:
         from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
         from rich.progress import Progress as RichProgress
+        from rich.table import Column
 
+        # Where a line is too long it is the numbers that go on in the next one.
         self._bar = RichProgress(
             TextColumn("{task.description}"),
-            BarColumn(bar_width=24),
-            MofNCompleteColumn(),
-            TextColumn("{task.fields[numbers]}"),
+            BarColumn(bar_width=24, table_column=Column(no_wrap=True)),
+            MofNCompleteColumn(table_column=Column(no_wrap=True)),
+            TextColumn("{task.fields[numbers]}", table_column=Column(overflow="fold")),
+            transient=True,
         )
         self._bar.start()
         self._task: Any = None
@@ -85,15 +92,23 @@ class BarProgress(Progress):
             self._looked, self._pending = now, logs
 
     def end(self, logs: Mapping[str, float], seconds: float) -> None:
-        """Fill the bar and leave it with the numbers of the pass."""
-        done = self._bar.tasks[-1].completed
-        self._bar.update(
-            self._task, total=done, completed=done, numbers=f"{seconds:.1f} s  {in_words(logs)}"
-        )
+        """Leave a line with the numbers of the pass in place of its bar."""
+        done = int(self._bar.tasks[-1].completed)
+        self._leave(f"{done}/{done}  {seconds:.1f} s  {in_words(logs)}")
 
     def close(self) -> None:
-        """Stop drawing."""
+        """Stop drawing; of a pass that did not end, leave how far it came."""
+        if self._task is not None:
+            task = self._bar.tasks[-1]
+            steps = "?" if task.total is None else int(task.total)
+            self._leave(f"{int(task.completed)}/{steps}  {task.fields['numbers']}")
         self._bar.stop()
+
+    def _leave(self, text: str) -> None:
+        line = f"{self._bar.tasks[-1].description}  {text}".rstrip()
+        self._bar.console.print(line, markup=False, highlight=False)
+        self._bar.remove_task(self._task)
+        self._task = None
 
 
 def check_verbose(verbose: Any) -> None:
