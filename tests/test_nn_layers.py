@@ -488,3 +488,15 @@ def test_attention_starts_from_xavier_and_zero_biases():
 
 def test_all_names_are_exported():
     assert all(hasattr(nn, name) for name in nn.__all__)
+
+
+@pytest.mark.parametrize("layer", [nn.LSTM, nn.GRU])
+def test_a_recurrent_layer_is_compiled_once_where_nothing_around_it_is(layer, caplog) -> None:
+    made, x = layer(3, 5), jnp.ones((2, 7, 3))
+    made(x)
+    with jax.log_compiles():
+        made(x)
+    assert not [record for record in caplog.records if "Finished XLA compilation" in record.message]
+    with jax.log_compiles():
+        made(jnp.ones((2, 8, 3)))
+    assert [record for record in caplog.records if "Finished XLA compilation" in record.message]

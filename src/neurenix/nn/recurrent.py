@@ -14,6 +14,8 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
+from collections.abc import Callable
+from functools import partial
 from typing import Any, ClassVar
 
 import jax
@@ -84,15 +86,9 @@ class _Recurrent(Module):
         if input_bias is not None:
             projected = projected + input_bias
 
-        def step(state: Any, now: jax.Array) -> tuple[Any, jax.Array]:
-            hidden = state[0] @ recurrent
-            if recurrent_bias is not None:
-                hidden = hidden + recurrent_bias
-            state = self._cell(now, hidden, state)
-            return state, state[0]
-
-        state, outputs = lax.scan(step, state, projected.swapaxes(0, 1), reverse=self.reverse)
-        return outputs.swapaxes(0, 1), state
+        return _through_time(
+            projected, state, recurrent, recurrent_bias, cell=self._cell, reverse=self.reverse
+        )
 
     def _expect_state(self, state: tuple[Any, ...], shape: tuple[int, int]) -> None:
         name, parts = type(self).__name__, ", ".join(self._state)
@@ -107,9 +103,33 @@ class _Recurrent(Module):
             if part.shape != shape:
                 raise ShapeError(f"{name} takes a state of shape {shape}; got {part.shape}.")
 
+    @staticmethod
     @abstractmethod
-    def _cell(self, now: jax.Array, hidden: jax.Array, state: Any) -> Any:
+    def _cell(now: jax.Array, hidden: jax.Array, state: Any) -> Any:
         """Return the next state from the input's and the hidden state's share of the gates."""
+
+
+# Compiled by itself: a loop around a function that is made at each call would be compiled at each
+# call where nothing around it is.
+@partial(jax.jit, static_argnames=("cell", "reverse"))
+def _through_time(
+    projected: jax.Array,
+    state: Any,
+    recurrent: jax.Array,
+    recurrent_bias: jax.Array | None,
+    *,
+    cell: Callable[..., Any],
+    reverse: bool,
+) -> tuple[jax.Array, Any]:
+    def step(state: Any, now: jax.Array) -> tuple[Any, jax.Array]:
+        hidden = state[0] @ recurrent
+        if recurrent_bias is not None:
+            hidden = hidden + recurrent_bias
+        state = cell(now, hidden, state)
+        return state, state[0]
+
+    state, outputs = lax.scan(step, state, projected.swapaxes(0, 1), reverse=reverse)
+    return outputs.swapaxes(0, 1), state
 
 
 class LSTM(_Recurrent):
@@ -155,7 +175,8 @@ class LSTM(_Recurrent):
         zeros = jnp.zeros((batch, self.hidden_size), dtype)
         return zeros, zeros
 
-    def _cell(self, now, hidden, state):
+    @staticmethod
+    def _cell(now, hidden, state):
         i, f, g, o = jnp.split(now + hidden, 4, axis=-1)
         cell = jax.nn.sigmoid(f) * state[1] + jax.nn.sigmoid(i) * jnp.tanh(g)
         return jax.nn.sigmoid(o) * jnp.tanh(cell), cell
@@ -193,7 +214,8 @@ class GRU(_Recurrent):
     def _initial(self, batch: int, dtype: Any) -> tuple[jax.Array]:
         return (jnp.zeros((batch, self.hidden_size), dtype),)
 
-    def _cell(self, now, hidden, state):
+    @staticmethod
+    def _cell(now, hidden, state):
         now_r, now_z, now_n = jnp.split(now, 3, axis=-1)
         hidden_r, hidden_z, hidden_n = jnp.split(hidden, 3, axis=-1)
         update = jax.nn.sigmoid(now_z + hidden_z)
