@@ -58,6 +58,17 @@ def evidence(*operations: Operation, slice_name: str = "v5e-8", **memory) -> Evi
     return Evidence(program, where, replace(base, **known), operations, time, raw)
 
 
+def undonated(found: Evidence, *sizes: int) -> Evidence:
+    """Return the evidence with arguments of which a device holds so many bytes, like results."""
+    leaves = tuple(
+        Leaf(f"{n}.w", "argument", (2 * size,), "float32", ("data",), (size // 4,))
+        for n, size in enumerate(sizes)
+    )
+    taken = {n: (n,) for n in range(len(sizes))}
+    program = replace(found.program, leaves=leaves, donated=(), replaceable=taken)
+    return replace(found, program=program)
+
+
 def rules(found: Evidence) -> list[str]:
     return [finding.rule for finding in find(found)]
 

@@ -16,6 +16,7 @@ from findings_helpers import (
     product,
     reduces,
     rules,
+    undonated,
     waiting,
     with_traits,
     written,
@@ -208,7 +209,7 @@ def test_a_copy_with_no_line_near_it_has_none() -> None:
 
 def test_sizes_are_in_the_unit_that_the_report_uses() -> None:
     held = evidence(operation(products=(product(),)), aliased_bytes=0)
-    (finding,) = find(held)
+    (finding,) = find(undonated(held, GIB))
     assert "The results take 1.00 GiB beside" in finding.message
 
 
@@ -360,8 +361,19 @@ def test_numbers_among_the_arguments_are_named_with_their_values() -> None:
 
 def test_donation_missing() -> None:
     work = operation(products=(product(),))
-    assert rules(evidence(work, aliased_bytes=0)) == ["donation"]
-    assert rules(evidence(work, aliased_bytes=0, outputs_bytes=1000)) == []
+    found = evidence(work, aliased_bytes=0, arguments_bytes=4 * GIB, outputs_bytes=3 * GIB)
+    (one,) = find(undonated(found, GIB))
+    assert one.rule == "donation" and one.effect_bytes == GIB
+    assert one.fix == "If the results replace it, donate this: jax.jit(…, donate_argnums=(0,))."
+    (two,) = find(undonated(found, GIB, 2 * GIB))
+    assert "Arguments 0, 1 have the shapes and types of 3.00 GiB of them" in two.message
+    assert "the largest array is 1.w, float32[536870912]." in two.message
+    assert two.fix.endswith("donate these: jax.jit(…, donate_argnums=(0, 1)).")
+    assert rules(undonated(evidence(work, aliased_bytes=0, outputs_bytes=1000), GIB)) == []
+
+
+def test_donation_is_no_advice_where_no_result_is_like_an_argument() -> None:
+    assert rules(evidence(operation(products=(product(),)), aliased_bytes=0)) == []
 
 
 def test_padding_of_arguments() -> None:

@@ -14,6 +14,7 @@ from findings_helpers import (
     product,
     reduces,
     rules,
+    undonated,
     waiting,
     with_traits,
     written,
@@ -77,7 +78,9 @@ def test_a_product_that_fills_four_fifths_is_not_named(columns: int, expected: l
 )
 def test_donation_is_worth_a_twentieth_of_the_memory(arguments, outputs, aliased, expected) -> None:
     sizes = {"arguments_bytes": int(arguments * HBM), "outputs_bytes": int(outputs * HBM)}
-    assert rules(evidence(CLEAN, aliased_bytes=aliased, **sizes)) == expected
+    found = evidence(CLEAN, aliased_bytes=aliased, **sizes)
+    assert rules(undonated(found, HBM)) == expected
+    assert rules(undonated(found, int(0.049 * HBM))) == []
 
 
 @pytest.mark.parametrize(("share", "expected"), [(0.021, ["padded-arguments"]), (0.019, [])])

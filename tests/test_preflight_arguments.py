@@ -9,6 +9,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import optax
 import pytest
 from flax import linen
 
@@ -106,6 +107,28 @@ def test_donation_is_of_the_arguments_that_the_caller_counts() -> None:
             program(lambda new, old: old + new, X, X, donate_argnums=wrong)
     with pytest.raises(ArgumentError, match="names argument 2, and there are 2 arguments"):
         program(functools.partial(update, "a", more=X), X, X, donate_argnums=(2,))
+
+
+def test_what_may_be_donated_is_told_as_the_caller_counts_and_never_the_batch() -> None:
+    adam = optax.adam(1e-3)
+
+    def train(x: Any, y: Any, params: Any, state: Any, *, scale: Any = 1.0) -> Any:
+        loss, grads = jax.value_and_grad(lambda p: (x @ p["w"] - y).var() * scale)(params)
+        updates, state = adam.update(grads, state, params)
+        return optax.apply_updates(params, updates), state, loss
+
+    params = {"w": W}  # as large as x and y
+    state = jax.eval_shape(adam.init, params)
+    told = program(train, W, W, params, state)
+    assert list(told.replaceable) == [2, 3]
+    paths = [told.leaves[i].path for i in told.replaceable[3]]
+    assert paths == ["3.0.count", "3.0.mu.w", "3.0.nu.w"]
+    plain = functools.partial(train, W)
+    assert list(program(plain, W, params, state).replaceable) == [1, 2]
+    compiled = functools.partial(jax.jit(lambda n, *args: train(*args), static_argnums=0), 1)
+    assert list(program(compiled, W, W, params, state).replaceable) == [3, 4]
+    named = functools.partial(jax.jit(lambda old, *, new: (new + old).T @ new), new=W)
+    assert list(program(named, nx.spec((1, WIDTH))).replaceable) == ["new"]
 
 
 def test_donation_of_a_function_of_flax_without_modules() -> None:

@@ -43,6 +43,7 @@ from neurenix.compiler.meshes import mesh_in, meshes_named, outside_of_meshes
 from neurenix.compiler.placement import abstract_mesh as abstract_mesh
 from neurenix.compiler.placement import host_memory, place
 from neurenix.compiler.placement import spec as spec
+from neurenix.compiler.replaceable import replaceable
 from neurenix.compiler.roles import roles_of
 from neurenix.compiler.traits import Traits, leaf_path
 
@@ -66,6 +67,8 @@ class Program:
         unused: paths of the arguments that the program does not look at.
         output_tree: of its result, as ``plain_tree`` describes one.
         captured: arrays that it holds without having been given them.
+        replaceable: arguments that results could be written over, by the position or the name that
+            donates them: indices into ``leaves`` of those that match.
     """
 
     name: str
@@ -81,6 +84,7 @@ class Program:
     unused: tuple[str, ...] = ()
     output_tree: Any = None
     captured: tuple[Captured, ...] = ()
+    replaceable: Mapping[int | str, tuple[int, ...]] = field(default_factory=dict)
 
     @property
     def constant_bytes(self) -> int:
@@ -97,12 +101,13 @@ class Program:
 class TraceOptions:
     """How a function is traced.
 
-    ``donate_argnums`` are positions of whole arguments; ``leaf_roles`` names a role for each leaf
-    of all arguments in flattening order; left empty, they are told from optax's state, if there is
-    one. ``platform`` and ``device_kind`` are JAX's names, the second for what differs between
-    generations, such as attention kernels. ``numbers`` are parameters that were given Python
-    numbers, for the error that their values are needed. ``explicit`` are axes of which the types of
-    arrays speak, as ``jax.make_mesh`` makes them. ``any_mesh`` says that a mesh of the
+    ``donate_argnums`` are positions of whole arguments, and ``donatable`` is by what the caller
+    donates each: its position or name, None where there is no way. ``leaf_roles`` names a role for
+    each leaf of all arguments in flattening order; left empty, they are told from optax's state, if
+    there is one. ``platform`` and ``device_kind`` are JAX's names, the second for what differs
+    between generations, such as attention kernels. ``numbers`` are parameters that were given
+    Python numbers, for the error that their values are needed. ``explicit`` are axes of which the
+    types of arrays speak, as ``jax.make_mesh`` makes them. ``any_mesh`` says that a mesh of the
     function's own, of as many devices, may take the place of ``axes``.
     """
 
@@ -114,6 +119,7 @@ class TraceOptions:
     numbers: tuple[str, ...] = ()
     explicit: tuple[str, ...] = ()
     any_mesh: bool = False
+    donatable: tuple[int | str | None, ...] | None = None
 
 
 def trace(
@@ -238,6 +244,12 @@ def _traced(
     kept = {leaf: place for place, leaf in enumerate(exported.module_kept_var_idx)}
     roles = options.leaf_roles or roles_of(args, out, donated)
     leaves = as_their_like(leaf_of(names[i], roles[i], placed[i], mesh) for i in kept)
+    spared = {i for i, role in enumerate(roles) if role == "batch"} | set(donated)
+    matched = replaceable(
+        jax.tree.unflatten(tree, placed),
+        out,
+        [n for n, own in enumerate(_spans(args)) if spared.intersection(own)],
+    )
     program = Program(
         name=name,
         serialized=bytes(exported.serialize()),
@@ -255,6 +267,7 @@ def _traced(
         unused=tuple(path for i, path in enumerate(names) if i not in kept),
         output_tree=plain_tree.describe(out),
         captured=captured(jaxpr),
+        replaceable=_named_leaves(options, jax.tree.unflatten(tree, placed), kept, matched),
         traits=replace(traits_module.read(without_dead_code(jaxpr)), recompiles=carried),
     )
     return program, jaxpr
@@ -429,6 +442,20 @@ def _spans(args: Sequence[Any]) -> list[range]:
     """Return where the leaves of each argument stand among those of all."""
     ends = list(itertools.accumulate(len(jax.tree.leaves(argument)) for argument in args))
     return [range(start, end) for start, end in itertools.pairwise([0, *ends])]
+
+
+def _named_leaves(
+    options: TraceOptions, args: Sequence[Any], kept: Mapping[int, int], found: Mapping[int, Any]
+) -> dict[int | str, tuple[int, ...]]:
+    """Return leaves of arguments, by what donates each argument, numbered as those in use."""
+    names = options.donatable or range(len(args))
+    spans = _spans(args)
+    numbered = {names[n]: [spans[n][leaf] for leaf in leaves] for n, leaves in found.items()}
+    return {
+        name: tuple(kept[leaf] for leaf in leaves)
+        for name, leaves in numbered.items()
+        if name is not None and kept.keys() >= set(leaves)
+    }
 
 
 def _donated(args: Sequence[Any], argnums: tuple[int, ...]) -> tuple[int, ...]:

@@ -65,7 +65,7 @@ def _batch(
     args: Sequence[Any], roles: Sequence[Sequence[str]], out: Any, donated: Sequence[int]
 ) -> list[int]:
     """Return the positions of the arguments that are the batch."""
-    results = {_signature(result) for result in (out, *_parts(out))}
+    results = {_signature(result) for result in (out, *parts(out))}
     found: list[int] = []
     first = 0
     for number, (argument, own) in enumerate(zip(args, roles, strict=True)):
@@ -79,7 +79,8 @@ def _batch(
     return found if len(rows) == 1 else []
 
 
-def _parts(out: Any) -> Sequence[Any]:
+def parts(out: Any) -> Sequence[Any]:
+    """Return the parts of a result that is a container, which are what the function returned."""
     if isinstance(out, dict):
         return list(out.values())
     return out if isinstance(out, (tuple, list)) else ()

@@ -92,6 +92,17 @@ class Call:
         places = {key: place for place, key in enumerate(self.arrays)}
         return tuple(places[n + self.bound] for n in argnums if n + self.bound in places)
 
+    @property
+    def donatable(self) -> tuple[int | str | None, ...]:
+        """By what ``jax.jit`` donates each of ``arrays``; None for what a partial around it holds.
+
+        A function that is compiled counts the arrays of a partial too.
+        """
+        if is_compiled(self.function):
+            return tuple(self.arrays)
+        own = (key - self.bound if isinstance(key, int) else -1 for key in self.arrays)
+        return tuple(key if key >= 0 else None for key in own)
+
     def apply(self, function: Callable[..., Any], *arrays: Any) -> Any:
         """Call ``function`` with ``arrays`` in the place of those of the call."""
         given = self.fixed | dict(zip(self.arrays, arrays, strict=True))

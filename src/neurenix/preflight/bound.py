@@ -50,7 +50,9 @@ def bind(
     positions = [i for i, value in enumerate(args) if is_module(value)]
     if not positions:
         donated = call.donated(donate_argnums)
-        options = TraceOptions(donated, name=call.name, numbers=call.numbers)
+        options = TraceOptions(
+            donated, name=call.name, numbers=call.numbers, donatable=call.donatable
+        )
         return Bound(_told(call.of_arrays(), args), args, options)
     plain = call.function
     if is_compiled(plain):

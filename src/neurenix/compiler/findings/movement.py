@@ -14,6 +14,7 @@ from neurenix._core.units import bytes_text
 from neurenix.compiler.findings.evidence import NOTABLE_SHARE, Evidence, Finding, Nearest
 from neurenix.compiler.findings.whole_state import whole_state
 from neurenix.compiler.operations import Operation
+from neurenix.compiler.replaceable import donate_text
 
 _UNDONATED_SHARE = 0.05
 """Of a device's HBM that a missing donation must cost, a judgement: less seldom decides whether a
@@ -122,25 +123,33 @@ def _is_overwritten(evidence: Evidence, operation: Operation) -> bool:
 
 
 def missing_donation(evidence: Evidence) -> Iterator[Finding]:
-    """Results as large as arguments that could have taken over their memory: 5 % of HBM or more.
+    """Results that could have taken over the memory of arguments like them: 5 % of HBM or more.
 
     Silent where anything is donated at all: then somebody thought of it.
     """
-    memory = evidence.memory
-    spare = min(memory.arguments_bytes, memory.outputs_bytes - memory.aliased_bytes)
-    if memory.aliased_bytes == 0 and spare > _UNDONATED_SHARE * memory.limit_bytes:
-        largest = max(memory.buffers, key=lambda b: b.padded_bytes, default=None)
-        name = f" The largest argument is {largest.path}, {largest.shape}." if largest else ""
-        yield Finding(
-            "donation",
-            "warning",
-            f"The results take {bytes_text(spare)} beside the arguments, and no argument's "
-            f"memory is given to them.{name}",
-            "If the results replace the arguments, donate these: donate_argnums=(0,).",
-            None,
-            0.0,
-            spare,
-        )
+    memory, program = evidence.memory, evidence.program
+    names = list(program.replaceable)
+    leaves = [program.leaves[i] for found in program.replaceable.values() for i in found]
+    results = memory.outputs_bytes - memory.aliased_bytes
+    spare = min(memory.arguments_bytes, results, sum(leaf.device_bytes for leaf in leaves))
+    if memory.aliased_bytes or spare <= _UNDONATED_SHARE * memory.limit_bytes:
+        return
+    largest = max(leaves, key=lambda leaf: leaf.device_bytes)
+    sizes = ",".join(map(str, largest.device_shape))
+    several = len(names) > 1
+    yield Finding(
+        "donation",
+        "warning",
+        f"The results take {bytes_text(results)} beside the arguments, and no argument's memory "
+        f"is given to them. Argument{'s' * several} {', '.join(map(str, names))} "
+        f"ha{'ve' if several else 's'} the shapes and types of {bytes_text(spare)} of them; the "
+        f"largest array is {largest.path}, {largest.dtype}[{sizes}].",
+        f"If the results replace {'them' if several else 'it'}, donate "
+        f"{'these' if several else 'this'}: jax.jit(…, {donate_text(names)}).",
+        None,
+        0.0,
+        spare,
+    )
 
 
 def undivided_state(evidence: Evidence) -> Iterator[Finding]:
