@@ -12,8 +12,18 @@ from flax import nnx
 
 import neurenix as nx
 from neurenix import chips, nn
-from neurenix.preflight import CompileOptions, Deadline, PreflightOptions, Pricing, SearchSpace
+from neurenix.compiler.compile import compile_all
+from neurenix.preflight import (
+    CompileOptions,
+    Deadline,
+    PreflightOptions,
+    Pricing,
+    SearchSpace,
+    planning,
+)
+from neurenix.preflight.breadth import Promise, Turn, place_of, turns
 from neurenix.preflight.choice import Choice, Workload
+from neurenix.preflight.html import plan_page
 from neurenix.preflight.planning import share_left
 
 pytestmark = [pytest.mark.cpu8, pytest.mark.tpu_compile]
@@ -196,6 +206,62 @@ def test_of_the_equally_fast_the_cheaper_wins_and_of_the_equally_dear_the_faster
     assert ask(8, pricing=free)[1][1] == "time 1.00 × the best"
     dear = ask(4096, objective="cost", pricing=free)
     assert dear == [("v6e-1", ""), ("v5e-1", "cost 1.00 × the best, and slower")]
+
+
+def of_variants(slices: list[str]) -> list[Choice]:
+    """Return two meshes and batches with two policies and XLA options each, as a space has them."""
+    space = SearchSpace(
+        meshes=[{"data": 4}, {"fsdp": 4}], batches=[64, 128], remats=["dots", "none"],
+        compiler_options=[{"xla_option": 1}, {}],
+    )  # fmt: skip
+    workload = Workload.of(model(), (nx.spec((64, 256)),), None, None, None)
+    return space.choices(workload, [chips.resolve(name) for name in slices])
+
+
+def test_every_slice_mesh_and_batch_is_tried_before_any_is_varied() -> None:
+    choices = of_variants(["v5e-4", "v6e-4"])
+    given = turns(choices, [2.0 if c.slice.name == "v5e-4" else 1.0 for c in choices], "none")
+    first = [c for c, turn in zip(choices, given, strict=True) if turn.variant == 0]
+    assert len(first) == 8 == len({place_of(c) for c in first})
+    assert {(c.remat, c.options_text) for c in first} == {("none", "")}
+    for number in range(4):  # each turn is one of each slice
+        same = [c for c, turn in zip(choices, given, strict=True) if turn == Turn(0, number)]
+        assert {c.slice.name for c in same} == {"v5e-4", "v6e-4"}
+    (second,) = {(c.remat, c.options_text) for c, t in zip(choices, given, strict=True)
+                 if t.variant == 1}  # fmt: skip
+    assert second == ("dots", "")
+
+
+def test_a_short_budget_sees_every_slice_and_says_what_it_left_out(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now, left = [0.0], [3]
+    monkeypatch.setattr(planning.time, "monotonic", lambda: now[0])
+
+    def compiled(pairs: Any, options: Any) -> Any:
+        left[0] -= 1
+        now[0] = 0.0 if left[0] else 1e6
+        return compile_all(pairs, options)
+
+    monkeypatch.setattr(planning, "compile_all", compiled)
+    plan = nx.preflight.search(
+        model(), on=["v5e-4", "v6e-4", "v4:2x2x1"], input_shape=(64, 256), budget_seconds=100,
+        space=SearchSpace.auto(), options=of_one_after_another(),
+    )  # fmt: skip
+    seen = [c for c in plan.candidates if c.report is not None]
+    assert {c.slice.name for c in seen} == {"v5e-4", "v6e-4", "v4-8"}
+    assert {(c.remat, c.compiler_options) for c in seen} == {("none", "")}
+    left_out = sum("time for the search was up" in c.reason for c in plan.candidates)
+    assert left_out == plan.num_not_compiled > 0
+    assert f"Best of those compiled ({left_out} were not, the time was up): v" in plan.text(200)
+    assert f"the time for the search was up: {left_out} candidates" in plan_page(plan)
+
+
+def test_what_is_varied_first_is_what_leads_on_its_slice() -> None:
+    one, other = of_variants(["v5e-4"])[::4][:2]
+    promise = Promise([(one, 2.0), (one, 1.0), (other, None)])
+    assert promise.of(one) == 1.0 == promise.of(other)  # which did not fit, and may with remat
+    assert Promise([]).of(one) == float("inf")
 
 
 def test_no_time_no_compiles() -> None:

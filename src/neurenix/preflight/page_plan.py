@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from neurenix.preflight.charts import Axis, line, scaled, svg, text
 from neurenix.preflight.cost import Pricing, usd_text
 from neurenix.preflight.record import NO_ANSWER, hbm_is_known
-from neurenix.preflight.text import KIND_NAMES, bytes_text, percent_text, seconds_text
+from neurenix.preflight.text import KIND_NAMES, amount, bytes_text, percent_text, seconds_text
 
 if TYPE_CHECKING:
     from neurenix.preflight.plan import Candidate, Plan
@@ -228,10 +228,18 @@ def candidates_section(plan: Plan, pricing: Pricing) -> str:
     body = "".join(f"<tr>{''.join(_cell(row[i], heads[i]) for i in told)}</tr>" for row in rows)
     return (
         f"<h2>Candidates, the best {escape(plan.objective)} first (estimated)</h2>"
-        f"{frontier(points, *words)}"
+        f"{_left_out(plan)}{frontier(points, *words)}"
         '<div class=wide tabindex=0 role=region aria-label="Candidates"><table><thead><tr>'
         f"{head}</tr></thead><tbody>{body}</tbody></table></div>"
     )
+
+
+def _left_out(plan: Plan) -> str:
+    """Say how many candidates the end of the budget left out, if any."""
+    if not plan.num_not_compiled:
+        return ""
+    shown = amount(plan.num_not_compiled, "candidate")
+    return f"<p class=sub>Not compiled, since the time for the search was up: {shown}.</p>"
 
 
 def _cell(words: str, column: str) -> str:

@@ -21,6 +21,9 @@ from neurenix.preflight.choice import Choice
 from neurenix.preflight.cost import Pricing
 from neurenix.preflight.report import Report
 
+OUT_OF_TIME = "not compiled: the time for the search was up"
+"""The reason of candidates that nothing speaks against but the end of the budget."""
+
 
 @dataclass(frozen=True)
 class Candidate:
@@ -83,6 +86,11 @@ class Plan:
         """The best candidate; ``None`` when none can run the program (in time, at a price)."""
         first = self.candidates[0] if self.candidates else None
         return first if first is not None and first.value is not None else None
+
+    @property
+    def num_not_compiled(self) -> int:
+        """How many candidates the end of the budget left out, any of which may be better."""
+        return sum(candidate.reason == OUT_OF_TIME for candidate in self.candidates)
 
     @property
     def best(self) -> Report:

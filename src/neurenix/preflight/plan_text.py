@@ -81,7 +81,7 @@ def _winner(plan: Plan, width: int) -> list[str]:
     parts += [f"batch {best.batch}"] if best.batch else []
     parts += [f"remat {best.remat}"] if best.remat else []
     parts += [f"XLA options {best.compiler_options}"] if best.compiler_options else []
-    lines = hanging("Best: ", ", ".join(parts), width)
+    lines = hanging(*_best(plan, ", ".join(parts)), width, indent=6)
     bound = KIND_NAMES.get(time.bound, time.bound)
     lines += hanging(
         "  step time  ",
@@ -97,6 +97,15 @@ def _winner(plan: Plan, width: int) -> list[str]:
             words += f", {usd_text(million)} for a million examples"
     lines += hanging("  cost       ", words, width)
     return [*lines, *hanging("  ", "Nothing ran on a TPU.", width)]
+
+
+def _best(plan: Plan, named: str) -> tuple[str, str]:
+    """Return the line of the winner, with how many candidates it was not compared with."""
+    left_out = plan.num_not_compiled
+    if not left_out:
+        return "Best: ", named
+    were = "was" if left_out == 1 else "were"
+    return "Best of those compiled ", f"({left_out} {were} not, the time was up): {named}"
 
 
 def _columns(rows: list[list[str]]) -> list[str]:

@@ -1,8 +1,9 @@
 """Which slice, and how? Candidates pruned by bounds, compiled, compared, each loser with a reason.
 
-Owns the search. What may be tried is ``search_space``'s, a candidate's program is ``choice``'s, its
-estimate is ``preflight``'s. Bounds drop what cannot win: state that is larger than HBM, a batch
-above one that did not fit, and a time below which the peak of the matrix units lets nothing go.
+Owns the search. What may be tried is ``search_space``'s, in which order is ``breadth``'s, the
+program of a candidate is ``choice``'s, its estimate is ``preflight``'s. Bounds drop what cannot
+win: state that is larger than HBM, a batch above one that did not fit, and a time below which the
+peak of the matrix units lets nothing go.
 
 That time is of the FLOPs that the compiler leaves, which are fewer than the model's where it merges
 equal products or computes the part of one that is used: the model's FLOPs count by the least share
@@ -34,17 +35,17 @@ from neurenix.compiler.program import Program
 from neurenix.compiler.target import Target
 from neurenix.preflight.arguments import given, refuse_keywords
 from neurenix.preflight.batch import batch_of
+from neurenix.preflight.breadth import Promise, Turn, turns
 from neurenix.preflight.choice import Choice, Workload
 from neurenix.preflight.cost import Pricing
 from neurenix.preflight.description import PreflightOptions
 from neurenix.preflight.entry import On, check_input_shape, slices_on
-from neurenix.preflight.plan import Candidate, Deadline, Plan
+from neurenix.preflight.plan import OUT_OF_TIME, Candidate, Deadline, Plan
 from neurenix.preflight.report import Report
 from neurenix.preflight.search_space import SearchSpace
 from neurenix.preflight.text import bytes_text
 
 _OBJECTIVES = ("time", "cost")
-_NOT_COMPILED = "not compiled: the time for the search was up"
 _ARGUMENTS = (
     *("on", "input_shape", "dtype", "objective", "space"),
     *("deadline", "budget_seconds", "pricing", "options"),
@@ -79,7 +80,8 @@ def search(
 
     A candidate is not compiled where it cannot win: its state does not fit, nor did a smaller
     batch, or it loses even at the peak of the matrix units, with no more FLOPs than the compiler
-    left of the candidates before it.
+    left of the candidates before it. Each slice, mesh and batch is compiled once, the slices in
+    turn, before recomputation and the compiler's options are varied, first where it is fastest.
 
     Args:
         target: a compiled model, a ``Trainer`` or a jittable function, as for ``preflight``.
@@ -168,6 +170,12 @@ class _Described:
     program: Program
     least_seconds: float
     examples: int | None
+    turn: Turn = Turn(0, 0)
+
+
+def _differ(one: _Described, other: _Described) -> bool:
+    """Whether two candidates need other options of the compiler, and so cannot be one wave."""
+    return one.choice.compiler_options != other.choice.compiler_options
 
 
 class _Hunt:
@@ -185,32 +193,45 @@ class _Hunt:
         waiting = list(filter(None, map(self._described, choices)))
         if self._mistakes and len(self._mistakes) == len(choices):
             raise self._mistakes[0]
-        waiting.sort(key=self._order)
-        workers = self._workload.options.compiler.at_once
-        while waiting:
-            left = self._goal.end - time.monotonic()
-            wave: list[_Described] = []
-            while waiting and len(wave) < workers and left > 0:
-                same = not wave or (
-                    waiting[0].choice.compiler_options == wave[0].choice.compiler_options
-                )
-                if not same:
-                    break
-                described = waiting.pop(0)
-                why = self._cannot_win(described)
-                if why:
-                    self._finish(described.choice, described.examples, why)
-                else:
-                    wave.append(described)
+        waiting = self._with_turns(waiting)
+        while waiting and (left := self._goal.end - time.monotonic()) > 0:
+            wave = self._next_wave(waiting)
             if wave:
                 self._compile(wave, left)
-            elif left <= 0:
-                break
-        for described in waiting:
-            self._finish(described.choice, described.examples, _NOT_COMPILED)
+        for described in sorted(waiting, key=self._order):
+            why = self._cannot_win(described) or OUT_OF_TIME
+            self._finish(described.choice, described.examples, why)
 
-    def _order(self, described: _Described) -> float:
-        """Return the least value at the model's own FLOPs; the most promising come first."""
+    def _with_turns(self, waiting: Sequence[_Described]) -> list[_Described]:
+        least = list(map(self._least, waiting))
+        given = turns([described.choice for described in waiting], least, self._workload.remat)
+        return [replace(d, turn=turn) for d, turn in zip(waiting, given, strict=True)]
+
+    def _next_wave(self, waiting: list[_Described]) -> list[_Described]:
+        """Take the next that are compiled side by side, and drop what cannot win on the way."""
+        promise = Promise((candidate.choice, candidate.value) for candidate in self._done)
+        wave: list[_Described] = []
+        later: list[_Described] = []
+        for described in sorted(waiting, key=lambda d: self._order(d, promise)):
+            full = len(wave) == self._workload.options.compiler.at_once
+            if full or (wave and _differ(described, wave[0])):
+                later.append(described)
+            elif why := self._cannot_win(described):
+                self._finish(described.choice, described.examples, why)
+            else:
+                wave.append(described)
+        waiting[:] = later
+        return wave
+
+    def _order(self, described: _Described, promise: Promise | None = None) -> tuple[float, ...]:
+        """Return what sorts the next to be compiled first."""
+        turn = described.turn
+        refines = turn.variant > 0
+        shown = promise.of(described.choice) if promise and refines else 0.0
+        return refines, shown, turn.variant, turn.number, self._least(described)
+
+    def _least(self, described: _Described) -> float:
+        """Return the least value at the model's own FLOPs."""
         least = self._value(described, described.least_seconds)
         return math.inf if least is None else least
 
@@ -301,7 +322,7 @@ class _Hunt:
         pairs = [(d.program, Target.of(d.choice.slice)) for d in wave]
         for described, answer in zip(wave, compile_all(pairs, options), strict=True):
             if getattr(answer, "kind", "") == "timeout" and time.monotonic() >= self._goal.end:
-                self._finish(described.choice, described.examples, _NOT_COMPILED)
+                self._finish(described.choice, described.examples, OUT_OF_TIME)
                 continue
             analysis = analyse(described.program, described.choice.slice, answer)
             if analysis.fits:
