@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -30,6 +30,11 @@ NAMED: Any = {"mode": "relu"}  # which a type checker refuses, where it can see 
 BATCHES: Any = {"batches": [8]}
 MISSPELT: Any = {"dtyp": "int8"}
 X, W = nx.spec((ROWS, WIDTH)), nx.spec((WIDTH, WIDTH))
+
+
+class Pair(NamedTuple):
+    first: Any
+    second: Any
 
 
 def step(w: Any, x: Any, layers: int = 1, *, mode: str = "", mask: Any = None) -> Any:
@@ -288,6 +293,21 @@ def test_a_module_of_linen_is_refused_with_the_way_to_give_its_parameters() -> N
         program(m, X)
     told = program(lambda v, x: m.apply(v, x), jax.eval_shape(m.init, jax.random.key(0), X), X)
     assert told.model_flops == 2 * ROWS * WIDTH * 8
+
+
+@pytest.mark.parametrize("kind", [nnx.Linear, nx.nn.Linear, nx.Trainer, linen.Dense, Net])
+def test_a_class_is_no_module_and_is_to_be_built(kind: type) -> None:
+    message = rf"^{kind.__name__} is a class; build it first: {kind.__name__}\(…\)\.$"
+    with pytest.raises(ArgumentTypeError, match=message):
+        program(kind, X)
+    with pytest.raises(ArgumentTypeError, match=message):
+        nx.preflight(kind, on="v5e-8", input_shape=(ROWS, WIDTH))
+    with pytest.raises(ArgumentTypeError, match=message):
+        nx.Trainer(kind, loss="mse")
+
+
+def test_a_class_of_ones_own_may_be_the_function() -> None:
+    assert arrays(program(Pair, X, X)) == [X.shape] * 2
 
 
 def test_a_script_may_ask_about_a_module_of_flax_itself() -> None:

@@ -19,7 +19,7 @@ from typing import Any
 import jax
 from jax.core import Tracer
 
-from neurenix._core.errors import ArgumentError
+from neurenix._core.errors import ArgumentError, ArgumentTypeError
 from neurenix._nnx import get_array, nnx, set_array
 
 _END = object()
@@ -222,6 +222,23 @@ def uninterrupted(results: list[Any], function: Callable[..., Any], arguments: A
 def is_module(value: Any) -> bool:
     """Tell whether ``value`` is a module, an optimizer or a metric: an object with variables."""
     return isinstance(value, nnx.Pytree)
+
+
+def is_modules(kind: type) -> bool:
+    """Tell whether objects of a class are modules, those of ``flax.linen`` included."""
+    of_linen = all(callable(getattr(kind, name, None)) for name in ("init", "apply", "bind"))
+    return issubclass(kind, nnx.Pytree) or of_linen
+
+
+def expect_built(value: Any) -> None:
+    """Raise when ``value`` is a class where one of its objects belongs.
+
+    Raises:
+        ArgumentTypeError: it is.
+    """
+    if isinstance(value, type):
+        name = value.__name__
+        raise ArgumentTypeError(f"{name} is a class; build it first: {name}(…).")
 
 
 def mesh_of(tree: Any) -> jax.sharding.Mesh | None:

@@ -23,6 +23,7 @@ from neurenix._core.errors import (
     ShapeError,
     unknown_name,
 )
+from neurenix._functions.binding import expect_built, is_modules
 from neurenix.compiler.compile import CompileOptions
 from neurenix.compiler.meshes import axes_of_arguments, check_devices
 from neurenix.compiler.placement import abstract_mesh, spec, unplaced
@@ -171,7 +172,14 @@ def _laid(args: Sequence[Any], step: ScriptStep) -> bool:
 
 
 def trainer_of(target: Any) -> Any:
-    """Return what describes a training step: the target itself or the trainer of a model."""
+    """Return what describes a training step: the target itself or the trainer of a model.
+
+    Raises:
+        NotCompiledError: the model has none yet.
+        ArgumentTypeError: it is the class of a module or of a trainer.
+    """
+    if isinstance(target, type) and (is_modules(target) or hasattr(target, "step_program")):
+        expect_built(target)
     if hasattr(target, "step_program"):
         return target
     if not hasattr(target, "compile") or not hasattr(target, "fit"):

@@ -16,6 +16,7 @@ import jax.numpy as jnp
 
 from neurenix._core.errors import ArgumentError, ArgumentTypeError
 from neurenix._functions import intercept
+from neurenix._functions.binding import expect_built
 from neurenix._nnx import nnx
 from neurenix.distribute import Strategy
 from neurenix.distribute.strategy import strategy_for
@@ -91,6 +92,7 @@ class Trainer(Described, Resumable, StepStates):
         metrics: Any = (),
         options: TrainOptions = DEFAULT_TRAIN_OPTIONS,
     ) -> None:
+        expect_built(module)
         if not isinstance(module, nnx.Module):
             raise ArgumentTypeError(
                 f"Trainer: module is {type(module).__name__}, expected a module (nnx.Module)."
