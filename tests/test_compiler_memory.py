@@ -221,6 +221,7 @@ def test_a_program_that_was_refused_needs_at_least_its_arguments() -> None:
         found = of_refused(program, needed, limit_bytes=2**30)
         assert (found.peak_bytes, found.arguments_bytes) == (peak_bytes, 4096)
         assert found.temporaries_bytes == peak_bytes - 4096
+        assert (found.activations_bytes, found.gradients_bytes) == (None, None)
 
 
 @pytest.mark.pure

@@ -303,6 +303,7 @@ def test_the_batches_of_all_steps_of_a_call_lie_on_the_device() -> None:
     assert sum(b.padded_bytes for b in four.hbm.buffers if b.role == "batch") == 4 * batch_bytes
     assert [report.refused for report in reports] == [None, None, "hbm"]
     assert many.hbm.peak_bytes == one.hbm.peak_bytes + 63 * batch_bytes
+    assert many.hbm.outputs_bytes == one.hbm.outputs_bytes  # one step was compiled
     assert "steps_per_execution=64 sends the batches of 64 steps" in many.findings[0].message
     (smaller,) = [s for s in many.suggestions if s.change.startswith("a global batch of")]
     assert smaller.fits

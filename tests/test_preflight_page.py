@@ -246,6 +246,7 @@ class TestWords:
         assert "✕ It does not fit</b> on v5e-1" in page
         assert "too much" in page
         assert "Roofline" not in page and "Operations (" not in page
+        assert "activations and others" in page and ">temporaries" not in page
 
     def test_an_answer_that_never_came_is_no_verdict(self, refused: Report) -> None:
         finding = dataclasses.replace(refused.findings[0], rule="refused-timeout", message="Slow.")
@@ -441,8 +442,9 @@ def test_a_report_that_knows_nothing_of_a_kind(tmp_path: Path) -> None:
 
     memory = SimpleNamespace(
         peak_bytes=100, limit_bytes=1000, headroom_bytes=900, aliased_bytes=0, padding_bytes=0,
-        temporaries_bytes=0, outputs_bytes=0, code_bytes=0, roles={'new "role"': 100}, buffers=(),
-        temporaries=(), activations_bytes=0, gradients_bytes=0,
+        arguments_bytes=100, temporaries_bytes=0, outputs_bytes=0, code_bytes=0,
+        roles={'new "role"': 100}, buffers=(), temporaries=(), activations_bytes=0,
+        gradients_bytes=0,
     )  # fmt: skip
     section = memory_section(SimpleNamespace(hbm=memory, fits=True, refused=None))
     assert "new &quot;role&quot;" in section and 'class="cell r-other"' in section

@@ -204,6 +204,12 @@ def test_a_refused_program_says_by_how_much(refused: Report) -> None:
     text = refused.text(100)
     assert re.search(r"fits         NO, [\d.]+ GiB of 15.75 GiB .*; [\d.]+ GiB too much", text)
     assert "step time" not in text and "USD" not in text
+    assert refused.hbm.activations_bytes is None and refused.hbm.gradients_bytes is None
+    memory = refused.record().data["hbm_per_device"]
+    assert memory["activations_bytes"] is None and memory["gradients_bytes"] is None
+    assert [buffer["path"] for buffer in memory["largest_buffers"]] == ["0"]
+    assert "activations and others" in text.replace("\u00a0", " ")
+    assert "the compiler names no more" in " ".join(text.split())
 
 
 def test_a_target_out_of_time_keeps_the_others(tmp_path: Path) -> None:
@@ -368,6 +374,21 @@ def test_memory_by_role_adds_up_to_the_peak(reports, refused) -> None:
         parts = report.record().memory()
         assert sum(parts.values()) == report.hbm.peak_bytes
     assert refused.record().memory()["new results"] == 65536**2 * 4
+
+
+def test_what_is_not_known_of_a_refused_program_has_not_changed(reports, refused) -> None:
+    (known,) = (r for r in reports if r.slice.name == "v5e-8")
+    assert known.hbm.activations_bytes > 0
+    older = copy.deepcopy(refused.record().data)
+    older["hbm_per_device"] |= {"activations_bytes": 0, "gradients_bytes": 0}
+    assert Record(older).memory() == refused.record().memory()
+    for before, after in ((known, refused), (refused, known)):
+        changes = after.compare(before)
+        names = {change.name for change in changes.memory}
+        assert "activations and others" in names
+        assert not names & {"activations", "gradients", "temporaries", "new results"}
+        assert sum(change.difference for change in changes.memory) == changes.peak.difference
+        assert "  activations " not in str(changes).replace("activations and", "")
 
 
 @pytest.mark.parametrize("why", ["timeout", "crash", "error", "vmem"])

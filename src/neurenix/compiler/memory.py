@@ -63,9 +63,10 @@ class Memory:
     arguments but for those on the host, ``temporaries`` what is live at the peak beside them, above
     a thousandth of it and from large to small. ``temporaries_bytes`` is all that is not an argument
     or a new result; ``activations_bytes`` and ``gradients_bytes`` are parts of it. ``code_bytes``
-    is not part of the peak: the compiler does not count it. For a program that does not fit only
-    ``peak_bytes`` (where the compiler said it), ``limit_bytes`` and the arguments are known;
-    ``temporaries_bytes`` is then the difference.
+    is not part of the peak: the compiler does not count it. Of a program that it refused only
+    ``peak_bytes`` (where the compiler said it), ``limit_bytes`` and the arguments are known: it
+    names no other buffer (libtpu 0.0.42 and 0.0.50). ``temporaries_bytes`` is then the difference,
+    and ``activations_bytes`` and ``gradients_bytes`` are ``None``.
     """
 
     peak_bytes: int
@@ -79,8 +80,8 @@ class Memory:
     roles: dict[str, int]
     buffers: tuple[Buffer, ...]
     temporaries: tuple[Buffer, ...] = ()
-    activations_bytes: int = 0
-    gradients_bytes: int = 0
+    activations_bytes: int | None = 0
+    gradients_bytes: int | None = 0
     host_bytes: int = 0
 
     @property
@@ -162,6 +163,8 @@ def of_refused(program: Program, needed_bytes: int | None, *, limit_bytes: int) 
         padding_bytes=0,
         roles=_roles(buffers),
         buffers=buffers,
+        activations_bytes=None,
+        gradients_bytes=None,
         host_bytes=sum(leaf.host_bytes for leaf in program.leaves),
     )
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from neurenix.preflight.cost import usd_text
-from neurenix.preflight.record import NO_ANSWER, Record
+from neurenix.preflight.record import NO_ANSWER, UNDIVIDED, Record
 from neurenix.preflight.text import (
     KIND_NAMES,
     bytes_text,
@@ -23,6 +23,7 @@ from neurenix.preflight.text import (
 )
 
 _SHOWN = 5
+_TOLD_APART = ("activations", "gradients", "temporaries", "new results")
 _NOTABLE_SHARE = 0.005
 _SAME_SHARE = 1e-6
 _WRAPPERS = re.compile(r"^(?:jit\([^)]*\)/|call_exported/)+")
@@ -55,7 +56,8 @@ class Comparison:
     """Two records and what differs.
 
     ``step_time`` is in estimated seconds, ``memory`` in bytes of one device by what they are for,
-    none where one of the two is not known, ``operations`` in estimated seconds of a step, those
+    none where one of the two is not known and undivided where the compiler refused one,
+    ``operations`` in estimated seconds of a step, those
     that moved most first; operations of one kind from one place in the program count as one.
     ``came`` and ``went`` are findings as in the document. ``notes`` says what else is not the same.
     """
@@ -174,7 +176,21 @@ def matching(records: Sequence[Record], after: Record) -> Record | None:
 
 
 def _memory(before: dict[str, int] | None, after: dict[str, int] | None) -> tuple[Change, ...]:
-    return () if before is None or after is None else tuple(_changes(before, after))
+    if before is None or after is None:
+        return ()
+    if UNDIVIDED in before or UNDIVIDED in after:
+        before, after = _undivided(before), _undivided(after)
+    return tuple(_changes(before, after))
+
+
+def _undivided(parts: dict[str, int]) -> dict[str, int]:
+    """Return parts with those as one that are not told apart in a program that was refused.
+
+    Of one over several devices the new results are among them.
+    """
+    as_one = {UNDIVIDED, *_TOLD_APART}
+    total = sum(size for name, size in parts.items() if name in as_one)
+    return {n: size for n, size in parts.items() if n not in as_one} | {UNDIVIDED: total}
 
 
 def _changes(before: dict[str, Any], after: dict[str, Any]) -> list[Change]:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from neurenix.compiler.memory import largest
 from neurenix.preflight.charts import Box, line, shortened, squarify, svg, text
-from neurenix.preflight.record import hbm_is_known
+from neurenix.preflight.record import hbm_is_known, memory_parts
 from neurenix.preflight.text import bytes_text
 
 if TYPE_CHECKING:
@@ -62,20 +62,14 @@ def _words(report: Report) -> str:
         words.append(f"{bytes_text(memory.padding_bytes)} of it is padding of the arguments.")
     if memory.aliased_bytes:
         words.append(f"{bytes_text(memory.aliased_bytes)} are donated: updated in place.")
-    if not report.fits:
+    if memory.activations_bytes is None:
         words.append("The compiler refused it, so only the arguments are known one by one.")
     return " ".join(words)
 
 
 def _groups(memory: Memory) -> dict[str, list[_Cell]]:
     """Return the cells of each role, both from large to small; a role's rest is one cell."""
-    totals = {role: size for role, size in memory.roles.items() if size > 0}
-    totals["activations"] = memory.activations_bytes
-    totals["gradients"] = memory.gradients_bytes
-    totals["temporaries"] = (
-        memory.temporaries_bytes - memory.activations_bytes - memory.gradients_bytes
-    )
-    totals["new results"] = max(0, memory.outputs_bytes - memory.aliased_bytes)
+    totals = {n: size for n, size in memory_parts(vars(memory)).items() if n != "alignment"}
     groups: dict[str, list[_Cell]] = {}
     for role, total in sorted(totals.items(), key=lambda pair: -pair[1]):
         if total <= 0:

@@ -18,7 +18,8 @@ times in seconds, and every time an estimate:
 - ``hbm_per_device``: byte counts, ``roles``, which divides the arguments, and
   ``largest_buffers``: those of 1 % of the peak or more, each with its shape and source line. Null
   where it is not known: the compiler crashed, its time was up, or it refused the program for
-  another reason than its memory.
+  another reason than its memory. ``activations_bytes`` and ``gradients_bytes`` are null of a
+  program that it refused for want of memory, and parts of ``temporaries_bytes`` all the same.
 - ``findings`` (rule, severity, message, fix, source, scope, effect_seconds, effect_bytes).
 - ``operations``: the dearest first, with their part of the estimated step.
 - ``notes``, ``compile_seconds``, ``from_cache``.
@@ -43,6 +44,8 @@ SCHEMA = "neurenix.preflight"
 SCHEMA_VERSION = 1
 NO_ANSWER = ("crash", "timeout")
 """What ``refused`` says where the compiler did not come to say whether the program fits."""
+UNDIVIDED = "activations and others"
+"""What a refused program takes beside its arguments: the compiler says no more than its size."""
 
 
 class Record:
@@ -108,9 +111,15 @@ class Record:
     def memory(self) -> dict[str, int] | None:
         """Return the bytes of one device's HBM by what they are for; they add up to the peak.
 
-        ``None`` where they are not known.
+        ``None`` where they are not known. Older files have activations and gradients of 0 bytes
+        where they were not known.
         """
-        return None if self.hbm is None else memory_parts(self.hbm)
+        memory = self.hbm
+        if memory is None:
+            return None
+        if self.data["refused"] and not (memory["activations_bytes"] or memory["gradients_bytes"]):
+            memory = memory | {"activations_bytes": None, "gradients_bytes": None}
+        return memory_parts(memory)
 
 
 def hbm_is_known(refused: str | None) -> bool:
@@ -131,8 +140,11 @@ def memory_parts(memory: Mapping[str, Any]) -> dict[str, int]:
     if rest > 0:
         parts["alignment"] = rest
     named = {name: memory[f"{name}_bytes"] for name in ("activations", "gradients")}
-    parts.update(named)
-    parts["temporaries"] = memory["temporaries_bytes"] - sum(named.values())
+    if None in named.values():
+        parts[UNDIVIDED] = memory["temporaries_bytes"]
+    else:
+        parts.update(named)
+        parts["temporaries"] = memory["temporaries_bytes"] - sum(named.values())
     parts["new results"] = memory["outputs_bytes"] - memory["aliased_bytes"]
     return parts
 

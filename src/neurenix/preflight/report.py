@@ -312,10 +312,10 @@ def _with_results(analysis: Analysis) -> Memory:
     """Return the memory, of a program that does not fit into one device with its results named.
 
     There the compiler says one number; the results are as large as the program has them. Over
-    several devices it is not known how they would be divided.
+    several devices it is not known how they would be divided. What was compiled is known.
     """
     memory, program = analysis.memory, analysis.program
-    if analysis.fits or program.num_devices > 1:
+    if memory.activations_bytes is not None or program.num_devices > 1:
         return memory
     donated = sum(program.leaves[index].device_bytes for index in program.donated)
     results = min(max(0, program.output_bytes - donated), memory.temporaries_bytes)

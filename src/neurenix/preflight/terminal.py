@@ -160,6 +160,8 @@ def _memory(report: Report) -> str:
         said.append(f"{bytes_text(memory.aliased_bytes)} are donated, so updated in place")
     if memory.host_bytes:
         said.append(f"{bytes_text(memory.host_bytes)} lie in the host's memory")
+    if memory.activations_bytes is None:
+        said.append("of a program that it refuses the compiler names no more")
     return (_joined(texts) or "nothing in HBM") + "".join(f"; {part}" for part in said)
 
 
