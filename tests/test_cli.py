@@ -130,6 +130,18 @@ def test_run_a_script_that_knows_only_jax(run_python, tmp_path: Path) -> None:
     assert float(rounded.stdout.split()[3]) == 1.0
 
 
+def test_run_keeps_the_slice_and_numerics_that_the_command_names(run_python, tmp_path) -> None:
+    script = write(
+        tmp_path,
+        "own.py",
+        "import neurenix as nx; nx.simulate('v5e-8'); "
+        "print(len(nx.devices('tpu')), float(nx.matmul(nx.full((1, 1), 1.001), nx.eye(1))[0, 0]))",
+    )
+    done = run_python(*CLI, "run", "--simulate", "v5e-4", "--numerics", "tpu", script)
+    assert done.stdout.split() == ["4", "1.0"], done.stderr
+    assert "the program asks for v5e-8 and runs on simulated v5e-4" in done.stderr
+
+
 def test_run_a_module(run_python, tmp_path: Path) -> None:
     package = tmp_path / "shown"
     package.mkdir()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import jax
@@ -12,6 +13,7 @@ import pytest
 from flax import nnx
 
 import neurenix as nx
+from neurenix._functions.recompilation import RecompilationWarning
 from neurenix.distribute import (
     MirroredStrategy,
     OneDeviceStrategy,
@@ -30,6 +32,19 @@ pytestmark = pytest.mark.cpu8
 @pytest.fixture(scope="module")
 def strategy() -> TPUStrategy:
     return TPUStrategy()
+
+
+def test_a_function_made_for_each_call_is_reported() -> None:
+    strategy = OneDeviceStrategy("cpu")
+    with pytest.warns(RecompilationWarning, match="<lambda> has been compiled 5 times.*made anew"):
+        for number in range(5):
+            strategy.run(lambda x: x * 2, args=(np.float32(number),))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", RecompilationWarning)
+        for _ in range(8):  # each is called again
+            kept = lambda x: x * 3  # noqa: E731
+            for number in range(2):
+                strategy.run(kept, args=(np.float32(number),))
 
 
 def test_every_replica_computes_and_holds_its_own(strategy: TPUStrategy) -> None:

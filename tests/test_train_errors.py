@@ -341,6 +341,14 @@ def test_shapes_that_change_at_every_step_are_reported() -> None:
         Trainer(Mean(), loss="mse").fit(batches())
 
 
+def test_shapes_that_change_at_every_prediction_are_reported() -> None:
+    model = nx.nn.Sequential(nx.nn.Embedding(8, 4), nx.nn.ReLU())
+    model.compile(loss="mse")
+    with pytest.warns(RecompilationWarning, match=r"predict.*x.* changed 4 times.*int32\[32,7\]"):
+        for length in range(3, 8):
+            model.predict(np.ones((4, length), np.int32))
+
+
 def test_steady_shapes_are_not_reported() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error", RecompilationWarning)

@@ -75,6 +75,29 @@ class RecompilationWatch:
         )
 
 
+class AnewWatch:
+    """Counts functions of one code of which each was called once, as a lambda in a loop is.
+
+    Example:
+        >>> watch = AnewWatch()
+        >>> watch.first_call(lambda x: x)
+    """
+
+    def __init__(self) -> None:
+        self._watches: dict[Any, RecompilationWatch] = {}
+
+    def first_call(self, function: Any) -> None:
+        """Note a function that is compiled for its first call."""
+        code = getattr(function, "__code__", None)
+        if code is not None:
+            watch = self._watches.setdefault(code, RecompilationWatch(function.__name__))
+            watch.compiled({})
+
+    def next_call(self, function: Any) -> None:
+        """Note that a function is called again: it is not made for each call."""
+        self._watches.pop(getattr(function, "__code__", None), None)
+
+
 def describe(tree: Any) -> dict[str, str]:
     """Return path → ``float32[2,3]`` for every leaf of ``tree``.
 

@@ -50,9 +50,9 @@ def run(
         sys.path.insert(0, str(Path.cwd()))
     _check(program, module)
     if simulate is not None:
-        from neurenix.simulation import simulate as put_in_place
+        from neurenix.simulation.slice import simulate_alone
 
-        put_in_place(simulate, numerics=numerics)  # pyright: ignore[reportArgumentType]  it checks
+        simulate_alone(simulate, numerics=numerics, told=True)  # pyright: ignore[reportArgumentType]  it checks
     elif numerics != "float32":
         raise typer.BadParameter("only a simulated slice has numerics; add --simulate SLICE")
     sys.argv = [program, *(arguments or [])]

@@ -26,6 +26,7 @@ from neurenix._core.errors import (
     ShapeError,
     unknown_name,
 )
+from neurenix._functions.recompilation import AnewWatch
 from neurenix.device import Device, DeviceType, device_of, devices, from_jax
 from neurenix.distribute.chosen import checked_devices, gpus
 from neurenix.distribute.cluster import TPUClusterResolver
@@ -94,6 +95,7 @@ class Strategy:
         self._axes = None if mesh is None else axes_over(mesh, len(self.devices))
         self.rules = as_rules(rules)
         self._functions: OrderedDict[Any, ReplicatedFunction] = OrderedDict()
+        self._anew = AnewWatch()
 
     @cached_property
     def mesh(self) -> jax.sharding.Mesh:
@@ -228,6 +230,9 @@ class Strategy:
         compiled = self._functions.pop(key, None)
         if compiled is None:
             compiled = ReplicatedFunction(function, self.mesh)
+            self._anew.first_call(function)
+        else:
+            self._anew.next_call(function)
         self._functions[key] = compiled
         if len(self._functions) > _REMEMBERED_FUNCTIONS:
             self._functions.popitem(last=False)

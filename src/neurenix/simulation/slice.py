@@ -76,13 +76,15 @@ class SimulatedSlice:
 
 _active: SimulatedSlice | None = None
 _held = False
+_told = False
 
 
 def simulate(slice_name: str | Slice, *, numerics: Numerics = "float32") -> SimulatedSlice:
     """Give this process the devices of a TPU slice, backed by the CPU.
 
     Must come before JAX starts its backends, that is before the first array. Asking again for the
-    same slice does nothing. It is announced once on stderr.
+    same slice and numerics does nothing, and what ``neurenix run --simulate`` asked for stays. It
+    is announced once on stderr.
 
     A slice of 64 devices or more works, and costs: about 1 MB of memory and ten threads for each
     device, and slower collectives (a tiny data-parallel step took 7 ms on 64 devices and 67 ms on
@@ -116,6 +118,12 @@ def simulate(slice_name: str | Slice, *, numerics: Numerics = "float32") -> Simu
     if request == _active:
         return request
     if _held and _active is not None:
+        if _told and wanted != _active.slice:
+            print(
+                f"neurenix: the program asks for {wanted.name} and runs on {_active}, which was "
+                "chosen for it.",
+                file=sys.stderr,
+            )
         return _active
     if backends_are_started():
         raise SimulationError(_too_late(request))
@@ -133,14 +141,17 @@ def simulate(slice_name: str | Slice, *, numerics: Numerics = "float32") -> Simu
     return request
 
 
-def simulate_alone(slice_name: str | Slice) -> SimulatedSlice:
+def simulate_alone(
+    slice_name: str | Slice, *, numerics: Numerics = "float32", told: bool = False
+) -> SimulatedSlice:
     """Do as ``simulate``, and give the same slice to a program that asks for others later.
 
-    For whoever runs another's program on a slice of his own choice.
+    For whoever runs another's program on a slice of his own choice. With ``told`` the program's
+    user reads on stderr that it asked for another slice.
     """
-    global _held
-    chosen = simulate(slice_name)
-    _held = True
+    global _held, _told
+    chosen = simulate(slice_name, numerics=numerics)
+    _held, _told = True, told
     return chosen
 
 

@@ -115,6 +115,28 @@ class CompiledStep:
         self.takes_count = steps > 1 and not exact
 
 
+class _Prediction:
+    """``predict`` of one step definition, compiled and watched."""
+
+    def __init__(self, definition: StepDefinition) -> None:
+        self._watch = RecompilationWatch("predict")
+        self._compilations = self._reported = 0
+
+        def predict(model: Any, x: Any) -> Any:
+            self._compilations += 1  # runs when JAX traces
+            return definition.predict(model, x)
+
+        self._jitted = jax.jit(predict, compiler_options=_cpu.compiler_options())
+
+    def __call__(self, model: Any, x: Any) -> Any:
+        """Return the model's outputs for a batch."""
+        out = self._jitted(model, x)
+        if self._compilations != self._reported:
+            self._reported = self._compilations
+            self._watch.compiled({"x": x})
+        return out
+
+
 class CompiledEvaluation:
     """``evaluate`` and ``predict`` of one step definition, compiled."""
 
@@ -125,7 +147,7 @@ class CompiledEvaluation:
             return definition.evaluate(model, sums, batch)
 
         self.evaluate = FlatFunction(evaluate, "evaluation_step", sharding)
-        self.predict = jax.jit(definition.predict, compiler_options=_cpu.compiler_options())
+        self.predict = _Prediction(definition)
 
 
 class Compiled:
