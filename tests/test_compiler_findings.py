@@ -291,12 +291,14 @@ def test_a_function_is_not_told_to_compile() -> None:
 )
 def test_a_batch_that_arrives_slowly_is_told_from_a_slow_start(dtype, expected) -> None:
     found = waiting(TRAINERS_STEP, 1e-5, 2**24 / 15e9, dtype=dtype)
-    assert (
-        f"to send the batch of a step (16 MiB to each device at 15 GB/s, most of it 1.x of {dtype}"
-        in found.message
-    )
+    sent = f"(16.00 MiB to each device at 15 GB/s, most of it 1.x of {dtype}"
+    assert f"to send the batch of a step {sent}" in found.message
     assert expected in found.fix and "larger batch, or" not in found.fix
     assert "steps_per_execution" not in found.fix
+
+
+def test_a_batch_of_a_gibibyte_is_told_in_its_unit() -> None:
+    assert "(1.00 GiB to each device" in waiting(TRAINERS_STEP, 1e-5, 2**30 / 15e9).message
 
 
 def test_operations_with_little_to_do() -> None:

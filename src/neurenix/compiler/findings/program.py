@@ -9,6 +9,7 @@ import math
 from collections import Counter
 from collections.abc import Iterator
 
+from neurenix._core.units import bytes_text
 from neurenix.compiler.calibration import DISPATCH_SECONDS
 from neurenix.compiler.findings.evidence import Evidence, Finding, longest, many
 from neurenix.compiler.hlo import SourceLine
@@ -84,7 +85,7 @@ def _slow_batch(evidence: Evidence) -> tuple[str, str]:
     most = f", most of it {largest.path} of {largest.dtype}" if largest else ""
     message = (
         f"The host needs {_duration(time.host_seconds)} to send the batch of a step "
-        f"({time.host_seconds * pcie / 2**20:.3g} MiB to each device at {pcie / 1e9:.3g} GB/s"
+        f"({bytes_text(time.host_seconds * pcie)} to each device at {pcie / 1e9:.3g} GB/s"
         f"{most}), and a step keeps the device busy for {_duration(time.device_seconds)}: the "
         "device waits."
     )
@@ -183,8 +184,8 @@ def unrolled_layers(evidence: Evidence) -> Iterator[Finding]:
         "unrolled-layers",
         "note",
         f"{layers} identical layers are written out ({votes[layers]} of {len(products)} matrix "
-        f"products).{compiled} The program's code takes {evidence.memory.code_bytes / 2**20:.1f} "
-        "MiB of HBM.",
+        f"products).{compiled} The program's code takes "
+        f"{bytes_text(evidence.memory.code_bytes)} of HBM.",
         "Stack their parameters along a first axis and use jax.lax.scan (nnx.scan; "
         "neurenix.models does): one layer is compiled, whatever their number.",
         first.source,
