@@ -23,7 +23,7 @@ from neurenix.preflight.text import (
 )
 
 _SHOWN = 5
-_TOLD_APART = ("activations", "gradients", "temporaries", "new results")
+_TOLD_APART = ("activations", "gradients", "temporaries", "new results", "alignment")
 _NOTABLE_SHARE = 0.005
 _SAME_SHARE = 1e-6
 _WRAPPERS = re.compile(r"^(?:jit\([^)]*\)/|call_exported/)+")
@@ -155,7 +155,7 @@ def compare(before: Record, after: Record) -> Comparison:
         mfu=change("mfu"),
         cost_per_step=change("cost_per_step"),
         peak=change("hbm_peak_bytes"),
-        memory=_memory(before.memory(), after.memory()),
+        memory=_memory(before, after),
         came=_without(kept[1], kept[0]),
         went=_without(kept[0], kept[1]),
         operations=_operations(before, after),
@@ -175,18 +175,26 @@ def matching(records: Sequence[Record], after: Record) -> Record | None:
     return records[0] if len(records) == 1 else None
 
 
-def _memory(before: dict[str, int] | None, after: dict[str, int] | None) -> tuple[Change, ...]:
-    if before is None or after is None:
+def _memory(before: Record, after: Record) -> tuple[Change, ...]:
+    old, new = before.memory(), after.memory()
+    if old is None or new is None:
         return ()
-    if UNDIVIDED in before or UNDIVIDED in after:
-        before, after = _undivided(before), _undivided(after)
-    return tuple(_changes(before, after))
+    if UNDIVIDED not in old and UNDIVIDED not in new:
+        return tuple(_changes(old, new))
+    changes = _changes(_undivided(old), _undivided(new))
+    padding = max(record.hbm["padding_bytes"] for record in (before, after) if record.hbm)
+    return tuple(c for c in changes if c.name == UNDIVIDED or not _is_padding(c, padding))
+
+
+def _is_padding(change: Change, padding: int) -> bool:
+    """Whether padding, which is not known of what was refused, may be all that differs."""
+    return change.changed and abs(change.difference) <= padding
 
 
 def _undivided(parts: dict[str, int]) -> dict[str, int]:
     """Return parts with those as one that are not told apart in a program that was refused.
 
-    Of one over several devices the new results are among them.
+    Of one over several devices the new results are among them, and padding always is.
     """
     as_one = {UNDIVIDED, *_TOLD_APART}
     total = sum(size for name, size in parts.items() if name in as_one)
