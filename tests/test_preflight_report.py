@@ -17,6 +17,7 @@ import neurenix as nx
 from neurenix import chips, nn
 from neurenix._core.errors import ArgumentError, ArgumentTypeError, UnknownNameError
 from neurenix.preflight import CompileOptions, PreflightOptions, Report
+from neurenix.preflight.advice import Suggestion
 from neurenix.preflight.compare import matching
 from neurenix.preflight.condition import parse
 from neurenix.preflight.cost import Pricing
@@ -242,6 +243,30 @@ def test_json_has_the_shape_of_its_schema(reports, refused, tmp_path: Path) -> N
         assert list(problems(schema(), data)) == []
         assert (data["schema"], data["schema_version"]) == ("neurenix.preflight", 1)
         assert set(data) == set(schema()["properties"])  # what is written is described
+
+
+def test_json_has_the_changes_that_were_compiled(reports, refused) -> None:
+    known = reports[0].analysis
+    slow = dataclasses.replace(refused.findings[0], rule="refused-timeout")
+    late = dataclasses.replace(refused.analysis, findings=(slow,))
+    tried = (
+        Suggestion("take v5e-8", known), Suggestion("b", refused.analysis), Suggestion("c", late)
+    )  # fmt: skip
+    data = Report(refused.analysis, tried).to_dict()
+    assert list(problems(schema(), data)) == []
+    first, second, third = data["suggestions"]
+    assert set(first) == set(schema()["properties"]["suggestions"]["items"]["properties"])
+    assert first == {
+        "change": "take v5e-8", "slice": "v5e-8", "mesh": {"data": 8}, "fits": True,
+        "refused": None, "hbm_peak_bytes": known.memory.peak_bytes,
+        "hbm_limit_bytes": known.memory.limit_bytes, "estimated_step_seconds": known.time.seconds,
+    }  # fmt: skip
+    assert (second["fits"], second["refused"]) == (False, "hbm")
+    assert second["hbm_peak_bytes"] == refused.hbm.peak_bytes
+    assert second["estimated_step_seconds"] is None
+    assert (third["refused"], third["hbm_peak_bytes"]) == ("timeout", None)
+    del data["suggestions"]  # as files are that were written before there were any
+    assert Record(data).data["suggestions"] == []
 
 
 def test_json_says_what_the_report_does(reports: list[Report]) -> None:

@@ -46,6 +46,12 @@ class Analysis:
     compile_seconds: float
     from_cache: bool
 
+    @property
+    def refused(self) -> str | None:
+        """Why there is no program: the kind of the refusal; ``None`` where it fits."""
+        rules = (finding.rule for finding in self.findings if not self.fits)
+        return next((r.removeprefix("refused-") for r in rules if r.startswith("refused-")), None)
+
 
 def analyse(program: Program, where: Slice, answer: Compiled | Refusal) -> Analysis:
     """Judge the compiler's answer."""

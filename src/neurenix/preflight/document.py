@@ -13,6 +13,7 @@ from neurenix.preflight.cost import Pricing
 from neurenix.preflight.record import SCHEMA, SCHEMA_VERSION, hbm_is_known, plain
 
 if TYPE_CHECKING:
+    from neurenix.preflight.advice import Suggestion
     from neurenix.preflight.report import Report
 
 _OF_A_TIME = ("seconds", "low", "high", "device_seconds", "host_seconds", "basis", "shares")
@@ -59,6 +60,7 @@ def document(report: Report, pricing: Pricing) -> dict[str, Any]:
         "published_run": run and _named(run, _OF_A_RUN),
         "hbm_per_device": _hbm(report.hbm) if hbm_is_known(report.refused) else None,
         "findings": [{**plain(finding), "page": finding.page} for finding in report.findings],
+        "suggestions": [_suggestion(suggestion) for suggestion in report.suggestions],
         "operations": [
             {
                 "name": operation.name,
@@ -88,6 +90,21 @@ def _hbm(memory: Memory) -> dict[str, Any]:
     return {
         **{n: plain(v) for n, v in vars(memory).items() if n not in _LISTED},
         "largest_buffers": [plain(buffer) for buffer in largest(memory)],
+    }
+
+
+def _suggestion(suggestion: Suggestion) -> dict[str, Any]:
+    analysis = suggestion.analysis
+    memory, time = analysis.memory, analysis.time
+    return {
+        "change": suggestion.change,
+        "slice": analysis.where.name,
+        "mesh": dict(analysis.program.axes),
+        "fits": suggestion.fits,
+        "refused": analysis.refused,
+        "hbm_peak_bytes": memory.peak_bytes if hbm_is_known(analysis.refused) else None,
+        "hbm_limit_bytes": memory.limit_bytes,
+        "estimated_step_seconds": time and time.seconds,
     }
 
 

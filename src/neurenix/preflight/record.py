@@ -21,6 +21,9 @@ times in seconds, and every time an estimate:
   another reason than its memory. ``activations_bytes`` and ``gradients_bytes`` are null of a
   program that it refused for want of memory, and parts of ``temporaries_bytes`` all the same.
 - ``findings`` (rule, severity, message, fix, source, scope, effect_seconds, effect_bytes).
+- ``suggestions``: of a program that does not fit, the changes that were compiled, those that fit
+  first: what to change, the slice and mesh, and what comes of it. Files from before this field
+  read as if they had none.
 - ``operations``: the dearest first, with their part of the estimated step.
 - ``notes``, ``compile_seconds``, ``from_cache``.
 """
@@ -48,6 +51,10 @@ UNDIVIDED = "activations and others"
 """What a refused program takes beside its arguments: the compiler says no more than its size."""
 
 
+_ADDED: dict[str, Any] = {"suggestions": []}
+"""Fields that older files of this version do not have, as they are read then."""
+
+
 class Record:
     """A report that was written down: everything that can be compared or asked about.
 
@@ -56,7 +63,7 @@ class Record:
 
     def __init__(self, data: Mapping[str, Any], source: str = "this report") -> None:
         _check(data, source)
-        self.data = dict(data)
+        self.data = _ADDED | dict(data)
         self.source = source
 
     @property
@@ -225,7 +232,7 @@ def _check(data: Any, source: str) -> None:
         )
     if name != SCHEMA:
         raise ArgumentError(f"{source} is not a preflight report: it has no schema {SCHEMA!r}.")
-    problem = next(problems(schema(), data), None)
+    problem = next(problems(schema(), _ADDED | dict(data)), None)
     if problem:
         raise ArgumentError(f"{source} is damaged: {problem}.")
 

@@ -74,8 +74,7 @@ class Report:
         After a crash of the compiler, or when its time was up, whether it fits is not known, and
         ``fits`` is false; ``None`` where it fits.
         """
-        rules = (finding.rule for finding in self.findings if not self.fits)
-        return next((r.removeprefix("refused-") for r in rules if r.startswith("refused-")), None)
+        return self._analysis.refused
 
     @property
     def step_time(self) -> StepTime | Any:
