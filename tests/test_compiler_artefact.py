@@ -532,6 +532,37 @@ def test_python_numbers_are_of_the_dtype_that_holds_them(value, dtype: str, hold
         _checked(value, entry)
 
 
+@pytest.mark.parametrize("dtype", ["int64", "uint64", "float64", "complex128"])
+def test_arrays_of_64_bits_are_taken_as_jit_takes_them(dtype: str, tmp_path: Path) -> None:
+    def twice(x):
+        return x + x
+
+    x = np.array([1, 2**40 + 3], dtype)
+    jitted = jax.jit(twice)
+    nx.compile_for(jitted, x, on="cpu", path=tmp_path / "x.nxc")
+    program = nx.load_compiled(tmp_path / "x.nxc")
+    assert program(x).dtype == jitted(x).dtype
+    np.testing.assert_array_equal(program(x), jitted(x))
+    other = {"int64": "int16", "uint64": "int64"}.get(dtype, "float16")
+    with pytest.raises(ArgumentTypeError, match=f"Argument 0 is of {other}; the program was"):
+        program(np.ones(2, other))
+
+
+def test_a_wrong_argument_beside_modules_is_called_as_the_caller_counts_it(tmp_path: Path) -> None:
+    def loss(model, x, scale, *, batch):
+        return model(x).sum() * scale + batch["y"].sum()
+
+    model, x, batch = Net(), np.ones((8, 4), np.float32), {"y": np.ones(8, np.int64)}
+    call = partial(nx.jit(loss), batch=batch)
+    nx.compile_for(call, model, x, x, on="cpu", path=tmp_path / "x.nxc")
+    program = nx.load_compiled(tmp_path / "x.nxc")
+    program(model, x, x, batch=batch)
+    with pytest.raises(ArgumentTypeError, match="Argument 2 is of float16"):
+        program(model, x, x.astype("float16"), batch=batch)
+    with pytest.raises(ShapeError, match=r"Argument batch\.y has shape \(3,\)"):
+        program(model, x, x, batch={"y": batch["y"][:3]})
+
+
 # The file.
 
 
@@ -1026,7 +1057,7 @@ def test_an_artefact_holds_all_of_its_program(tmp_path: Path, monkeypatch) -> No
     with zipfile.ZipFile(tmp_path / "x.nxc") as file:  # equal content, equal bytes
         assert {entry.date_time for entry in file.infolist()} == {(1980, 1, 1, 0, 0, 0)}
     made = read(tmp_path / "x.nxc")
-    assert made.as_program() == dataclasses.replace(program, traits=Traits())
+    assert made.as_program() == dataclasses.replace(program, traits=Traits(), replaceable={})
     assert made.manifest["libtpu_init_args"] == "--xla_a=1"
     assert made.manifest["compiler_options"] == {"xla_b": "2"}
 

@@ -122,6 +122,20 @@ class Calling:
                 f"which is a part of it. Give {text}, or compile it for {given}."
             )
 
+    def shown(self, place: int) -> str:
+        """Return what a caller calls a traced argument that is no module: its place or its name.
+
+        Args:
+            place: where modules are among them, of the arguments that are none.
+
+        Example:
+            >>> Calling(4, names=("y",), modules=(0, 1)).shown(0), Calling(2, names=("y",)).shown(1)
+            ('2', 'y')
+        """
+        own = [other for other in range(self.arrays) if other not in self.modules][place]
+        by_name = own - (self.arrays - len(self.names))
+        return self.names[by_name] if by_name >= 0 else str(own)
+
     def modules_of(self, name: str, arrays: Sequence[Any]) -> tuple[Any, ...]:
         """Return the modules among the traced arguments.
 

@@ -43,11 +43,12 @@ class LoadedProgram:
     """A compiled program on this machine's devices; calling it compiles nothing.
 
     Call it with the arguments of the function that was compiled: the same positions and names, with
-    arrays of the same global shapes and dtypes; a Python number is one of them where their dtype
-    holds it. Modules, optimizers and metrics are given as modules of the same variables, and hold
-    the new arrays after the call, as with ``nx.jit``. Static arguments, which are part of the
-    program, are given again as they were, or all left out. Arrays that are not on the devices yet
-    are put there, divided as ``shardings`` says. Donated arguments are deleted by the call.
+    arrays of the same global shapes and dtypes. A Python number is one of them where their dtype
+    holds it, and a NumPy array of 64 bits where ``jax.jit`` makes it one of 32. Modules, optimizers
+    and metrics are given as modules of the same variables, and hold the new arrays after the call,
+    as with ``nx.jit``. Static arguments, which are part of the program, are given again as they
+    were, or all left out. Arrays that are not on the devices yet are put there, divided as
+    ``shardings`` says. Donated arguments are deleted by the call.
 
     Dictionaries, lists and tuples of the result are as the function returned them; a dataclass or
     another registered node comes back as a dictionary of its fields, and is taken back as such.
@@ -62,7 +63,11 @@ class LoadedProgram:
         self.artefact = artefact
         self._arguments = {entry["path"]: entry for entry in manifest["arguments"]}
         self._unused = frozenset(manifest["unused_arguments"])
+        self._calling = artefact.calling
         try:
+            self._expected = {
+                path: entry | {"path": self._shown(path)} for path, entry in self._arguments.items()
+            }
             axes = dict(manifest["axes"])
             grid = np.array(devices, dtype=object).reshape(tuple(axes.values()))
             self.mesh = Mesh(grid, tuple(axes), axis_types=(AxisType.Auto,) * len(axes))
@@ -77,7 +82,6 @@ class LoadedProgram:
                 f"The manifest of {artefact.path} is not a valid one: {error}"
             ) from error
         self._executable = _deserialize(artefact, devices)
-        self._calling = artefact.calling
         self._bindings = Bindings()
 
     @property
@@ -172,17 +176,21 @@ class LoadedProgram:
                 f"are others: {said} (The first number of a path is the argument's position, "
                 "static ones not counted.)"
             )
-        return [
-            _checked(given[path], entry | {"path": self._shown(path)})
-            for path, entry in self._arguments.items()
-        ]
+        return [_checked(given[path], entry) for path, entry in self._expected.items()]
 
     def _shown(self, path: str) -> str:
-        """Return what messages call an argument: a module's array by its path in the module."""
-        first, _, place = path.partition(".")
-        variables = self._calling.variables if self._calling else ()
-        own = first == "0" and place.isdecimal() and int(place) < len(variables)
-        return variables[int(place)] if own else path
+        """Return what messages call an argument: a module's array by its path in the module.
+
+        Others are called as the caller counts or names them, static ones not counted.
+        """
+        if self._calling is None:
+            return path
+        first, *inside = path.split(".")
+        if self._calling.modules and first == "0":
+            return self._calling.variables[int(inside[0])]
+        if self._calling.modules:
+            first, *inside = inside
+        return ".".join([self._calling.shown(int(first)), *inside])
 
     def _sharding(self, entry: dict[str, Any]) -> NamedSharding:
         parts = [tuple(p) if isinstance(p, list) else p for p in entry["partition"]]
@@ -334,6 +342,8 @@ def _checked(leaf: Any, entry: dict[str, Any]) -> Any:
         )
     if isinstance(leaf, (bool, int, float, complex)):
         leaf = _number(leaf, path, dtype)
+    elif isinstance(leaf, (np.ndarray, np.generic)):
+        leaf = _canonical(leaf, dtype)
     if not hasattr(leaf, "shape") or not hasattr(leaf, "dtype"):
         raise ArgumentTypeError(f"Argument {path} is a {type(leaf).__name__}, and not an array.")
     if tuple(leaf.shape) != shape:
@@ -346,6 +356,15 @@ def _checked(leaf: Any, entry: dict[str, Any]) -> Any:
             f"with .astype({str(dtype)!r})."
         )
     return leaf
+
+
+def _canonical(array: Any, dtype: np.dtype) -> Any:
+    """Return a NumPy array as ``jax.jit`` takes it: of 32 bits where types of 64 are off."""
+    narrows = array.dtype != dtype and array.dtype.kind in "iufc"
+    if narrows and jax.dtypes.canonicalize_dtype(array.dtype) == dtype:
+        with np.errstate(over="ignore"):
+            return array.astype(dtype)
+    return array
 
 
 def _number(value: complex, path: str, dtype: np.dtype) -> Any:
