@@ -31,6 +31,7 @@ FLOORS = {
     "neurenix._jaxlib": 16,
     "neurenix._cpu": 17,
     "neurenix._dtypes": 17,
+    "neurenix._owned": 17,
     "neurenix.simulation": 18,
     "neurenix.hardware": 19,
     "neurenix.device": 20,

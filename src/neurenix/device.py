@@ -29,6 +29,7 @@ from neurenix._core.errors import (
 from neurenix._dtypes import cast, expect_held
 from neurenix._dtypes import dtype as dtype_named
 from neurenix._jax import backend_error, backends_are_started
+from neurenix._owned import owned
 from neurenix.hardware import cpu, cuda, edge_tpu, rocm, tpu, webgpu
 from neurenix.hardware.availability import Availability
 from neurenix.hardware.memory import MemoryStats, memory_stats_of
@@ -299,8 +300,9 @@ def to(value: T, device: Device | DeviceType | str | Any, *, dtype: Any = None) 
     """Return arrays, a pytree of them or a module on a device.
 
     Args:
-        value: an array, any pytree of arrays (NumPy's as well), or a module. A module with a
-            method ``to`` of its own is moved by it; another is returned as a moved copy.
+        value: an array, any pytree of arrays (NumPy's as well, which are copied), or a module. A
+            module with a method ``to`` of its own is moved by it; another is returned as a moved
+            copy.
         device: a ``Device``, a name, a ``jax.Device``, or a ``Sharding``.
         dtype: to cast to on the way, any that ``nx.dtype`` knows. In a pytree or a module only
             floating-point leaves are cast, to a floating dtype.
@@ -333,7 +335,7 @@ def to(value: T, device: Device | DeviceType | str | Any, *, dtype: Any = None) 
         if wanted is not None and (is_leaf or _is_float(leaf)):
             leaf = cast(np.asarray(leaf) if is_number else leaf, wanted, called="to(value)")
         try:
-            return jax.device_put(_held(leaf), target)
+            return jax.device_put(owned(_held(leaf)), target)
         except TypeError as error:
             raise ArgumentTypeError(
                 f"to(value): {leaf!r:.60} ({type(leaf).__name__}) is no array."

@@ -1,1 +1,1 @@
-"""Facts of a batch that several floors need: which rows are examples, whose the arrays are."""
+"""Facts of a batch that several floors need: which rows are examples."""

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import jax
 
-from neurenix._batches.owned import owned
 from neurenix._core.errors import ArgumentTypeError, DataError
 from neurenix._core.libraries import library_of
+from neurenix._owned import owned
 from neurenix.data.columns import as_array
 from neurenix.data.elsewhere import no_stream_attribute
 from neurenix.data.iterator import shapes_of, stack

@@ -13,8 +13,8 @@ from typing import Any, Protocol
 import jax
 import numpy as np
 
-from neurenix._batches.owned import owned
 from neurenix._core.errors import ArgumentTypeError, DataError, ShapeError
+from neurenix._owned import owned
 from neurenix.distribute.mesh import place
 from neurenix.distribute.values import PerReplica, stack_replicas
 

@@ -30,6 +30,7 @@ from neurenix._functions.laid import is_known, sharding_of
 from neurenix._functions.recompilation import RecompilationWatch
 from neurenix._jax import trace_state_clean
 from neurenix._nnx import nnx
+from neurenix._owned import owned
 from neurenix.distribute.mesh import DATA_AXIS, place, replicas_of, replicated
 from neurenix.distribute.replica import enter_replica
 from neurenix.distribute.together import States
@@ -93,7 +94,7 @@ class ReplicatedFunction:
         everything = [*args, *kwargs.values()]
         positions = tuple(i for i, value in enumerate(everything) if is_module(value))
         modules = tuple(everything[i] for i in positions)
-        rest = [None if i in positions else value for i, value in enumerate(everything)]
+        rest = owned([None if i in positions else value for i, value in enumerate(everything)])
         binding, fresh = self._bindings.of(modules)
         if fresh:
             binding.check_held()

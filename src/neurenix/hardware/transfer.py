@@ -11,6 +11,7 @@ import jax
 import numpy as np
 
 from neurenix._core.errors import ArgumentTypeError
+from neurenix._owned import owned
 
 T = TypeVar("T")
 
@@ -41,11 +42,13 @@ class Transfer(Generic[T]):
 def start_to_device(arrays: T, sharding: Any) -> Transfer[T]:
     """Start moving a pytree of arrays to a device or a ``Sharding``, or a pytree of them.
 
+    NumPy's may be filled again at once: what moves is a copy.
+
     Raises:
         ArgumentTypeError: it is something else.
     """
     places = jax.tree.map(_place, sharding)
-    return Transfer(jax.device_put(arrays, places), to_host=False)
+    return Transfer(jax.device_put(owned(arrays), places), to_host=False)
 
 
 def _place(place: Any) -> Any:

@@ -35,6 +35,7 @@ from neurenix._functions.laid import arguments_lie, laid, of_each_step
 from neurenix._functions.recompilation import Fixed, RecompilationWatch
 from neurenix._jax import trace_state_clean
 from neurenix._nnx import nnx
+from neurenix._owned import owned
 from neurenix.distribute import get_strategy
 from neurenix.distribute.input import stacked
 from neurenix.distribute.mesh import known_mesh, replicated
@@ -138,7 +139,7 @@ class CompiledFunction:
         modules = tuple([everything[i] for i in positions])
         fixed = self._fixed(everything, len(args), kwargs) if self._jit_info.static_argnames else ()
         apart = (*positions, *[place for place, _ in fixed])
-        rest = [None if i in apart else value for i, value in enumerate(everything)]
+        rest = owned([None if i in apart else value for i, value in enumerate(everything)])
         if not self._seen_call:
             refuse_captured_modules(self._function, args, kwargs)
         binding, fresh = self._bindings.of(modules)

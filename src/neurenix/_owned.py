@@ -1,0 +1,25 @@
+"""Arrays that somebody else may fill again, before a computation or a transfer has read them.
+
+Owns the copy. Whose arrays need one is known where they are read: batches of data, arguments of
+compiled functions, and what is moved to a device.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import numpy as np
+
+
+def owned(tree: Any) -> Any:
+    """Return a tree of arrays with copies of NumPy's: compiled calls read them after they return.
+
+    Example:
+        >>> x = np.zeros(2)
+        >>> kept = owned({"x": x})
+        >>> x[:] = 1
+        >>> kept["x"]
+        array([0., 0.])
+    """
+    return jax.tree.map(lambda leaf: np.array(leaf) if isinstance(leaf, np.ndarray) else leaf, tree)

@@ -1,0 +1,58 @@
+"""Arrays of NumPy's that are filled again as soon as a call has returned."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import neurenix as nx
+from neurenix.hardware.tpu import TPUBackend
+
+pytestmark = pytest.mark.cpu8
+
+SIZE = 2**16
+
+
+def zeros() -> np.ndarray:
+    """Return an array that lies as XLA wants it, so that a CPU can compute on it where it lies."""
+    raw = np.zeros(SIZE * 4 + 64, np.uint8)
+    start = -raw.ctypes.data % 64
+    return raw[start : start + SIZE * 4].view(np.float32)
+
+
+def late(x: jax.Array) -> jax.Array:
+    """Return the largest of ``x``, some milliseconds after the call."""
+    busy = jax.lax.fori_loop(0, 40, lambda _, w: jnp.tanh(w @ w), jnp.ones((256, 256)) * x[0])
+    return x.max() + 0 * busy[0, 0]
+
+
+@pytest.mark.parametrize("device", ["cpu", "tpu:0", "tpu:1"])
+def test_what_is_moved_is_a_copy(device: str) -> None:
+    for given in (zeros(), [zeros()]):
+        moved = nx.to(given, device)
+        jax.tree.leaves(given)[0][:] = 7
+        assert float(jax.tree.leaves(moved)[0].max()) == 0
+
+
+def test_what_a_transfer_moves_is_a_copy() -> None:
+    given, backend = zeros(), TPUBackend()
+    backend.initialize()
+    transfer = backend.transfer(given, nx.devices("tpu")[1])
+    given[:] = 7
+    assert float(transfer.result().max()) == 0
+
+
+@pytest.mark.parametrize("one_device", [False, True])
+def test_arguments_of_compiled_functions_are_copies(one_device: bool) -> None:
+    strategy = nx.distribute.OneDeviceStrategy("cpu") if one_device else nx.distribute.auto()
+    calls: list[Any] = [nx.jit(late), lambda x: strategy.run(late, args=(x,))]
+    for call in calls:
+        given = zeros()
+        call(given)  # compiled
+        found = call(given)
+        given[:] = 7
+        assert float(np.max(jax.tree.leaves(found)[0])) == 0
