@@ -17,8 +17,9 @@ import neurenix as nx
 from neurenix import chips
 from neurenix._core.errors import ArgumentError, ArgumentTypeError, ShapeError
 from neurenix._nnx import nnx
+from neurenix.compiler.compile import options_of
 from neurenix.compiler.program import Program
-from neurenix.preflight import PreflightOptions
+from neurenix.preflight import CompileOptions, PreflightOptions, artefact
 from neurenix.preflight.description import describe
 from neurenix.preflight.script import first_step
 
@@ -333,3 +334,40 @@ def test_a_gradient_of_a_module_is_not_taken_for_its_loss() -> None:
 
     told = program(nnx.value_and_grad(loss), Net(nnx.Rngs(0)), X)
     assert told.model_flops == 2 * PRODUCT  # no gradient of the inputs
+
+
+EMBED, SPMD = "xla_embed_ir_in_executable", "xla_jf_spmd_threshold_for_windowed_einsum_mib"
+
+
+@pytest.mark.parametrize("around", [lambda jitted: jitted, functools.partial])
+def test_compiler_options_of_a_jitted_function_are_taken_over(around: Any) -> None:
+    jitted = jax.jit(
+        step, static_argnames="mode", donate_argnums=1, compiler_options={EMBED: True, SPMD: 1}
+    )
+    found = program(functools.partial(around(jitted), mode="relu"), W, X)
+    assert found.compiler_options == {EMBED: True, SPMD: 1}
+    assert found.donated == (1,) and found.model_flops == PRODUCT
+    plain = jax.jit(step, static_argnames="mode", donate_argnums=1)
+    same = program(functools.partial(plain, mode="relu"), W, X)
+    assert same.fingerprint == found.fingerprint and not same.compiler_options
+    own = options_of(found, CompileOptions(compiler_options={SPMD: 2}, workers=1))
+    assert own == CompileOptions(compiler_options={EMBED: True, SPMD: 2}, workers=1)
+
+
+def test_compiler_options_stay_with_modules_and_an_effort_below_the_default_is_refused() -> None:
+    effort = "exec_time_optimization_effort"
+    lazy = jax.jit(lambda net, x: net(x), compiler_options={effort: -1.0})
+    found = program(lazy, Net(nnx.Rngs(0)), X)
+    with pytest.raises(ArgumentError, match=rf"compiler_options\['{effort}'\] is -1\.0"):
+        options_of(found, CompileOptions())
+    assert options_of(found, CompileOptions(compiler_options={effort: 0.0})).compiler_options
+    with pytest.raises(ArgumentError, match="jax.jit compiles with compiler_options"):
+        program(lambda x: jax.jit(jnp.tanh, compiler_options={EMBED: True})(x), X)
+
+
+def test_a_file_of_a_jitted_function_names_its_compiler_options(tmp_path: Path) -> None:
+    jitted = jax.jit(jnp.tanh, compiler_options={"xla_cpu_enable_fast_math": False})
+    made = nx.compile_for(jitted, nx.spec((3,)), on="cpu", path=tmp_path / "tanh.nxc")
+    assert made.manifest["compiler_options"] == {"xla_cpu_enable_fast_math": False}
+    again = artefact.recompile(made.path, made.path, on="cpu")
+    assert again.manifest["compiler_options"] == {}

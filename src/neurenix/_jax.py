@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from typing import Any
 
-from jax._src import compiler, config, xla_bridge
+from jax._src import compiler, config, pjit, xla_bridge
 from jax._src.core import trace_state_clean
 from jax._src.lax.windowed_reductions import select_and_scatter_add_p as select_and_scatter_add
 from jax.interpreters import mlir
@@ -31,6 +31,7 @@ __all__ = [
     "select_and_scatter_add",
     "trace_state_clean",
     "with_shardy",
+    "without_compiler_options",
     "without_last_argument",
 ]
 
@@ -83,6 +84,15 @@ def with_shardy() -> AbstractContextManager[Any]:
     ``jax.config.update`` is public and tells all threads.
     """
     return config.use_shardy_partitioner(True)
+
+
+def without_compiler_options(jitted: Any) -> Any:
+    """Return a function of ``jax.jit`` as it is, but for its ``compiler_options``.
+
+    JAX refuses to trace one that has them inside of another, and tells nowhere in public how a
+    function was compiled, so that it could be once more.
+    """
+    return pjit._cpp_pjit(jitted._fun, jitted._jit_info._replace(compiler_options_kvs=()))
 
 
 def cpu_lowering(primitive: Any) -> Any:

@@ -19,7 +19,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from threading import Event
 from typing import Any
@@ -53,9 +53,9 @@ class CompileOptions:
 
     Attributes:
         compiler_options: XLA's, by name, as ``jax.stages.Lowered.compile`` takes them: texts,
-            numbers and truths. An effort
-            below the default is refused: it makes the program, and so the estimate, five times
-            slower.
+            numbers and truths. Those that the function's own ``jax.jit`` has are used beside them,
+            and these win. An effort below the default is refused: it makes the program, and so the
+            estimate, five times slower.
         timeout_seconds: after which a worker is stopped.
         cache: whether earlier results may be used and this one kept.
         cache_directory: ``None`` is ``cache.default_directory()``.
@@ -139,6 +139,18 @@ class Refusal:
     notes: tuple[str, ...] = ()
 
 
+def options_of(program: Program, options: CompileOptions) -> CompileOptions:
+    """Return the options for a program: its function's own, and ``options`` above them.
+
+    Raises:
+        ArgumentError: the function has an effort below the default.
+    """
+    if not program.compiler_options:
+        return options
+    merged = {**program.compiler_options, **options.compiler_options}
+    return replace(options, compiler_options=merged)
+
+
 def compile_all(
     programs: Sequence[tuple[Program, Target]],
     options: CompileOptions | None = None,
@@ -159,12 +171,13 @@ def compile_all(
             no folder for temporary files with room for the program.
     """
     options = options or CompileOptions()
+    owns = [options_of(program, options) for program, _ in programs]
     workers = options.at_once
     given_up = Event()
     with kept_workers() as kept, ThreadPoolExecutor(max_workers=workers) as pool:
         futures = [
-            pool.submit(_compile, program, target, options, given_up, executables, kept)
-            for program, target in programs
+            pool.submit(_compile, program, target, own, given_up, executables, kept)
+            for (program, target), own in zip(programs, owns, strict=True)
         ]
         try:
             _wait_aloud(futures, [target.name for _, target in programs])

@@ -34,6 +34,7 @@ from neurenix._nnx import TraceContextError
 from neurenix.compiler import plain_tree
 from neurenix.compiler import traits as traits_module
 from neurenix.compiler.captured_arrays import Captured, captured
+from neurenix.compiler.compiled_before import compiled_before, donated_already, kept_on_host
 from neurenix.compiler.fingerprint import fingerprint
 from neurenix.compiler.flops import model_flops, without_dead_code
 from neurenix.compiler.hlo import SourceLine
@@ -41,7 +42,7 @@ from neurenix.compiler.host_callbacks import has_callbacks, without_callbacks
 from neurenix.compiler.leaves import Leaf, as_their_like, is_placed, leaf_of, may_be_divided, whole
 from neurenix.compiler.meshes import mesh_in, meshes_named, outside_of_meshes
 from neurenix.compiler.placement import abstract_mesh as abstract_mesh
-from neurenix.compiler.placement import host_memory, place
+from neurenix.compiler.placement import place
 from neurenix.compiler.placement import spec as spec
 from neurenix.compiler.replaceable import replaceable
 from neurenix.compiler.roles import roles_of
@@ -67,6 +68,7 @@ class Program:
         unused: paths of the arguments that the program does not look at.
         output_tree: of its result, as ``plain_tree`` describes one.
         captured: arrays that it holds without having been given them.
+        compiler_options: XLA's, which the function was compiled with.
         replaceable: arguments that results could be written over, by the position or the name that
             donates them: indices into ``leaves`` of those that match.
     """
@@ -85,6 +87,7 @@ class Program:
     output_tree: Any = None
     captured: tuple[Captured, ...] = ()
     replaceable: Mapping[int | str, tuple[int, ...]] = field(default_factory=dict)
+    compiler_options: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def constant_bytes(self) -> int:
@@ -108,7 +111,8 @@ class TraceOptions:
     between generations, such as attention kernels. ``numbers`` are parameters that were given
     Python numbers, for the error that their values are needed. ``explicit`` are axes of which the
     types of arrays speak, as ``jax.make_mesh`` makes them. ``any_mesh`` says that a mesh of the
-    function's own, of as many devices, may take the place of ``axes``.
+    function's own, of as many devices, may take the place of ``axes``. ``compiler_options`` are
+    those that the function was compiled with.
     """
 
     donate_argnums: tuple[int, ...] = ()
@@ -120,6 +124,7 @@ class TraceOptions:
     explicit: tuple[str, ...] = ()
     any_mesh: bool = False
     donatable: tuple[int | str | None, ...] | None = None
+    compiler_options: Mapping[str, Any] = field(default_factory=dict)
 
 
 def trace(
@@ -220,8 +225,8 @@ def _traced(
     names = [leaf_path(path) for path, _ in paths]
     placed = [place(leaf, name, mesh) for (_, leaf), name in zip(paths, names, strict=True)]
     with jax.sharding.use_abstract_mesh(mesh):  # for partitions that name its axes alone
-        compiled_before = _compiled_before(function, placed, tree)
-    donated = _donated(args, options.donate_argnums) or _donated_already(compiled_before)
+        before = compiled_before(function, placed, tree)
+    donated = _donated(args, options.donate_argnums) or donated_already(before)
 
     out_tree: list[Any] = []
 
@@ -231,7 +236,7 @@ def _traced(
         out = function(*jax.tree.unflatten(tree, leaves))
         _check_results(out, name)
         out_tree[:] = [jax.tree.structure(out)]
-        return _kept_on_host(jax.tree.leaves(out), compiled_before)
+        return kept_on_host(jax.tree.leaves(out), before)
 
     flat.__name__ = name if name.isidentifier() else "program"
     jitted = jax.jit(flat, donate_argnums=donated)
@@ -267,6 +272,7 @@ def _traced(
         unused=tuple(path for i, path in enumerate(names) if i not in kept),
         output_tree=plain_tree.describe(out),
         captured=captured(jaxpr),
+        compiler_options=options.compiler_options,
         replaceable=_named_leaves(options, jax.tree.unflatten(tree, placed), kept, matched),
         traits=replace(traits_module.read(without_dead_code(jaxpr)), recompiles=carried),
     )
@@ -324,6 +330,12 @@ def _export(
                 f"{told}. Name the axes and their sizes, mesh={{'{axis[1]}': …}}, or ask inside of "
                 "`with jax.set_mesh(mesh):` (`with mesh:` names them to jax.jit alone)."
             )
+        elif "compiler_options" in first:
+            raise ArgumentError(
+                f"{name} calls a function that jax.jit compiles with compiler_options, which JAX "
+                "takes of the outermost function alone. Leave them out, and give them to "
+                "nx.preflight.CompileOptions(compiler_options={…})."
+            ) from error
         raise ArgumentError(f"{name} cannot be traced with these shapes: {first}{told}") from error
     except NeurenixError:
         raise
@@ -466,35 +478,3 @@ def _whole(args: Sequence[Any], leaves: tuple[int, ...]) -> tuple[int, ...]:
     """Return the positions of the arguments of which all leaves are donated."""
     given = set(leaves)
     return tuple(n for n, own in enumerate(_spans(args)) if own and given.issuperset(own))
-
-
-def _compiled_before(function: Any, placed: Sequence[Any], tree: Any) -> Any:
-    """Return what a function that ``jax.jit`` or ``nnx.jit`` compiled says of itself, or None."""
-    if not hasattr(function, "trace") or not hasattr(function, "lower"):
-        return None
-    try:
-        traced = function.trace(*jax.tree.unflatten(tree, placed))
-    except Exception:
-        return None  # it is told where the whole is traced
-    return getattr(traced, "traced", traced)  # nnx.jit's stands around jax.jit's
-
-
-def _donated_already(traced: Any) -> tuple[int, ...]:
-    """Return which leaves a function donates that was compiled before."""
-    told = getattr(traced, "args_info", ())
-    infos = jax.tree.leaves(told, is_leaf=lambda info: hasattr(info, "donated"))
-    return tuple(index for index, info in enumerate(infos) if info.donated)
-
-
-def _kept_on_host(leaves: list[Any], traced: Any) -> list[Any]:
-    """Put those results into the host's memory that a function compiled before leaves there.
-
-    ``out_shardings`` of a function say nothing any more where another calls it.
-    """
-    infos = jax.tree.leaves(getattr(traced, "out_info", ()))
-    if len(infos) != len(leaves):  # nnx.jit returns modules beside the results
-        return leaves
-    return [
-        jax.device_put(leaf, jax.memory.Space.Host) if host_memory(info.sharding) else leaf
-        for leaf, info in zip(leaves, infos, strict=True)
-    ]

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import jax
@@ -18,6 +18,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from neurenix._core.errors import ArgumentError, ArgumentTypeError, did_you_mean
 from neurenix._functions.binding import is_module
 from neurenix._functions.captured import call_of_class
+from neurenix._jax import without_compiler_options
 from neurenix.compiler.placement import PartitionedSpec
 from neurenix.train.transforms import CompiledFunction
 
@@ -37,12 +38,14 @@ class Call:
         fixed: everything else, which is part of the program.
         bound: how many of the first positions the caller did not give: a module that is called, and
             what a partial has.
+        compiler_options: XLA's, which ``jax.jit`` was told of the function; it has none any more.
     """
 
     function: Callable[..., Any]
     arrays: dict[int | str, Any]
     fixed: dict[int | str, Any]
     bound: int = 0
+    compiler_options: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def name(self) -> str:
@@ -152,6 +155,8 @@ def call_of(function: Callable[..., Any], args: Sequence[Any]) -> Call:
         bound, function = [function, *bound], call_of_class(type(function))
     _refuse_linen(function)
     _refuse_pmap(function)
+    options = dict(getattr(_told(function), "compiler_options_kvs", ()))
+    function = without_compiler_options(function) if options else function
     given: dict[int | str, Any] = dict(enumerate([*bound, *args]))
     given.update(sorted(named.items()))
     if is_compiled(function):
@@ -164,6 +169,7 @@ def call_of(function: Callable[..., Any], args: Sequence[Any]) -> Call:
         {key: value for key, value in given.items() if key not in fixed},
         {key: value for key, value in given.items() if key in fixed},
         len(bound),
+        options,
     )
     for key, value in call.arrays.items():
         _check(call, key, value)

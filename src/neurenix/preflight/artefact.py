@@ -16,7 +16,7 @@ from neurenix._functions.binding import Binding, is_module
 from neurenix.compiler import artefact as artefact_module
 from neurenix.compiler.artefact import Artefact
 from neurenix.compiler.calling import Calling, fixed_text, variables_of
-from neurenix.compiler.compile import CompileOptions, Refusal, compile_all
+from neurenix.compiler.compile import CompileOptions, Refusal, compile_all, options_of
 from neurenix.compiler.program import Program
 from neurenix.compiler.target import CpuHost, Target, cpu_host
 from neurenix.preflight.arguments import Call, call_of, given, refuse_keywords
@@ -142,6 +142,7 @@ def _compile(
     options: CompileOptions,
     call: Calling | None,
 ) -> Artefact:
+    options = options_of(program, options)
     (answer,) = compile_all([(program, Target.of(where))], options, executables=True)
     if isinstance(answer, Refusal):
         kind = OutOfMemoryError if answer.kind == "hbm" else CompilationError

@@ -51,7 +51,11 @@ def bind(
     if not positions:
         donated = call.donated(donate_argnums)
         options = TraceOptions(
-            donated, name=call.name, numbers=call.numbers, donatable=call.donatable
+            donated,
+            name=call.name,
+            numbers=call.numbers,
+            donatable=call.donatable,
+            compiler_options=call.compiler_options,
         )
         return Bound(_told(call.of_arrays(), args), args, options)
     plain = call.function
@@ -84,7 +88,13 @@ def bind(
     described = [_data(leaf) if key else leaf for leaf, key in zip(leaves, keys, strict=True)]
     roles = [_role(variable) for variable in binding.variables]
     roles += ["batch"] * len(jax.tree.leaves(rest))
-    options = TraceOptions((0,), tuple(roles), call.name, numbers=call.numbers)
+    options = TraceOptions(
+        (0,),
+        tuple(roles),
+        call.name,
+        numbers=call.numbers,
+        compiler_options=call.compiler_options,
+    )
     return Bound(pure, (described, rest), options)
 
 
