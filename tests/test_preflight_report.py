@@ -7,6 +7,7 @@ import dataclasses
 import json
 import math
 import re
+from importlib import metadata
 from pathlib import Path
 
 import jax.numpy as jnp
@@ -16,6 +17,9 @@ import pytest
 import neurenix as nx
 from neurenix import chips, nn
 from neurenix._core.errors import ArgumentError, ArgumentTypeError, UnknownNameError
+from neurenix.compiler.analysis import analyse
+from neurenix.compiler.compile import Refusal
+from neurenix.compiler.target import Target
 from neurenix.preflight import CompileOptions, PreflightOptions, Report
 from neurenix.preflight.advice import Suggestion
 from neurenix.preflight.compare import matching
@@ -57,6 +61,37 @@ def refused() -> Report:
         return (x @ x) @ x
 
     return nx.preflight(products, nx.spec((65536, 65536)), on="v5e-1")
+
+
+# The compiler.
+
+
+@pytest.mark.parametrize(
+    ("version", "said"),
+    [("9.9.9", "is libtpu 9.9.9; the numbers"), (None, "is a libtpu of an unknown version; the")],
+)
+def test_another_compiler_than_the_numbers_are_for_is_told(
+    version: str | None, said: str, monkeypatch, tmp_path: Path
+) -> None:
+    known = metadata.version
+
+    def installed(package: str) -> str:
+        if package == "libtpu" and version is None:
+            raise metadata.PackageNotFoundError(package)
+        return str(version) if package == "libtpu" else known(package)
+
+    monkeypatch.setattr(metadata, "version", installed)
+    options = PreflightOptions(compiler=CompileOptions(cache_directory=tmp_path))
+    report = nx.preflight(jnp.tanh, nx.spec((8, 128)), on="v5e-1", options=options)
+    (note,) = report.to_dict()["notes"]
+    assert said in note and "for libtpu 0.0.42.1 and 0.0.50.1." in note
+    assert f"note: The compiler here {said}" in report.text()
+    refusal = Refusal(Target.of(report.slice), "crash", "It ended.")
+    assert note in analyse(report.analysis.program, report.slice, refusal).notes
+
+
+def test_nothing_is_said_of_the_compilers_that_the_numbers_are_for(reports: list[Report]) -> None:
+    assert not [n for r in reports for n in r.analysis.notes if "The compiler here" in n]
 
 
 # Rates and costs.

@@ -11,6 +11,8 @@ from neurenix._core.source_files import is_neurenix
 from neurenix._core.units import bytes_text, percent_text
 from neurenix.chips import Slice
 from neurenix.compiler import memory as memory_module
+from neurenix.compiler.cache import versions
+from neurenix.compiler.calibration import other_compiler
 from neurenix.compiler.compile import Compiled, Refusal
 from neurenix.compiler.findings import Evidence, Finding, find, of_refusal
 from neurenix.compiler.hlo import parse
@@ -55,6 +57,8 @@ class Analysis:
 
 def analyse(program: Program, where: Slice, answer: Compiled | Refusal) -> Analysis:
     """Judge the compiler's answer."""
+    if said := other_compiler(versions()["libtpu"]):
+        answer = replace(answer, notes=(*answer.notes, said))
     limit = where.generation.hbm_bytes_per_device
     if isinstance(answer, Refusal):
         return _refused(program, where, answer, limit)

@@ -63,6 +63,10 @@ their bytes take at the rate of HBM, of others those by the model of transfers."
 PRODUCT_EXPONENT = 0.365
 """How much of what the compiler's cycles say of a matrix product beyond its floor is believed."""
 
+COMPILERS = ("0.0.42.1", "0.0.50.1")
+"""Versions of libtpu that these numbers and those of ``chips`` are for: fitted with and read from
+the first, and checked with both, as the tests are."""
+
 WELL_USED = 2.0
 """Cycles over floor up to which a product is like those of the published runs."""
 
@@ -82,6 +86,28 @@ _NONE = Calibration(0.994, 1.151, 0.30, "no published run of this generation; th
 
 DISPATCH_SECONDS = 50e-6
 """Host time for one dispatched step: what ``fit`` is held to; not measured on a TPU host."""
+
+
+def other_compiler(version: str) -> str:
+    """Return what to say of a libtpu that the numbers are not for, or nothing.
+
+    The last part of a version is that of a repaired release.
+
+    Args:
+        version: of the package, ``"absent"`` where it is not known.
+
+    Example:
+        >>> other_compiler("0.0.42.2"), other_compiler("0.0.51")[:32]
+        ('', 'The compiler here is libtpu 0.0.')
+    """
+    if version.split(".")[:3] in [known.split(".")[:3] for known in COMPILERS]:
+        return ""
+    here = "a libtpu of an unknown version" if version == "absent" else f"libtpu {version}"
+    return (
+        f"The compiler here is {here}; the numbers of chips and the calibration of times are for "
+        f"libtpu {' and '.join(COMPILERS)}. Memory is as this compiler says; times may be further "
+        "off than their interval."
+    )
 
 
 def product_well_used(cycles_seconds: float, floor_seconds: float) -> bool:
