@@ -19,6 +19,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
+import neurenix as nx
 from neurenix import chips
 from neurenix._core.errors import ArgumentError, CompilationError, NeurenixError
 from neurenix.preflight.description import describe
@@ -118,6 +119,29 @@ def test_the_first_call_of_the_named_function_is_the_step(
 
 
 BEFORE = jax.jit, jax.pmap, nnx.jit
+
+
+FITS = """
+model = nx.nn.Sequential(nx.nn.Linear(4, 4)).compile("adam", "mse")
+normalise = nx.jit(lambda x: x / 2)
+model.fit(normalise(X), X, batch_size=2, verbose=0)
+open("taken", "w").close()
+"""
+
+
+@pytest.mark.parametrize("step", ["fit", "Trainer.fit", "training step"])
+def test_the_step_of_fit_is_named_too_where_other_functions_come_first(
+    script: Any, step: str
+) -> None:
+    target, args, _ = first_step(script(FITS), step=step)
+    assert not Path("taken").exists()
+    assert isinstance(target, nx.Trainer) and [leaf.shape for leaf in args] == [(2, 4)] * 2
+
+
+def test_what_libraries_compile_for_themselves_is_not_listed(script: Any) -> None:
+    said = "It compiled <lambda>. It called fit, whose step is named by --step fit.$"
+    with pytest.raises(ArgumentError, match=said):
+        first_step(script(FITS), step="step")
 
 
 def test_a_function_of_pmap_is_found_and_refused(script: Any) -> None:

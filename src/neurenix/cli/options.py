@@ -27,7 +27,7 @@ StepTimeout = Annotated[float, typer.Option(help="seconds in which a step must b
 Step = Annotated[
     str | None,
     typer.Option(
-        help="function that is the step, compiled by jax.jit, nnx.jit, nx.jit or strategy.run; "
-        "else the first step of fit or the first call by nx.jit or strategy.run"
+        help="function that is the step, compiled by jax.jit, nnx.jit, nx.jit or strategy.run, or "
+        "fit; else the first step of fit or the first call by nx.jit or strategy.run"
     ),
 ]

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ast
 import functools
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import MethodType
@@ -16,7 +17,7 @@ from typing import Any
 
 import jax
 
-from neurenix._core.source_files import is_neurenix
+from neurenix._core.source_files import is_library, is_neurenix
 from neurenix._functions import intercept
 from neurenix._jax import trace_state_clean
 from neurenix._nnx import nnx
@@ -58,7 +59,8 @@ def is_named(function: str, name: str) -> bool:
 def watching(name: str) -> Iterator[list[str]]:
     """Tell ``intercept.first_call`` of calls of a compiled function of that name while entered.
 
-    Yields the list of the names of all functions that are compiled there.
+    Yields the list of the names of all functions that are compiled there: by the script itself,
+    and by libraries only where they are of that name.
     """
     compiled: list[str] = []
     before = jax.jit, jax.pmap, nnx.jit
@@ -125,20 +127,24 @@ def _dotted(node: ast.expr) -> str:
 def _watched(jit: Callable[..., Any], name: str, compiled: list[str]) -> Callable[..., Any]:
     """Return ``jit`` that keeps the names of what it compiles, and tells of a call of ``name``."""
 
-    def watch(function: Any, made: Any) -> Any:
+    def watch(function: Any, made: Any, caller: str) -> Any:
         code = getattr(function, "__code__", None)
-        if code is not None and is_neurenix(code.co_filename):
+        if is_neurenix(caller) or (code is not None and is_neurenix(code.co_filename)):
             return made
-        compiled.append(name_of(function))
-        return _Watched(function, made) if is_named(compiled[-1], name) else made
+        own = name_of(function)
+        meant = is_named(own, name)
+        if meant or not is_library(caller):
+            compiled.append(own)
+        return _Watched(function, made) if meant else made
 
     @functools.wraps(jit)
     def watched(*args: Any, **options: Any) -> Any:
+        caller = sys._getframe(1).f_code.co_filename
         made = jit(*args, **options)
         given = args[0] if args else options.get("fun")
         if given is None:  # a decorator, with its options
-            return lambda function: watch(function, made(function))
-        return watch(given, made)
+            return lambda function: watch(function, made(function), caller)
+        return watch(given, made, caller)
 
     return watched
 

@@ -47,6 +47,8 @@ from neurenix.preflight.stopping import (
 )
 
 _CALL = "nx.preflight(function, nx.spec(…), on=…)"
+_STEPS_OF_FIT = ("fit", "model.fit", "Trainer.fit", "training step")
+"""What a step of ``fit`` is named by; the last is what its report calls it."""
 _SHOWN_FRAMES = 4
 _GRACE_SECONDS = 10.0
 """For what a script does on its way out once it has reached a step."""
@@ -91,8 +93,8 @@ def preflight_script(
 
     The first step is that of the first ``fit``, or the first call of a function by ``nx.jit`` or
     ``strategy.run``, whichever comes first; where it is named, the first call of the function of
-    that name that these, ``jax.jit`` or ``nnx.jit`` compiled. The script is then stopped; it trains
-    nothing.
+    that name that these, ``jax.jit`` or ``nnx.jit`` compiled, and the first step of ``fit`` for
+    ``"fit"``. The script is then stopped; it trains nothing.
 
     Args:
         path: of the script.
@@ -101,7 +103,7 @@ def preflight_script(
         mesh: as for ``preflight``; by default that of the script's strategy.
         timeout_seconds: in which the script must reach a step.
         options: as for ``preflight``.
-        step: name of the function that is the step.
+        step: name of the function that is the step, or ``"fit"``.
 
     Raises:
         ArgumentError: there is no such file, or the script failed or ended without a step.
@@ -183,6 +185,7 @@ class _ScriptRun:
     def __init__(self, script: Path, timeout_seconds: float, step: str | None) -> None:
         self._script, self._timeout_seconds, self._step = script, timeout_seconds, step
         self._compiled: list[str] = []
+        self._fitted = False
         self._process = os.getpid()
         self._reached: list[_Reached] = []
         self._ways_out: list[str] = []
@@ -228,8 +231,9 @@ class _ScriptRun:
                 sys.settrace(tracing)
 
     def _at_fit(self, trainer: Any, x: Any, y: Any) -> None:
-        if self._step is None:
+        if self._step is None or self._step in _STEPS_OF_FIT:
             self._at_step(trainer, (x,) if y is None else (x, y))
+        self._fitted = True
 
     def _at_call(self, function: Any, args: tuple[Any, ...]) -> None:
         if self._step is None or jits.is_named(jits.name_of(function), self._step):
@@ -316,10 +320,13 @@ class _ScriptRun:
         if any(jits.is_named(name, self._step) for name in self._compiled):
             return f"it compiled {self._step}, and called it inside of other functions at most."
         others = sorted(set(self._compiled))
-        listed = f"It compiled {', '.join(others)}." if others else "It compiled none."
+        listed = f"It compiled {', '.join(others) or 'none'}."
+        if self._fitted:
+            listed += " It called fit, whose step is named by --step fit."
+        known = [*others, *_STEPS_OF_FIT[:1]] if self._fitted else others
         return (
             f"it called no compiled function named {self._step!r}."
-            f"{did_you_mean(self._step, others)} {listed}"
+            f"{did_you_mean(self._step, known)} {listed}"
         )
 
 
