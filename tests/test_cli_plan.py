@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,7 @@ import neurenix as nx
 from cli_helpers import SCRIPT
 from neurenix import chips, nn
 from neurenix.cli.plan import _changes, _command
+from neurenix.cli.scripts import xla_options
 from neurenix.compiler import workers
 from neurenix.preflight import Candidate, Plan, SearchSpace, plan_document
 from neurenix.preflight.choice import Choice, mesh_of
@@ -134,6 +137,12 @@ def test_the_command_of_the_winner_says_what_the_script_does_not() -> None:
     assert _changes(winner(batch=32), 64, "none") == (
         ", with batch 32, remat as written in the script"
     )
+    option = {"xla_a": 1, "xla_b": True}
+    tuned = replace(winner(compiler_options=option), compiler_options="xla_a=1, xla_b=True")
+    assert _changes(tuned, None, "as written") == ""
+    named = _command(Path("train.py"), [], tuned, Pricing(), None, None)
+    assert named.endswith("--mesh data=8 --xla xla_a=1,xla_b=True train.py")
+    assert xla_options([shlex.split(named)[-2]]) == option
     script, pricing = Path("a b.py"), Pricing("europe-west4", "spot", 0.0)
     assert _command(script, ["--lr", "1"], winner(), Pricing(), None, None) == (
         "neurenix preflight --on v5e-8 --mesh data=8 'a b.py' --lr 1"

@@ -133,6 +133,7 @@ COMMANDS: list[tuple[tuple[str, ...], str]] = [
     (("train.py",), "Missing option '--on'"),
     (("train.py", "--on", "v5e-8", "--fail-if", "step_tim > 1"), "Did you mean 'step_time'"),
     (("train.py", "--on", "v5e-8", "--fail-if", "open('x') == 1"), "is not understood"),
+    (("train.py", "--on", "v5e-8", "--xla", "foo"), "'foo' is not an option. Write name=value."),
     (("train.py", "--on", "v5e-8", "--region", "mars"), "There is no region named 'mars'"),
     (("train.py", "--on", "v5e-8", "--commitment", "3year"), "Did you mean '3-year'"),
     (("train.py", "--on", "v5e-8", "--price", "-1"), "0 or more USD"),
@@ -155,6 +156,14 @@ def test_mistakes_in_the_command(mistakes, tmp_path: Path) -> None:
     for (arguments, expected), text in zip(COMMANDS, said, strict=True):
         assert expected in text, arguments
     assert not (tmp_path / "started").exists()  # each is found before the script runs
+
+
+def test_options_of_the_compiler_reach_it(mistakes) -> None:
+    arguments = ("train.py", "--on", "v5e-8", "--xla", "xla_embed_ir_in_executable=true")
+    (said,) = mistakes("preflight", [(SCRIPT, (*arguments, "--xla", "xla_a=1,xla_b=2"))])
+    assert "has no option 'xla_a'" in said
+    (said,) = mistakes("compile", [(SCRIPT, (*arguments, "--xla", "xla_a=1", "-o", "s.nxc"))])
+    assert "has no option 'xla_a'" in said
 
 
 SCRIPTS: list[tuple[str, tuple[str, ...]]] = [

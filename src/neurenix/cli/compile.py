@@ -16,9 +16,9 @@ import typer
 
 from neurenix._core.errors import CompilationError
 from neurenix.cli.failure import show
-from neurenix.cli.options import Arguments, Step, StepTimeout
+from neurenix.cli.options import Arguments, Step, StepTimeout, Xla
 from neurenix.cli.output import check_folders
-from neurenix.cli.scripts import hint_at_steps
+from neurenix.cli.scripts import hint_at_steps, xla_options
 
 
 def compile(
@@ -31,6 +31,7 @@ def compile(
     on: Annotated[
         str | None, typer.Option(help="slice, such as v5e-8; of an artefact, its own")
     ] = None,
+    xla: Xla = None,
     step: Step = None,
     timeout: StepTimeout = 600,
 ) -> None:
@@ -40,9 +41,10 @@ def compile(
     the compiler refuses the program, and 2 for a mistake in the command or in the script.
     """
     from neurenix import chips
-    from neurenix.compiler.compile import compiler_ready
+    from neurenix.compiler.compile import CompileOptions, compiler_ready
     from neurenix.compiler.target import cpu_host
     from neurenix.preflight.artefact import compile_for, recompile
+    from neurenix.preflight.description import PreflightOptions
     from neurenix.preflight.script import first_step
     from neurenix.simulation import simulated
     from neurenix.simulation.slice import simulate_alone
@@ -52,9 +54,10 @@ def compile(
             f"compile takes one slice, and --on names several: {on}", param_hint="--on"
         )
     check_folders(output)
+    compiler = CompileOptions(xla_options(xla or ()))
     if script.suffix != ".py" and script.is_file() and _is_artefact(script):
         with _refusals():
-            print(recompile(script, output, on=on))
+            print(recompile(script, output, on=on, options=compiler))
         return
     if on is None:
         raise typer.BadParameter("name a slice, such as --on v5e-8", param_hint="--on")
@@ -66,7 +69,8 @@ def compile(
     with compiler_ready():
         found = first_step(script, arguments or [], timeout_seconds=timeout, step=step)
         with _refusals(), found.context():
-            print(compile_for(found.target, *found.args, on=on, path=output))
+            options = PreflightOptions(compiler=compiler)
+            print(compile_for(found.target, *found.args, on=on, path=output, options=options))
 
 
 @contextmanager

@@ -23,6 +23,10 @@ StepExamples = Annotated[
         "--examples-per-step", help="of a step of your own, where its arguments do not show them"
     ),
 ]
+Xla = Annotated[
+    list[str] | None,
+    typer.Option(help="options of the compiler: name=value,name=value; may be given again"),
+]
 StepTimeout = Annotated[float, typer.Option(help="seconds in which a step must be reached")]
 Step = Annotated[
     str | None,

@@ -29,7 +29,7 @@ from neurenix.cli.options import (
     StepTimeout,
 )
 from neurenix.cli.output import check_folders, output_for, show_text, write_text
-from neurenix.cli.scripts import hint_at_steps, listed, simulate_first, slices_of
+from neurenix.cli.scripts import hint_at_steps, listed, simulate_first, slices_of, xla_options
 
 if TYPE_CHECKING:
     from neurenix.preflight.cost import Pricing
@@ -104,7 +104,7 @@ def plan(
             meshes=_choices(mesh, mesh_of),
             batches=None if batch is None else [_whole("--batch", part) for part in listed(batch)],
             remats=remat if remat in (None, _AUTO) else listed(remat),
-            compiler_options=_choices(xla, _options_of),
+            compiler_options=_choices(xla, lambda text: xla_options([text])),
         )
         space.check(slices)
         pricing, deadline = Pricing(region, commitment, price), _deadline(examples, deadline_hours)
@@ -157,18 +157,6 @@ def _choices(text: str | None, read: Any) -> Any:
     return [read(part) for part in listed(text, ";")]
 
 
-def _options_of(text: str) -> dict[str, Any]:
-    """Return XLA options, numbers and truths as such."""
-    options: dict[str, Any] = {}
-    for part in listed(text):
-        name, equals, value = (word.strip() for word in part.partition("="))
-        if not (name and equals and value):
-            raise ArgumentError(f"--xla: {part!r} is not an option. Write name=value.")
-        truth = {"true": True, "false": False}.get(value.lower())
-        options[name] = truth if truth is not None else int(value) if value.isdecimal() else value
-    return options
-
-
 def _whole(option: str, text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
         raise ArgumentError(f"{option}: {text!r} is not a whole number from 1.")
@@ -194,11 +182,13 @@ def _command(
     examples: int | None,
     step: str | None,
 ) -> str:
-    """Return the preflight of the winner's slice and mesh, ready to be pasted."""
+    """Return the preflight of the winner's slice, mesh and XLA options, ready to be pasted."""
     words = ["neurenix", "preflight", "--on", winner.slice.name]
     mesh = winner.choice.mesh if winner.choice else None
     if mesh:
         words += ["--mesh", ",".join(f"{name}={size}" for name, size in mesh.items())]
+    if winner.compiler_options:
+        words += ["--xla", winner.compiler_options.replace(", ", ",")]
     for option, given, default in (
         ("--step", step, None),
         ("--examples-per-step", examples, None),
@@ -215,5 +205,4 @@ def _changes(winner: Candidate, batch: int | None, remat: str) -> str:
     chosen = winner.choice.batch if winner.choice else None
     changes = [] if chosen in (None, batch) else [f"batch {chosen}"]
     changes += [f"remat {winner.remat}"] if winner.remat != remat else []
-    changes += [f"XLA options {winner.compiler_options}"] if winner.compiler_options else []
     return f", with {', '.join(changes)} in the script" if changes else ""

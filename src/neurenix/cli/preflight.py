@@ -28,9 +28,10 @@ from neurenix.cli.options import (
     Step,
     StepExamples,
     StepTimeout,
+    Xla,
 )
 from neurenix.cli.output import check_folders, output_for, show_text, write_text
-from neurenix.cli.scripts import hint_at_steps, simulate_first, slices_of
+from neurenix.cli.scripts import hint_at_steps, simulate_first, slices_of, xla_options
 
 if TYPE_CHECKING:
     from neurenix.preflight.compare import Comparison
@@ -57,6 +58,7 @@ def preflight(
         str | None,
         typer.Option(help="axes and sizes, such as fsdp=8 or data=2,fsdp=4; else the script's own"),
     ] = None,
+    xla: Xla = None,
     no_suggest: Annotated[
         bool,
         typer.Option("--no-suggest", help="compile no changes when the step does not fit"),
@@ -109,7 +111,7 @@ def preflight(
         check_seconds("--timeout", timeout)
         check_seconds("--compile-timeout", compile_timeout)
         options = PreflightOptions(
-            compiler=CompileOptions(timeout_seconds=compile_timeout),
+            compiler=CompileOptions(xla_options(xla or ()), timeout_seconds=compile_timeout),
             suggest=not no_suggest,
             examples=examples_per_step,
         )

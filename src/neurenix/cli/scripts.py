@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sys
 import traceback
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -77,6 +78,26 @@ def simulate_first(slices: list[chips.Slice]) -> None:
 
     if simulated() is None:
         simulate(slices[0].name)
+
+
+def xla_options(texts: Sequence[str]) -> dict[str, Any]:
+    """Return the XLA options that ``--xla`` names, numbers and truths as such.
+
+    Raises:
+        ArgumentError: a part is not ``name=value``.
+
+    Example:
+        >>> xla_options(["xla_a=1, xla_b=true", "xla_c=text"])
+        {'xla_a': 1, 'xla_b': True, 'xla_c': 'text'}
+    """
+    options: dict[str, Any] = {}
+    for part in (part for text in texts for part in listed(text)):
+        name, equals, value = (word.strip() for word in part.partition("="))
+        if not (name and equals and value):
+            raise ArgumentError(f"--xla: {part!r} is not an option. Write name=value.")
+        truth = {"true": True, "false": False}.get(value.lower())
+        options[name] = truth if truth is not None else int(value) if value.isdecimal() else value
+    return options
 
 
 def listed(text: str, separator: str = ",") -> list[str]:
