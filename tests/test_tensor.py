@@ -194,12 +194,27 @@ def test_a_tensor_is_not_copied_without_need() -> None:
         (lambda: nt.zeros_like([1.0, 2.0], device="tpu:1"), np.zeros(2)),
         (lambda: nt.ones_like(np.ones(2, "i"), device="tpu:1"), np.ones(2)),
         (lambda: nt.full_like([1, 2], 5, device="tpu:1"), np.full(2, 5)),
+        (lambda: nt.full((2,), fill_value=7, device="tpu:1"), np.full(2, 7)),
+        (lambda: nt.linspace(0, 1, 4, endpoint=False, device="tpu:1"), np.arange(4) / 4),
+        (lambda: nt.eye(3, k=1, device="tpu:1"), np.eye(3, k=1)),
+        (lambda: nt.zeros_like([1, 2], shape=(3,), device="tpu:1"), np.zeros(3)),
+        (lambda: nt.ones_like([1, 2], shape=3, device="tpu:1"), np.ones(3)),
+        (lambda: nt.full_like([1, 2], 5, shape=(1, 2), device="tpu:1"), np.full((1, 2), 5)),
+        (lambda: nt.array([1, 2], ndmin=2, device="tpu:1"), np.array([[1, 2]])),
     ],
 )
 def test_creation(made, expected: np.ndarray) -> None:
     array = made()
     np.testing.assert_array_equal(np.asarray(array, np.float64), expected)
     assert device_of(array) == Device("tpu:1")
+
+
+def test_a_copy_is_made_where_one_is_asked_for() -> None:
+    array = nt.ones(2)
+    assert nt.asarray(array) is array
+    copied = nt.array(array, copy=True)
+    array.delete()
+    assert copied.tolist() == [1, 1]
 
 
 def test_a_dtype_may_stand_after_what_is_made() -> None:

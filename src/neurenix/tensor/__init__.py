@@ -1,15 +1,16 @@
 """Tensors, which are ``jax.Array``s, and the functions on them.
 
-``creation`` makes them, ``elementwise``, ``arrays`` and ``constants`` are ``jax.numpy``'s own,
-``dtypes`` knows the names. ``__all__`` is what ``neurenix`` offers under its own name. The module
-itself can be called: ``nx.tensor([1, 2])``.
+``creation`` and ``drawing`` make them, ``elementwise``, ``arrays`` and ``constants`` are
+``jax.numpy``'s own, ``dtypes`` knows the names. ``__all__`` is what ``neurenix`` offers under its
+own name. The module itself can be called: ``nx.tensor([1, 2])``.
 """
 
 from neurenix._core.callable_module import make_callable
-from neurenix.tensor import arrays, constants, creation, dtypes, elementwise
+from neurenix.tensor import arrays, constants, creation, drawing, dtypes, elementwise
 from neurenix.tensor.arrays import *  # noqa: F403  each has __all__
 from neurenix.tensor.constants import *  # noqa: F403  each has __all__
 from neurenix.tensor.creation import *  # noqa: F403  each has __all__
+from neurenix.tensor.drawing import *  # noqa: F403  each has __all__
 from neurenix.tensor.dtypes import *  # noqa: F403  each has __all__
 from neurenix.tensor.elementwise import *  # noqa: F403  each has __all__
 
@@ -17,6 +18,7 @@ __all__: list[str] = []
 __all__ += arrays.__all__
 __all__ += constants.__all__
 __all__ += creation.__all__
+__all__ += drawing.__all__
 __all__ += dtypes.__all__
 __all__ += elementwise.__all__
 

@@ -1,23 +1,20 @@
-"""Making tensors: from data, of constants, of random numbers.
+"""Making tensors: from data and of constants.
 
 A tensor *is* a ``jax.Array``: ``Tensor`` makes one, and is the type of every one. Owns the checks
-of shapes, ranges and keys. What data may be, and of which dtype it becomes, is ``given``'s.
+of shapes and ranges. What data may be, and of which dtype it becomes, is ``given``'s.
 """
 
 from __future__ import annotations
 
 import math
 import operator
-import warnings
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.core import Tracer
 
-from neurenix import _cpu, random
 from neurenix import _dtypes as dtypes
 from neurenix._core.errors import ArgumentError, ArgumentTypeError, ShapeError
 from neurenix._dtypes import cast, expect_held
@@ -39,9 +36,6 @@ __all__ = [
     "linspace",
     "ones",
     "ones_like",
-    "rand",
-    "randint",
-    "randn",
     "zeros",
     "zeros_like",
 ]
@@ -92,11 +86,19 @@ else:
             return array(data, dtype, device=device)
 
 
-def array(data: Any, dtype: Any = None, *, device: DeviceLike = None) -> jax.Array:
+def array(
+    data: Any,
+    dtype: Any = None,
+    *,
+    copy: bool | None = None,
+    ndmin: int = 0,
+    device: DeviceLike = None,
+) -> jax.Array:
     """Return ``Tensor(data, dtype=dtype, device=device)``, under NumPy's and PyTorch's names.
 
     ``nx.asarray`` and ``nx.tensor`` are the same: an array cannot be changed, so that a copy of one
-    is of no use.
+    is seldom of use. With ``copy=True`` there is one, of which a compiled function may take the
+    memory. With ``ndmin`` axes of size 1 come first until there are as many.
 
     Raises:
         DataError: as ``Tensor`` does.
@@ -113,9 +115,8 @@ def array(data: Any, dtype: Any = None, *, device: DeviceLike = None) -> jax.Arr
         made: Any = data if wanted is None else cast(data, wanted, called="Tensor(data)")
     else:
         made = numbers_of(data, wanted)
-    if device is not None:
-        return to(made, device)
-    return jnp.asarray(made)
+    made = jnp.asarray(made) if device is None else to(made, device)
+    return jnp.array(made, copy=True, ndmin=ndmin) if copy or made.ndim < ndmin else made
 
 
 asarray = tensor = array
@@ -128,7 +129,7 @@ def zeros(shape: Shape, dtype: Any = None, *, device: DeviceLike = None) -> jax.
         >>> nx.zeros((2, 3)).shape
         (2, 3)
     """
-    return full(shape, 0, _dtype_beside_shape(dtype, "float32"), device=device)
+    return full(shape, 0, dtype_beside_shape(dtype, "float32"), device=device)
 
 
 def ones(shape: Shape, dtype: Any = None, *, device: DeviceLike = None) -> jax.Array:
@@ -138,7 +139,7 @@ def ones(shape: Shape, dtype: Any = None, *, device: DeviceLike = None) -> jax.A
         >>> float(nx.ones((2, 3)).sum())
         6.0
     """
-    return full(shape, 1, _dtype_beside_shape(dtype, "float32"), device=device)
+    return full(shape, 1, dtype_beside_shape(dtype, "float32"), device=device)
 
 
 def empty(shape: Shape, dtype: Any = None, *, device: DeviceLike = None) -> jax.Array:
@@ -146,41 +147,60 @@ def empty(shape: Shape, dtype: Any = None, *, device: DeviceLike = None) -> jax.
     return zeros(shape, dtype, device=device)
 
 
-def full(shape: Shape, value: Any, dtype: Any = None, *, device: DeviceLike = None) -> jax.Array:
-    """Return an array that is ``value`` everywhere; the dtype is that of ``Tensor(value)``.
+def full(
+    shape: Shape, fill_value: Any, dtype: Any = None, *, device: DeviceLike = None
+) -> jax.Array:
+    """Return an array of ``fill_value`` everywhere; the dtype is that of ``Tensor(fill_value)``.
 
     Example:
         >>> nx.full((2,), 7)
         Array([7, 7], dtype=int32)
     """
-    filling = Tensor(value, dtype=_dtype_beside_shape(dtype, None))
-    return _placed(jnp.full(_sizes(shape), filling, dtype=filling.dtype), device)
+    filling = Tensor(fill_value, dtype=dtype_beside_shape(dtype, None))
+    return placed(jnp.full(sizes_of(shape), filling, dtype=filling.dtype), device)
 
 
-def zeros_like(array: Any, dtype: Any = None, *, device: DeviceLike = None) -> jax.Array:
-    """Return zeros of the shape and dtype of ``array``."""
-    return _placed(jnp.zeros_like(_as_array(array), dtype=_optional(dtype)), device)
+def zeros_like(
+    array: Any, dtype: Any = None, shape: Shape | None = None, *, device: DeviceLike = None
+) -> jax.Array:
+    """Return zeros of the dtype and shape of ``array``, or of those given."""
+    return placed(jnp.zeros_like(_as_array(array), _optional(dtype), _some(shape)), device)
 
 
-def ones_like(array: Any, dtype: Any = None, *, device: DeviceLike = None) -> jax.Array:
-    """Return ones of the shape and dtype of ``array``."""
-    return _placed(jnp.ones_like(_as_array(array), dtype=_optional(dtype)), device)
+def ones_like(
+    array: Any, dtype: Any = None, shape: Shape | None = None, *, device: DeviceLike = None
+) -> jax.Array:
+    """Return ones of the dtype and shape of ``array``, or of those given."""
+    return placed(jnp.ones_like(_as_array(array), _optional(dtype), _some(shape)), device)
 
 
-def empty_like(array: Any, dtype: Any = None, *, device: DeviceLike = None) -> jax.Array:
-    """Return an array of the shape and dtype of ``array`` whose contents do not matter: zeros."""
-    return zeros_like(array, dtype, device=device)
+def empty_like(
+    array: Any, dtype: Any = None, shape: Shape | None = None, *, device: DeviceLike = None
+) -> jax.Array:
+    """Return an array like ``array`` whose contents do not matter: zeros."""
+    return zeros_like(array, dtype, shape, device=device)
 
 
-def full_like(array: Any, value: Any, dtype: Any = None, *, device: DeviceLike = None) -> jax.Array:
-    """Return ``value`` everywhere, in the shape and dtype of ``array``.
+def full_like(
+    array: Any,
+    fill_value: Any,
+    dtype: Any = None,
+    shape: Shape | None = None,
+    *,
+    device: DeviceLike = None,
+) -> jax.Array:
+    """Return ``fill_value`` everywhere, in the dtype and shape of ``array`` or those given.
 
     Raises:
-        DataError: the dtype is of integers and cannot hold ``value``.
+        DataError: the dtype is of integers and cannot hold ``fill_value``.
+
+    Example:
+        >>> nx.full_like(nx.ones(2), 7, shape=(3,))
+        Array([7., 7., 7.], dtype=float32)
     """
     array = _as_array(array)
-    filling = Tensor(value, dtype=array.dtype if dtype is None else dtype)
-    return _placed(jnp.full_like(array, filling, dtype=filling.dtype), device)
+    filling = Tensor(fill_value, dtype=array.dtype if dtype is None else dtype)
+    return placed(jnp.full_like(array, filling, filling.dtype, _some(shape)), device)
 
 
 def arange(
@@ -213,13 +233,22 @@ def arange(
         ends = (0, start) if stop is None else (start, stop)
         target = jnp.result_type(*map(_kind_of, given)) if kind is None else kind
         _expect_arange_held(*ends, 1 if step is None else step, target)
-    return _placed(jnp.arange(start, stop, step, dtype=kind), device)
+    return placed(jnp.arange(start, stop, step, dtype=kind), device)
 
 
 def linspace(
-    start: Any, stop: Any, num: int = 50, dtype: Any = None, *, device: DeviceLike = None
+    start: Any,
+    stop: Any,
+    num: int = 50,
+    dtype: Any = None,
+    *,
+    endpoint: bool = True,
+    axis: int = 0,
+    device: DeviceLike = None,
 ) -> jax.Array:
     """Return ``num`` numbers, evenly spaced from ``start`` to ``stop``, both included.
+
+    With ``endpoint=False`` they end one step before ``stop``; those of arrays go along ``axis``.
 
     Raises:
         ArgumentError: ``num`` is no whole number from 0.
@@ -231,13 +260,19 @@ def linspace(
     simulated()
     if isinstance(num, bool) or not isinstance(num, int | np.integer) or num < 0:
         raise ArgumentError(f"linspace(num=…) is a whole number from 0; got {num!r}.")
-    return _placed(jnp.linspace(start, stop, num, dtype=_optional(dtype)), device)
+    numbers = jnp.linspace(start, stop, num, endpoint, dtype=_optional(dtype), axis=axis)
+    return placed(numbers, device)
 
 
 def eye(
-    rows: int, columns: int | None = None, dtype: Any = None, *, device: DeviceLike = None
+    rows: int,
+    columns: int | None = None,
+    dtype: Any = None,
+    *,
+    k: int = 0,
+    device: DeviceLike = None,
 ) -> jax.Array:
-    """Return ones on the diagonal and zeros elsewhere, float32 unless ``dtype`` says otherwise.
+    """Return ones on the ``k``-th diagonal and zeros elsewhere, float32 unless told otherwise.
 
     Example:
         >>> nx.eye(2)
@@ -245,8 +280,8 @@ def eye(
                [0., 1.]], dtype=float32)
     """
     simulated()
-    rows, columns = _sizes((rows, rows if columns is None else columns))
-    return _placed(jnp.eye(rows, columns, dtype=dtypes.dtype(dtype or "float32")), device)
+    rows, columns = sizes_of((rows, rows if columns is None else columns))
+    return placed(jnp.eye(rows, columns, k, dtype=dtypes.dtype(dtype or "float32")), device)
 
 
 def identity(n: int, dtype: Any = None, *, device: DeviceLike = None) -> jax.Array:
@@ -254,159 +289,7 @@ def identity(n: int, dtype: Any = None, *, device: DeviceLike = None) -> jax.Arr
     return eye(n, dtype=dtype, device=device)
 
 
-def randn(
-    *shape: int | Sequence[int],
-    dtype: Any = None,
-    device: DeviceLike = None,
-    key: jax.Array | None = None,
-) -> jax.Array:
-    """Return numbers of the standard normal distribution.
-
-    Without ``key`` they are of the process's stream. In a compiled function, so in a module that
-    ``fit``, ``predict`` or ``nx.jit`` runs, that stream is asked once, while the function is
-    compiled: every batch gets the same numbers, and a ``neurenix.random.FrozenDrawWarning`` says
-    so. There keep an ``nnx.Rngs`` in the module and draw with its keys, as the example does.
-    (``evaluate`` and ``predict`` leave a module's state as it was, that stream with it: there the
-    keys, and the numbers, are those of the first batch for every batch.)
-
-    Args:
-        shape: sizes, or one sequence of them.
-        dtype: of floats; float32 by default.
-        device: where to put them.
-        key: a key of ``jax.random.key`` or of an ``nnx.Rngs``; one of the process's by default.
-
-    Raises:
-        ArgumentError: the dtype is none of floats.
-        ArgumentTypeError: ``key`` is no key.
-
-    Example:
-        >>> nx.randn(2, 3).shape, nx.randn((2, 3)).shape
-        ((2, 3), (2, 3))
-        >>> import neurenix as nx
-        >>> from flax import nnx
-        >>> class Noise(nx.nn.Module):
-        ...     def __init__(self):
-        ...         self.rngs = nnx.Rngs(nx.random.next_key())
-        ...     def __call__(self, x):
-        ...         return x + nx.randn(*x.shape, key=self.rngs())
-        >>> noise, x = nx.jit(Noise()), nx.zeros((2, 3))
-        >>> bool((noise(x) == noise(x)).any())
-        False
-    """
-    kind, key = _inexact("randn", dtype, jnp.inexact), _key("randn", key)
-    numbers = _cpu.drawn(lambda sizes: jax.random.normal(key, sizes, kind), key, _sizes(shape))
-    return _placed(numbers, device)
-
-
-def rand(
-    *shape: int | Sequence[int],
-    dtype: Any = None,
-    device: DeviceLike = None,
-    key: jax.Array | None = None,
-) -> jax.Array:
-    """Return numbers evenly distributed over [0, 1).
-
-    Without ``key`` they are of the process's stream, and in a compiled function the same at every
-    call; see :func:`randn`, also for the arguments.
-
-    Raises:
-        ArgumentError: the dtype is none of floats.
-        ArgumentTypeError: ``key`` is no key.
-
-    Example:
-        >>> import jax
-        >>> bool((nx.rand(100) < 1).all())
-        True
-        >>> jax.jit(lambda key: nx.rand(2, 3, key=key))(nx.random.next_key()).shape
-        (2, 3)
-    """
-    kind, key = _inexact("rand", dtype, jnp.floating), _key("rand", key)
-    numbers = _cpu.drawn(lambda sizes: jax.random.uniform(key, sizes, kind), key, _sizes(shape))
-    return _placed(numbers, device)
-
-
-def randint(
-    low: int,
-    high: int,
-    shape: Shape,
-    dtype: Any = None,
-    *,
-    device: DeviceLike = None,
-    key: jax.Array | None = None,
-) -> jax.Array:
-    """Return integers from ``low`` up to, without, ``high``.
-
-    Without ``key`` they are of the process's stream, and in a compiled function the same at every
-    call; see :func:`randn`.
-
-    Raises:
-        ArgumentTypeError: ``low`` or ``high`` is no whole number, or ``key`` is no key.
-        ArgumentError: no integer lies between, or the dtype is none of integers.
-        DataError: the dtype cannot hold the integers; 32 bits must hold ``high``, too.
-
-    Example:
-        >>> import jax
-        >>> int(nx.randint(3, 4, (1,))[0])
-        3
-        >>> jax.jit(lambda key: nx.randint(0, 9, (2,), key=key))(nx.random.next_key()).shape
-        (2,)
-    """
-    kind = dtypes.dtype(_dtype_beside_shape(dtype, "int32"))
-    if not jnp.issubdtype(kind, jnp.integer):
-        raise ArgumentError(f"randint(dtype=…) is a type of integers, got {kind}.")
-    try:
-        low, high = operator.index(low), operator.index(high)
-    except TypeError as error:
-        raise ArgumentTypeError(
-            f"randint(low, high) takes whole numbers, got {low!r} and {high!r}."
-        ) from error
-    if low >= high:
-        raise ArgumentError(f"randint(low, high) needs low < high, got {low} and {high}.")
-    bounds = kind if kind.itemsize >= 4 else np.dtype("int32")  # 256, of uint8, fits no uint8
-    expect_held("randint", low, high - 1, kind)
-    expect_held("randint(high)", low, high, bounds)
-    minimum, maximum = np.array([low, high], bounds)
-    key = _key("randint", key)
-
-    def sample(sizes: tuple[int, ...]) -> jax.Array:
-        return jax.random.randint(key, sizes, minimum, maximum, kind)
-
-    return _placed(_cpu.drawn(sample, key, _sizes(shape)), device)
-
-
-def _key(caller: str, key: Any) -> jax.Array:
-    """Return the key to draw with: the one given, or the next of the process.
-
-    Raises:
-        ArgumentTypeError: what was given is no key.
-    """
-    if key is None:
-        drawn = random.next_key()
-        # Traced construction (``nnx.eval_shape``, a compiled initialiser) draws once on purpose,
-        # and cannot be told from a step that is being compiled: so this is no error.
-        if isinstance(drawn, Tracer):
-            warnings.warn(
-                f"{caller}() without a key inside a compiled function draws once, while it is "
-                "compiled: every call, so every batch, gets the same numbers. Keep an nnx.Rngs in "
-                "the module, as nn.Dropout does, and draw with its keys: self.rngs = "
-                f"nnx.Rngs(nx.random.next_key()), and in __call__ nx.{caller}(…, "
-                "key=self.rngs()). Where once is meant, pass key=nx.random.next_key().",
-                random.FrozenDrawWarning,
-                stacklevel=3,
-            )
-        return drawn
-    typed = isinstance(key, jax.Array) and jnp.issubdtype(key.dtype, jax.dtypes.prng_key)
-    raw = isinstance(key, jax.Array) and key.dtype == jnp.uint32 and key.ndim == 1
-    if not raw and not (typed and key.ndim == 0):
-        hint = " Call it: key=rngs()." if callable(key) else ""
-        raise ArgumentTypeError(
-            f"{caller}(key=…) takes one key, such as jax.random.key(0) or that of an nnx.Rngs, "
-            f"rngs(); got {key!r:.80}.{hint}"
-        )
-    return key
-
-
-def _sizes(shape: Any) -> tuple[int, ...]:
+def sizes_of(shape: Any) -> tuple[int, ...]:
     """Return the sizes of a shape: a whole number, a sequence of them, or a tuple of a sequence.
 
     Raises:
@@ -424,12 +307,16 @@ def _sizes(shape: Any) -> tuple[int, ...]:
     return checked
 
 
+def _some(shape: Shape | None) -> tuple[int, ...] | None:
+    return None if shape is None else sizes_of(shape)
+
+
 def _is_row(shape: Any) -> bool:
     """Tell a sequence of sizes from one size, which may be an array without axes."""
     return isinstance(shape, Sequence) or (isinstance(shape, np.ndarray) and shape.ndim > 0)
 
 
-def _placed(array: jax.Array, device: DeviceLike) -> jax.Array:
+def placed(array: jax.Array, device: DeviceLike) -> jax.Array:
     return array if device is None else to(array, device)
 
 
@@ -437,14 +324,7 @@ def _optional(dtype: Any) -> Any:
     return None if dtype is None else dtypes.dtype(dtype)
 
 
-def _inexact(caller: str, dtype: Any, family: Any) -> np.dtype:
-    kind = dtypes.dtype(dtype or "float32")
-    if not jnp.issubdtype(kind, family):
-        raise ArgumentError(f"{caller}(dtype=…) is a type of floats, got {kind}.")
-    return kind
-
-
-def _dtype_beside_shape(dtype: Any, default: Any) -> Any:
+def dtype_beside_shape(dtype: Any, default: Any) -> Any:
     """Return the dtype or the default; the second of several sizes would be taken for a dtype."""
     if isinstance(dtype, int | np.integer):
         raise ArgumentTypeError(
