@@ -36,7 +36,7 @@ class TestTheCommand:
         never = ("--examples", "1e15", "--deadline-hours", "1")
         cases = [
             (*self.SPACE, "--lr", "1", "--html", "p.html", "--json", "p.json"),
-            (*self.SPACE, "--json", "-", "--objective", "cost", "--price", "3"),
+            (*self.SPACE, "--json", "-", "--objective", "cost", "--price", "v5e=3,v4=9"),
             ("--on", "v5e-8", *never, "--json", "-"),
         ]
         done, priced, late = commands("plan", [(SCRIPT, ("train.py", *case)) for case in cases])
@@ -151,6 +151,8 @@ def test_the_command_of_the_winner_says_what_the_script_does_not() -> None:
         "neurenix preflight --on v5e-8 --mesh data=8 --step step --examples-per-step 32 "
         "--price 0.0 --region europe-west4 --commitment spot 'a b.py'"
     )
+    each = Pricing(usd_per_chip_hour={"v5e": 1.5, "v6e": 2})
+    assert "--price v5e=1.5,v6e=2 " in _command(script, [], winner(), each, None, None)
 
 
 @pytest.mark.pure

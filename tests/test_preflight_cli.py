@@ -50,7 +50,7 @@ def test_after_a_script_that_follows_on_everything_is_the_scripts(preflight) -> 
 
 def test_a_condition_that_is_true_fails_and_says_where_and_why(preflight, tmp_path: Path) -> None:
     done = preflight(
-        "train.py", "--on", "v5e-8,v6e-8", "--html", "r.html", "--price", "3",
+        "train.py", "--on", "v5e-8,v6e-8", "--html", "r.html", "--price", "v5e=3,v6e=2",
         "--fail-if", "not fits or hbm_headroom < 20 GiB",
     )  # fmt: skip
     assert done.returncode == 1, done.stdout + done.stderr
@@ -63,7 +63,8 @@ def test_a_condition_that_is_true_fails_and_says_where_and_why(preflight, tmp_pa
     # What was asked for is written all the same: one page of both slices, at the price given.
     page = (tmp_path / "r.html").read_text()
     assert page.count("<section class=target") == 2
-    assert page.count("3 USD a chip-hour, your price") == 2
+    assert page.count("3 USD a chip-hour, your price") == 1
+    assert page.count("2 USD a chip-hour, your price") == 1
 
 
 def test_a_program_that_does_not_fit_fails_unless_told_otherwise(preflight) -> None:
@@ -137,6 +138,8 @@ COMMANDS: list[tuple[tuple[str, ...], str]] = [
     (("train.py", "--on", "v5e-8", "--region", "mars"), "There is no region named 'mars'"),
     (("train.py", "--on", "v5e-8", "--commitment", "3year"), "Did you mean '3-year'"),
     (("train.py", "--on", "v5e-8", "--price", "-1"), "0 or more USD"),
+    (("train.py", "--on", "v5e-8", "--price", "v5x=1"), "named 'v5x'. Did you mean 'v5"),
+    (("train.py", "--on", "v5e-8", "--price", "cheap"), "'cheap' is not a price"),
     (("train.py", "--on", "v5e-8", "--compare", "no.json"), "no.json cannot be read"),
     (("train.py", "--on", "v5e-8", "--compare", "train.py"), "train.py is not JSON"),
     (("train.py", "--on", "v5e-8", "--timeout", "0"), "--timeout must be positive"),

@@ -8,7 +8,7 @@ import pytest
 
 from neurenix import chips
 from neurenix._core.errors import ArgumentError, ArgumentTypeError, UnknownNameError
-from neurenix.preflight.cost import Pricing, Work, cost_of, steps_for, usd_text
+from neurenix.preflight.cost import Pricing, Work, cost_of, prices_of, steps_for, usd_text
 from neurenix.preflight.text import bytes_text, percent_text, seconds_text
 
 pytestmark = pytest.mark.pure
@@ -97,6 +97,32 @@ def test_a_price_of_ones_own_takes_the_place_of_the_list() -> None:
     assert own.price is None and own.missing == ""
     free = cost_of(WORK, 7200, where, Pricing(usd_per_chip_hour=0.0))
     assert (free.usd, free.usd_per_million_tokens) == (0.0, 0.0)
+
+
+def test_each_generation_may_have_a_price_of_ones_own() -> None:
+    pricing = Pricing(usd_per_chip_hour={"TPU7x": 3, "v5litepod": 1.1})
+    found = {
+        name: cost_of(WORK, 7200, chips.resolve(name), pricing) for name in ("tpu7x-8", "v5e-1")
+    }
+    assert [cost.usd_per_chip_hour for cost in found.values()] == [3, 1.1]
+    assert [cost.price for cost in found.values()] == [None, None]
+    listed = cost_of(WORK, 7200, chips.resolve("v6e-1"), pricing)
+    assert listed.price is not None and listed.usd_per_chip_hour == 2.70
+    assert pricing == Pricing(usd_per_chip_hour={"tpu7x": 3, "v5e": 1.1})
+    with pytest.raises(UnknownNameError, match="TPU generation named 'v5x'. Did you mean 'v5"):
+        Pricing(usd_per_chip_hour={"v5x": 1.0})
+    with pytest.raises(ArgumentError, match="0 or more USD"):
+        Pricing(usd_per_chip_hour={"v5e": -1.0})
+    with pytest.raises(ArgumentError, match="two prices for v5e"):
+        Pricing(usd_per_chip_hour={"v5e": 1.0, "v5litepod": 2.0})
+    with pytest.raises(ArgumentTypeError, match=r"usd_per_chip_hour\['v5e'\] must be a number"):
+        Pricing(usd_per_chip_hour={"v5e": "1"})  # pyright: ignore[reportArgumentType]
+
+
+@pytest.mark.parametrize("text", ["", "x", "v5e", "v5e=", "v5e=1,2", "v5e=1,v5e=2", "v5e=1;v6e=2"])
+def test_a_text_that_is_no_price(text: str) -> None:
+    with pytest.raises(ArgumentError, match="is not a price. Write USD"):
+        prices_of(text)
 
 
 def test_what_is_not_listed_is_said_with_what_is() -> None:

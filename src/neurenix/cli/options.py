@@ -16,7 +16,10 @@ Arguments = Annotated[list[str] | None, typer.Argument(help="its command line")]
 Slices = Annotated[str, typer.Option(help="slices, separated by commas: v5e-8,v6e-8")]
 Region = Annotated[str, typer.Option(help="of the price: us, europe-west4, …")]
 Commitment = Annotated[str, typer.Option(help="of the price: on-demand, 1-year, 3-year, spot")]
-Price = Annotated[float | None, typer.Option(help="your own USD for a chip and an hour")]
+Price = Annotated[
+    str | None,
+    typer.Option(help="your own USD for a chip and an hour: 1.5, or tpu7x=3,v5e=1.1"),
+]
 StepExamples = Annotated[
     int | None,
     typer.Option(

@@ -90,7 +90,7 @@ def plan(
     """
     from neurenix.compiler.compile import compiler_ready
     from neurenix.preflight.choice import Workload, mesh_of
-    from neurenix.preflight.cost import Pricing
+    from neurenix.preflight.cost import Pricing, prices_of
     from neurenix.preflight.description import PreflightOptions
     from neurenix.preflight.html import plan_page
     from neurenix.preflight.planning import check_objective, search
@@ -107,7 +107,8 @@ def plan(
             compiler_options=_choices(xla, lambda text: xla_options([text])),
         )
         space.check(slices)
-        pricing, deadline = Pricing(region, commitment, price), _deadline(examples, deadline_hours)
+        pricing = Pricing(region, commitment, None if price is None else prices_of(price))
+        deadline = _deadline(examples, deadline_hours)
         check_seconds("--budget", budget)
         check_seconds("--timeout", timeout)
         options = PreflightOptions(examples=examples_per_step)
@@ -183,8 +184,11 @@ def _command(
     step: str | None,
 ) -> str:
     """Return the preflight of the winner's slice, mesh and XLA options, ready to be pasted."""
+    from neurenix.preflight.cost import price_text
+
     words = ["neurenix", "preflight", "--on", winner.slice.name]
     mesh = winner.choice.mesh if winner.choice else None
+    own = pricing.usd_per_chip_hour
     if mesh:
         words += ["--mesh", ",".join(f"{name}={size}" for name, size in mesh.items())]
     if winner.compiler_options:
@@ -192,7 +196,7 @@ def _command(
     for option, given, default in (
         ("--step", step, None),
         ("--examples-per-step", examples, None),
-        ("--price", pricing.usd_per_chip_hour, None),
+        ("--price", None if own is None else price_text(own), None),
         ("--region", pricing.region, "us"),
         ("--commitment", pricing.commitment, "on-demand"),
     ):

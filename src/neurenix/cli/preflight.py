@@ -94,7 +94,7 @@ def preflight(
     from neurenix.compiler.compile import CompileOptions
     from neurenix.preflight.choice import mesh_of
     from neurenix.preflight.condition import parse
-    from neurenix.preflight.cost import Pricing
+    from neurenix.preflight.cost import Pricing, prices_of
     from neurenix.preflight.description import PreflightOptions, axes_on
     from neurenix.preflight.html import page
     from neurenix.preflight.record import load_reports
@@ -106,7 +106,7 @@ def preflight(
         for where in slices:
             axes_on(where, axes)
         condition = parse(fail_if)
-        pricing = Pricing(region, commitment, price)
+        pricing = Pricing(region, commitment, None if price is None else prices_of(price))
         earlier = load_reports(compare) if compare is not None else None
         check_seconds("--timeout", timeout)
         check_seconds("--compile-timeout", compile_timeout)

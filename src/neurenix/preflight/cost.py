@@ -7,6 +7,7 @@ the step time, an estimate with an interval, is the report's; a cost is an estim
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from neurenix import chips
@@ -21,24 +22,35 @@ class Pricing:
     Attributes:
         region: ``"us"`` or another area, or a region of Google Cloud such as ``"europe-west4"``.
         commitment: ``"on-demand"``, ``"1-year"``, ``"3-year"`` or ``"spot"``.
-        usd_per_chip_hour: your own price, in place of the list's.
+        usd_per_chip_hour: your own price, in place of the list's: one for chips of every
+            generation, or one for each by its name; a generation that is not named has the list's.
+
+    Raises:
+        UnknownNameError: no such region, commitment or generation.
+        ArgumentError: a price is negative or no number, or a generation has two.
+        ArgumentTypeError: a price is of another type.
     """
 
     region: str = "us"
     commitment: str = "on-demand"
-    usd_per_chip_hour: float | None = None
+    usd_per_chip_hour: float | Mapping[str, float] | None = None
 
     def __post_init__(self) -> None:
         usd = self.usd_per_chip_hour
-        if usd is not None:
-            check_number("usd_per_chip_hour", usd)
-        if usd is not None and not (usd >= 0 and math.isfinite(usd)):
-            raise ArgumentError(f"A price is 0 or more USD for a chip and an hour; got {usd}.")
+        if isinstance(usd, Mapping):
+            object.__setattr__(self, "usd_per_chip_hour", _by_generation(usd))
+        elif usd is not None:
+            _check_usd("usd_per_chip_hour", usd)
         chips.price("v5e", self.region, commitment=self.commitment)  # the names are checked there
+
+    def own(self, generation: chips.Generation) -> float | None:
+        """Return your own price of a chip and an hour, or ``None`` where the list's is used."""
+        usd = self.usd_per_chip_hour
+        return usd.get(generation.name) if isinstance(usd, Mapping) else usd
 
     def of(self, generation: chips.Generation) -> chips.Price | None:
         """Return the list price of a chip, or ``None`` where none is public or yours is used."""
-        if self.usd_per_chip_hour is not None:
+        if self.own(generation) is not None:
             return None
         return chips.price(generation.name, self.region, commitment=self.commitment)
 
@@ -48,9 +60,12 @@ class Pricing:
         Example:
             >>> nx.preflight.Pricing(usd_per_chip_hour=2.0).rate(nx.chips.generation("tpu7x"))
             2.0
+            >>> own = nx.preflight.Pricing(usd_per_chip_hour={"tpu7x": 3.0})
+            >>> own.rate(nx.chips.generation("tpu7x")), own.rate(nx.chips.generation("v5e"))
+            (3.0, 1.2)
         """
         price = self.of(generation)
-        return self.usd_per_chip_hour if price is None else price.usd_per_chip_hour
+        return self.own(generation) if price is None else price.usd_per_chip_hour
 
     def missing(self, generation: chips.Generation) -> str:
         """Say that no price is public, and which ones are.
@@ -68,6 +83,63 @@ class Pricing:
             return f"no public price for {generation.name}"
         known = f" (listed: {', '.join(listed)})" if listed else ""
         return f"no public price for {generation.name} in {self.region}, {self.commitment}{known}"
+
+
+def prices_of(text: str) -> float | dict[str, float]:
+    """Return the price that a text names, or those of several generations.
+
+    Raises:
+        ArgumentError: it is neither a number nor ``generation=number`` once or several times.
+
+    Example:
+        >>> prices_of("3"), prices_of("tpu7x=3, v5e=1.1")
+        (3.0, {'tpu7x': 3.0, 'v5e': 1.1})
+    """
+    found: dict[str, float] = {}
+    try:
+        if "=" not in text:
+            return float(text)
+        for part in text.split(","):
+            name, equals, usd = (word.strip() for word in part.partition("="))
+            if not equals or name in found:
+                raise ValueError
+            found[name] = float(usd)
+    except ValueError:
+        raise ArgumentError(
+            f"{text!r} is not a price. Write USD for a chip and an hour, such as 1.5, or those of "
+            "each generation once: tpu7x=3,v5e=1.1."
+        ) from None
+    return found
+
+
+def price_text(usd: float | Mapping[str, float]) -> str:
+    """Return your own price as ``prices_of`` reads it.
+
+    Example:
+        >>> price_text(3.0), price_text({"tpu7x": 3.0, "v5e": 1.1})
+        ('3.0', 'tpu7x=3.0,v5e=1.1')
+    """
+    if not isinstance(usd, Mapping):
+        return str(usd)
+    return ",".join(f"{name}={own}" for name, own in usd.items())
+
+
+def _by_generation(prices: Mapping[str, float]) -> dict[str, float]:
+    """Return prices by the package's names of the generations."""
+    found: dict[str, float] = {}
+    for given, usd in prices.items():
+        name = chips.generation(given).name
+        if name in found:
+            raise ArgumentError(f"usd_per_chip_hour has two prices for {name}.")
+        _check_usd(f"usd_per_chip_hour[{given!r}]", usd)
+        found[name] = usd
+    return found
+
+
+def _check_usd(what: str, usd: float) -> None:
+    check_number(what, usd)
+    if not (usd >= 0 and math.isfinite(usd)):
+        raise ArgumentError(f"A price is 0 or more USD for a chip and an hour; got {usd}.")
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,8 @@ document is one object, sizes in bytes, times in seconds, and every time an esti
 - ``schema``, ``schema_version``: ``"neurenix.plan"`` and 1. A field may be added without a new
   version; one that is renamed, removed or given another meaning makes a new version.
 - ``versions``: of jax, jaxlib and libtpu, which decide what the compiler answers.
-- ``objective``; ``deadline`` (examples, hours) or null; ``pricing``.
+- ``objective``; ``deadline`` (examples, hours) or null; ``pricing``, in which
+  ``usd_per_chip_hour`` is one's own price, an object of those by generation, or null.
 - ``candidates``, the best first: what was chosen (slice, mesh, batch, remat, compiler_options),
   ``won``, ``reason`` (why it lost; empty for the winner), ``estimated_value`` (what it was judged
   by: seconds or USD for an example, or for a call where no examples are known; null where it

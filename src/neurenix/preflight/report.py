@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import math
 import os
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -36,8 +37,8 @@ class Report:
     """What a program would do on one slice, as far as the compiler and a model of time can say.
 
     Attributes:
-        suggestions: of a training step that does not fit, changes that were compiled, those first
-            that make it fit.
+        suggestions: of a program that does not fit, changes that were compiled, those first that
+            make it fit: other slices, and of a training step what else may help.
     """
 
     def __init__(
@@ -189,7 +190,7 @@ class Report:
         tokens: int | None = None,
         region: str = "us",
         commitment: str = "on-demand",
-        usd_per_chip_hour: float | None = None,
+        usd_per_chip_hour: float | Mapping[str, float] | None = None,
     ) -> Cost:
         """Return what steps cost at the estimated step time, one step if nothing says how many.
 
@@ -201,7 +202,7 @@ class Report:
             tokens: or so many tokens.
             region: ``"us"`` or a region that ``chips.price`` knows.
             commitment: ``"on-demand"``, ``"1-year"``, ``"3-year"`` or ``"spot"``.
-            usd_per_chip_hour: your own price, in place of the list's.
+            usd_per_chip_hour: your own price, in place of the list's, or one for each generation.
 
         Returns:
             A ``Cost``, whose ``usd`` is ``None`` where no public price is known.
@@ -210,7 +211,7 @@ class Report:
             ArgumentError: the program does not fit, so it has no step time; a negative number, or
                 none at all (NaN); examples or tokens of a program that has none.
             ArgumentTypeError: what is given is not a number.
-            UnknownNameError: no such region or commitment.
+            UnknownNameError: no such region, commitment or generation.
         """
         pricing = Pricing(region, commitment, usd_per_chip_hour)
         work = self._work()
