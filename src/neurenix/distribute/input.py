@@ -12,6 +12,7 @@ from typing import Any, Protocol
 
 import jax
 import numpy as np
+from jax.experimental import multihost_utils
 
 from neurenix._core.errors import ArgumentTypeError, DataError, ShapeError
 from neurenix._owned import owned
@@ -133,7 +134,7 @@ class DistributedIterator(Iterator[Any]):
 
 
 class PerReplicaDataset:
-    """A dataset of per-replica batches, dealt out to the replicas in turn.
+    """A dataset of per-replica batches, dealt out to the replicas of this process in turn.
 
     Raises:
         ArgumentTypeError: the dataset is one batch.
@@ -158,12 +159,21 @@ class PerReplicaDataset:
             ShapeError: when iterated, the replicas' batches do not go end to end.
         """
         if isinstance(self._dataset, Iterator):
-            return map(_end_to_end, self._dealt())
+            return map(self._of_all, self._dealt())
         return _GlobalBatches(self)
+
+    def _of_all(self, batches: list[Any]) -> Any:
+        """Return the replicas' batches end to end, those of other processes included."""
+        batch = _end_to_end(batches)
+        if self._placement.batch_sharding().is_fully_addressable:
+            return batch
+        return multihost_utils.process_allgather(batch, tiled=True)
 
     def _dealt(self) -> Iterator[list[Any]]:
         iterator = iter(self._dataset)
         replicas = self._placement.num_replicas_in_sync
+        if not self._placement.batch_sharding().is_fully_addressable:
+            replicas //= jax.process_count()
         self._check(_length(self._dataset), replicas)
         taken = 0
         while True:
@@ -192,7 +202,7 @@ class _GlobalBatches:
         self._dataset = dataset
 
     def __iter__(self) -> Iterator[Any]:
-        return map(_end_to_end, self._dataset._dealt())
+        return map(self._dataset._of_all, self._dataset._dealt())
 
 
 def _end_to_end(batches: list[Any]) -> Any:

@@ -42,6 +42,12 @@ class PerReplica:
         return len(jax.tree.leaves(self.stacked)[0])
 
     def __getitem__(self, replica: int) -> Any:
+        """Return the value of one replica.
+
+        Raises:
+            IndexError: there are fewer.
+            ArgumentError: the replica is one of another process.
+        """
         if not -len(self) <= replica < len(self):
             raise IndexError(f"replica {replica} of {len(self)}")
         return jax.tree.map(lambda leaf: _entry(leaf, replica % len(self)), self.stacked)
@@ -63,20 +69,30 @@ class PerReplica:
 
     @property
     def values(self) -> tuple[Any, ...]:
-        """The value of each replica, in order."""
-        return tuple(self)
+        """The value of each replica, in order; of several processes, those of this one."""
+        return tuple(self[replica] for replica in range(len(self)) if self._is_here(replica))
+
+    def _is_here(self, replica: int) -> bool:
+        return all(
+            getattr(leaf, "is_fully_addressable", True) or _shard(leaf, replica) is not None
+            for leaf in jax.tree.leaves(self.stacked)
+        )
 
     def __repr__(self) -> str:
-        host = jax.tree.map(np.asarray, self.stacked)
-        rows = (
-            jax.tree.map(lambda leaf, i=i: np.array2string(leaf[i], separator=", "), host)
-            for i in range(len(self))
-        )
-        return "PerReplica{" + ", ".join(f"{i}: {_text(row)}" for i, row in enumerate(rows)) + "}"
+        def text(replica: int) -> str:
+            if not self._is_here(replica):
+                return "of another process"
+            return _text(
+                jax.tree.map(
+                    lambda leaf: np.array2string(np.asarray(leaf), separator=", "), self[replica]
+                )
+            )
+
+        return "PerReplica{" + ", ".join(f"{i}: {text(i)}" for i in range(len(self))) + "}"
 
 
 def stack_replicas(values: Sequence[Any], sharding: Sharding) -> PerReplica:
-    """Return ``PerReplica`` of one host value per replica, each on its replica's device.
+    """Return ``PerReplica`` of one host value per replica of this process, on its device.
 
     Raises:
         ShapeError: the replicas' values have different shapes.
@@ -91,17 +107,32 @@ def stack_replicas(values: Sequence[Any], sharding: Sharding) -> PerReplica:
                 f"The replicas' batches have different shapes: {sorted(shapes)}. Every replica "
                 "needs the same one: batch with drop_remainder=True, or pad the last batch."
             )
-        return jax.device_put(np.stack(leaves), sharding)
+        if sharding.is_fully_addressable:
+            return jax.device_put(np.stack(leaves), sharding)
+        return jax.make_array_from_process_local_data(sharding, np.stack(leaves))
 
     return PerReplica(jax.tree.map(stack, *values))
 
 
 def _entry(leaf: Any, replica: int) -> Any:
+    shard = _shard(leaf, replica)
+    if shard is not None:
+        return shard
+    if not getattr(leaf, "is_fully_addressable", True):
+        raise ArgumentError(
+            f"Replica {replica} runs in another process, and its value is there. strategy.reduce "
+            "brings the values of all replicas together; value.values are those of this process."
+        )
+    return leaf[replica]
+
+
+def _shard(leaf: Any, replica: int) -> jax.Array | None:
+    """Return the entry of a replica that lies on a device of this process."""
     for shard in getattr(leaf, "addressable_shards", ()):
         first = shard.index[0]
         if (first.start, first.stop) == (replica, replica + 1):
             return shard.data[0]
-    return leaf[replica]
+    return None
 
 
 def _text(row: Any) -> str:
