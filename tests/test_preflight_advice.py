@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import pytest
+from jax.sharding import AbstractMesh, NamedSharding
 
 import neurenix as nx
 from neurenix import chips, nn
@@ -15,6 +18,7 @@ from neurenix.compiler.target import Target
 from neurenix.preflight import PreflightOptions, advice
 from neurenix.preflight.advice import suggestions
 from neurenix.preflight.choice import Choice, Workload
+from neurenix.preflight.script_step import ScriptRun, ScriptStep
 from neurenix.train.options import TrainOptions
 
 pytestmark = pytest.mark.cpu8
@@ -92,6 +96,81 @@ ALL = {SMALLER, LARGER, ROOMIER, DIVIDE, RECOMPUTE, MOMENTS, IN_2}
 def test_every_change_that_may_help_is_tried(tried, batch: int, options, changes) -> None:
     found = tried("v5e-4", {"data": 4}, batch, **options)
     assert {SMALLER if change.startswith(SMALLER) else change for change in found} == changes
+
+
+def spec(*partition: str | None) -> Any:
+    return nx.spec((192, 64), partition=partition)
+
+
+@pytest.mark.parametrize(
+    ("on", "mesh", "args", "changes"),
+    [
+        ("v5e-1", None, [spec()], ["take v6e-1", "take v5p-2"]),
+        ("v5e-8", None, [spec()], ["take v6e-8", "take v5p-16"]),  # whole on every device
+        ("v5p-8", None, [spec()], []),  # none has more memory
+        (
+            "v5e-1",
+            None,
+            [spec("data"), spec()],
+            ["take v5e-4", "take v5e-8", "take v6e-1", "take v5p-2"],
+        ),
+        ("v5e-64", None, [spec("data")], ["take v6e-64", "take v5p-128"]),  # 192 rows
+        (
+            "v5e-4",
+            {"dp": 2, "tp": 2},
+            [spec(None, "tp"), spec()],
+            [
+                'take v5e-8, mesh={"dp": 2, "tp": 4}',
+                'take v5e-16, mesh={"dp": 2, "tp": 8}',
+                'take v6e-4, mesh={"dp": 2, "tp": 2}',
+                'take v5p-8, mesh={"dp": 2, "tp": 2}',
+            ],
+        ),
+        (
+            "v5e-4",
+            {"data": 2, "fsdp": 2},
+            [spec("data", "fsdp")],
+            [
+                'take v5e-8, mesh={"data": 2, "fsdp": 4}',
+                'take v5e-16, mesh={"data": 2, "fsdp": 8}',
+                'take v6e-4, mesh={"data": 2, "fsdp": 2}',
+                'take v5p-8, mesh={"data": 2, "fsdp": 2}',
+            ],
+        ),
+        ("v4-8", {"data": 4}, [spec()], ["take v6e-4", "take v5p-8"]),
+        ("2x v5e-4", None, [spec("data")], []),
+    ],
+)
+def test_of_a_function_other_slices_are_tried(tried, on, mesh, args, changes) -> None:
+    del tried
+
+    def double(*args: Any) -> Any:
+        return [x * 2 for x in args]
+
+    workload = Workload.of(double, tuple(args), None, None, PreflightOptions())
+    where = chips.resolve(on)
+    refused = analyse(workload.program(Choice(where, mesh)), where, refusal(where))
+    found = suggestions(workload, refused)
+    assert {s.change for s in found} == set(changes)
+    for suggestion in found:
+        program = suggestion.analysis.program
+        assert program.num_devices == suggestion.analysis.where.num_devices
+
+
+def test_a_script_is_not_run_once_more_for_a_change(tried, monkeypatch) -> None:
+    del tried
+    mesh = jax.make_mesh((4,), ("rows",), devices=jax.devices()[:4])
+    rows = jax.device_put(jnp.ones((64, 8)), NamedSharding(mesh, jax.P("rows")))
+    where = chips.resolve("v5e-4")
+    run = ScriptRun("train.py", (), 60, "step")
+    step = ScriptStep(jax.jit(jnp.sin), AbstractMesh((), ()), run, [where])
+    monkeypatch.setattr(ScriptStep, "_run_again", None)
+    workload = Workload.of(step, (rows,), None, None, PreflightOptions())
+    program = Workload.of(step.function, (rows,), None, None, PreflightOptions()).program(
+        Choice(where)
+    )
+    found = suggestions(workload, analyse(program, where, refusal(where)))
+    assert {s.analysis.where.name for s in found} == {"v5e-8", "v5e-16", "v6e-4", "v5p-8"}
 
 
 @pytest.mark.parametrize("steps", [1, 3, 5])

@@ -382,6 +382,21 @@ def test_what_does_not_fit_is_told_what_would_each_change_compiled() -> None:
     assert "changes, each compiled" in text and smaller.change in text
 
 
+def test_a_function_that_does_not_fit_is_told_on_which_slices_it_would() -> None:
+    def products(x: jax.Array) -> jax.Array:
+        return jnp.sin(x) @ jnp.cos(x.T)
+
+    rows = nx.spec((65536, 32768), partition=("data",))
+    report = nx.preflight(products, rows, on="v5e-1")
+    assert report.refused == "hbm"
+    fits = {s.analysis.where.name: s.fits for s in report.suggestions}
+    assert fits == {"v5e-4": True, "v5e-8": True, "v6e-1": True, "v5p-2": True}
+    assert "take v5e-4: fits" in report.text(200)
+    assert [s["change"] for s in report.to_dict()["suggestions"]] == [
+        s.change for s in report.suggestions
+    ]
+
+
 def test_suggestions_can_be_left_out_and_are_not_made_for_what_fits() -> None:
     assert nx.preflight(model(), on="v5e-1", input_shape=(64, 256)).suggestions == ()
     net = nn.Sequential(nn.Linear(65536, 8)).compile(optimizer="sgd", loss="mse")

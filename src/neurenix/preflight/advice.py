@@ -1,7 +1,8 @@
 """What would make a program fit: changes, each compiled and shown with its effect.
 
-Owns which changes are tried for a training step that the compiler refused for want of HBM, one at
-a time. It promises nothing that was not compiled: a change that does not help is shown as such.
+Owns which changes are tried for a program that the compiler refused for want of HBM, one at a time.
+Of a function nothing is known but its arrays, so that only other slices are tried. It promises
+nothing that was not compiled: a change that does not help is shown as such.
 """
 
 from __future__ import annotations
@@ -9,21 +10,31 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
+import jax
+
 from neurenix import chips
-from neurenix._core.errors import ArgumentError
+from neurenix._core.errors import ArgumentError, CompilationError
 from neurenix.compiler.analysis import Analysis, analyse
 from neurenix.compiler.compile import compile_all
+from neurenix.compiler.placement import axis_names
+from neurenix.compiler.program import Program
 from neurenix.compiler.target import Target
 from neurenix.distribute.mesh import BATCH_AXES
 from neurenix.preflight.choice import Choice, Workload
+from neurenix.preflight.script_step import ScriptStep
 
 _SPARE = 0.97  # of the memory beside the state: what a smaller batch is aimed at
 _TRIES = 3
+_SLICES_OF_A_FUNCTION = 2  # larger ones, and generations with more memory
 _ROOMIER = ("v6e", "v5p", "tpu7x")  # generations by the HBM of a device
 _GROWN = ("fsdp", "tensor", "data")  # mesh axes in the order in which a larger slice grows one
+
+
+_Change = tuple[str, chips.Slice, Program]  # in words, and the program with it
 
 
 @dataclass(frozen=True)
@@ -45,18 +56,21 @@ class Suggestion:
 
 
 def suggestions(workload: Workload, refused: Analysis) -> tuple[Suggestion, ...]:
-    """Compile the changes that may make a refused training step fit, those that do first.
+    """Compile the changes that may make a refused program fit, those that do first.
 
     Args:
         workload: what was asked about.
-        refused: its analysis on one slice; one that fits, a plain function, and a refusal for
-            another reason than HBM have no suggestions.
+        refused: its analysis on one slice; one that fits, and a refusal for another reason than
+            HBM have no suggestions.
     """
-    if refused.fits or workload.trainer is None or refused.findings[0].rule != "refused-hbm":
+    if refused.refused != "hbm":
         return ()
-    tried = list(_compiled(workload, list(_changes(workload, refused))))
-    smaller = _smaller_batch(workload, refused)
-    tried = ([smaller] if smaller else []) + tried
+    if workload.trainer is None:
+        tried = list(_answered(workload, _of_function(workload, refused)))
+    else:
+        tried = list(_compiled(workload, list(_changes(workload, refused))))
+        smaller = _smaller_batch(workload, refused)
+        tried = ([smaller] if smaller else []) + tried
     return tuple(sorted(tried, key=lambda s: (not s.fits, s.analysis.memory.peak_bytes)))
 
 
@@ -84,8 +98,54 @@ def _changes(workload: Workload, refused: Analysis) -> Iterator[tuple[str, Choic
     for where in _larger(refused.where):
         mesh = _grown(workload, refused.program.axes, where.num_devices)
         if mesh is not None:
-            said = "" if set(mesh) == {"data"} else f", {_written(mesh)}"
-            yield f"take {where.name}{said}", replace(here, slice=where, mesh=mesh)
+            yield _taking(where, mesh), replace(here, slice=where, mesh=mesh)
+
+
+def _of_function(workload: Workload, refused: Analysis) -> list[_Change]:
+    """Return a function on other slices; a script is not run once more for them."""
+    step = workload.target
+    if not isinstance(step, ScriptStep):
+        return list(_elsewhere(workload, refused))
+    with jax.sharding.use_abstract_mesh(step.mesh):
+        return list(_elsewhere(replace(workload, target=step.function), refused))
+
+
+def _elsewhere(workload: Workload, refused: Analysis) -> Iterator[_Change]:
+    """Yield a function on each slice where a device has more memory, or less of the arguments."""
+    here, before = refused.where, refused.program
+    for where in _larger(here, _SLICES_OF_A_FUNCTION):
+        roomier = where.generation is not here.generation
+        for mesh in _divided_further(before, where.num_devices):
+            change = (_taking(where, mesh), Choice(where, mesh))
+            found = next(_traced(workload, [change]), None)
+            if found and (roomier or _held(found[-1]) < _held(before)):
+                yield found
+                break
+
+
+def _divided_further(program: Program, count: int) -> Iterator[dict[str, int]]:
+    """Yield a function's mesh laid over ``count`` devices, by each axis that divides an argument.
+
+    An axis that is alone is always tried: over one device nothing may have been laid yet.
+    """
+    axes, now = program.axes, program.num_devices
+    if now == count:
+        yield dict(axes)
+        return
+    entries = (entry for leaf in program.leaves for entry in leaf.partition)
+    dividing = {name for entry in entries for name in axis_names(entry)}
+    for name in dict.fromkeys([*_GROWN, *axes]):
+        if name in axes and (name in dividing or len(axes) == 1) and count * axes[name] % now == 0:
+            yield axes | {name: count * axes[name] // now}
+
+
+def _held(program: Program) -> int:
+    """Return the bytes of the arguments on each device."""
+    return sum(leaf.device_bytes for leaf in program.leaves)
+
+
+def _taking(where: chips.Slice, mesh: Mapping[str, int]) -> str:
+    return f"take {where.name}" + ("" if set(mesh) == {"data"} else f", {_written(mesh)}")
 
 
 def _recomputing(module: Any, policy: str) -> str:
@@ -124,29 +184,37 @@ def _shares(workload: Workload, axes: Mapping[str, int]) -> int:
     return replicas * workload.trainer.options.accumulate_steps
 
 
-def _larger(where: chips.Slice) -> Iterator[chips.Slice]:
-    """Yield the next larger slice of this generation, and as many chips with more memory each."""
+def _larger(where: chips.Slice, most: int = 1) -> Iterator[chips.Slice]:
+    """Yield the next larger slices of this generation, and as many chips with more memory each."""
     if where.num_slices > 1:
         return
     generation = where.generation
     known = [chips.resolve(name) for name in chips.known_slices()]
     same = [s for s in known if s.generation is generation and s.num_chips > where.num_chips]
-    if same:
-        yield min(same, key=lambda s: s.num_chips)
-    for other in map(chips.generation, _ROOMIER):
-        if other.hbm_bytes_per_device > generation.hbm_bytes_per_device:
-            as_many = [s for s in known if s.generation is other and s.num_chips == where.num_chips]
-            yield from as_many[:1]
-            return
+    sizes = sorted({s.num_chips for s in same})
+    yield from (next(s for s in same if s.num_chips == size) for size in sizes[:most])
+    roomier = [
+        other
+        for other in map(chips.generation, _ROOMIER)
+        if other.hbm_bytes_per_device > generation.hbm_bytes_per_device
+    ]
+    for other in roomier[:most]:
+        as_many = [s for s in known if s.generation is other and s.num_chips == where.num_chips]
+        yield from as_many[:1]
 
 
 def _compiled(workload: Workload, changes: list[tuple[str, Choice]]) -> Iterator[Suggestion]:
-    programs = []
+    return _answered(workload, list(_traced(workload, changes)))
+
+
+def _traced(workload: Workload, changes: list[tuple[str, Choice]]) -> Iterator[_Change]:
     for change, choice in changes:
-        try:
-            programs.append((change, choice.slice, workload.program(choice)))
-        except ArgumentError:  # a batch that does not divide there, a module without recomputation
-            continue
+        # A batch that does not divide there, a module without recomputation.
+        with suppress(ArgumentError, CompilationError):
+            yield change, choice.slice, workload.program(choice)
+
+
+def _answered(workload: Workload, programs: list[_Change]) -> Iterator[Suggestion]:
     pairs = [(program, Target.of(where)) for _, where, program in programs]
     answers = compile_all(pairs, workload.options.compiler)
     for (change, where, program), answer in zip(programs, answers, strict=True):

@@ -44,7 +44,7 @@ class PreflightOptions:
         donate_argnums: of a plain function, the arguments whose memory the results take over; one
             number or several, as for ``jax.jit``.
         compiler: time limit, cache, XLA options.
-        suggest: when a training step does not fit, compile what may make it fit.
+        suggest: when the program does not fit, compile what may make it fit.
         examples: that one call of a plain function works on, where its arguments do not show it.
     """
 
