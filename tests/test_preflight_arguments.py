@@ -235,7 +235,7 @@ def test_a_script_may_call_its_step_with_names(tmp_path: Path) -> None:
         "step = nx.jit(lambda w, *, x: x @ w)\n"
         f"step(jnp.ones({W.shape}), x=jnp.ones({X.shape}))\n"
     )
-    target, args, _ = first_step(script)
+    target, args, *_ = first_step(script)
     assert arrays(program(target, *args)) == [W.shape, X.shape]
 
 

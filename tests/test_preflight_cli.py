@@ -39,6 +39,10 @@ def test_options_may_follow_the_script_as_in_the_issue_of_a_ci(preflight, tmp_pa
     assert "failed" not in done.stderr
     written = json.loads((tmp_path / "r.json").read_text())
     assert [report["slice"]["name"] for report in written] == ["v5e-8", "v6e-8"]
+    for report in written:  # 640 examples in batches of 64
+        cost = report["estimated_cost"]
+        assert cost["usd_per_epoch"] == pytest.approx(10 * cost["usd_per_step"])
+    assert " ".join(done.stdout.split()).count("USD for an epoch of 10 steps; 8 chips at") == 2
     assert max(len(line) for line in done.stdout.splitlines()) <= 100
 
 

@@ -316,9 +316,23 @@ def test_json_says_what_the_report_does(reports: list[Report]) -> None:
         costs = data["estimated_cost"]
         for name in ("usd_per_step", "usd_per_million_tokens", "usd_per_chip_hour"):
             assert costs[name] == getattr(cost, name)
+        assert costs["usd_per_epoch"] is None
         assert costs["price_source"] == (cost.price and cost.price.source)
         seconds = sum(operation["estimated_seconds"] for operation in data["operations"])
         assert seconds == pytest.approx(report.step_time.device_seconds)
+
+
+def test_an_epoch_costs_its_steps(reports: list[Report]) -> None:
+    report = copy.copy(reports[0])
+    report.steps_per_epoch = 450
+    data = report.to_dict()
+    assert data["estimated_cost"]["usd_per_epoch"] == report.cost(450).usd
+    assert "USD for an epoch of 450 steps, " in " ".join(report.text().split())
+    del data["estimated_cost"]["usd_per_epoch"]  # as files are that were written before
+    assert Record(data).data["estimated_cost"]["usd_per_epoch"] is None
+    other = copy.copy(reports[1])  # nobody publishes a price of its chips
+    other.steps_per_epoch = 450
+    assert other.to_dict()["estimated_cost"]["usd_per_epoch"] is None
 
 
 def parts_of(described: dict, at: tuple[str, ...] = ()):

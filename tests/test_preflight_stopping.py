@@ -52,7 +52,7 @@ def test_the_first_step_is_known_and_none_is_taken(
     monkeypatch.chdir(tmp_path)
     (tmp_path / "train.py").write_text(begin + rest)
     tracing = sys.gettrace()
-    target, args, _ = first_step("train.py", timeout_seconds=60)
+    target, args, *_ = first_step("train.py", timeout_seconds=60)
     assert callable(getattr(target, "fit", target)) and len(args) == 2
     assert not (tmp_path / "taken").exists()
     assert sys.gettrace() is tracing

@@ -5,9 +5,9 @@ function by ``nx.jit`` or ``strategy.run``. ``neurenix preflight script.py`` fil
 trains calls them. This module decides nothing and knows nobody.
 
     >>> from neurenix._functions import intercept
-    >>> with intercept.listening(on_first_step=lambda trainer, x, y: print("step")):
-    ...     intercept.first_step(None, None, None)
-    step
+    >>> with intercept.listening(on_first_step=lambda trainer, x, y, steps: print(steps)):
+    ...     intercept.first_step(None, None, None, 8)
+    8
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-on_first_step: Callable[[Any, Any, Any], None] | None = None
+on_first_step: Callable[[Any, Any, Any, int | None], None] | None = None
 on_first_call: Callable[[Callable[..., Any], tuple[Any, ...]], None] | None = None
 
 
@@ -29,7 +29,7 @@ class StopScript(BaseException):
 
 @contextmanager
 def listening(
-    on_first_step: Callable[[Any, Any, Any], None] | None = None,
+    on_first_step: Callable[[Any, Any, Any, int | None], None] | None = None,
     on_first_call: Callable[[Callable[..., Any], tuple[Any, ...]], None] | None = None,
 ) -> Iterator[None]:
     """Fill the slots inside a ``with`` block and empty them after it."""
@@ -42,10 +42,13 @@ def listening(
         module["on_first_step"], module["on_first_call"] = before
 
 
-def first_step(trainer: Any, x: Any, y: Any) -> None:
-    """Tell the listener, if any, of a trainer about to take its first step on ``x`` and ``y``."""
+def first_step(trainer: Any, x: Any, y: Any, steps_per_epoch: int | None) -> None:
+    """Tell the listener, if any, of a trainer about to take its first step on ``x`` and ``y``.
+
+    It is the first of so many in an epoch, where that is known.
+    """
     if on_first_step is not None:
-        on_first_step(trainer, x, y)
+        on_first_step(trainer, x, y, steps_per_epoch)
 
 
 def first_call(function: Callable[..., Any], args: tuple[Any, ...]) -> None:

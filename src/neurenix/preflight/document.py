@@ -109,9 +109,10 @@ def _suggestion(suggestion: Suggestion) -> dict[str, Any]:
 
 
 def _cost(report: Report, pricing: Pricing) -> dict[str, Any]:
-    cost = report.cost(1, **vars(pricing))
+    cost, steps = report.cost(1, **vars(pricing)), report.steps_per_epoch
     return {
         "usd_per_step": cost.usd_per_step,
+        "usd_per_epoch": report.cost(steps, **vars(pricing)).usd if steps else None,
         "usd_per_million_tokens": cost.usd_per_million_tokens,
         "usd_per_chip_hour": cost.usd_per_chip_hour,
         "region": pricing.region,

@@ -13,7 +13,8 @@ times in seconds, and every time an estimate:
   ``bound``; ``mfu``; ``model_flops`` of all devices for one step.
 - ``batch`` (examples, sequence_length, tokens of one step) and ``estimated_rates``, null where
   unknown.
-- ``estimated_cost`` of one step, with its price's region, commitment, source and date.
+- ``estimated_cost`` of one step, with its price's region, commitment, source and date; and of an
+  epoch of the script's ``fit``, without what validates it, null where its steps are not known.
 - ``published_run``: the nearest one, for orientation; never ours.
 - ``hbm_per_device``: byte counts, ``roles``, which divides the arguments, and
   ``largest_buffers``: those of 1 % of the peak or more, each with its shape and source line. Null
@@ -52,6 +53,7 @@ UNDIVIDED = "activations and others"
 
 
 _ADDED: dict[str, Any] = {"suggestions": []}
+_ADDED_TO_COST: dict[str, Any] = {"usd_per_epoch": None}
 """Fields that older files of this version do not have, as they are read then."""
 
 
@@ -63,7 +65,7 @@ class Record:
 
     def __init__(self, data: Mapping[str, Any], source: str = "this report") -> None:
         _check(data, source)
-        self.data = _ADDED | dict(data)
+        self.data = _completed(data)
         self.source = source
 
     @property
@@ -217,6 +219,14 @@ def plain(value: Any) -> Any:
     return value
 
 
+def _completed(data: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a document with the fields that older files do not have."""
+    found, cost = _ADDED | dict(data), data.get("estimated_cost")
+    if isinstance(cost, Mapping):
+        found["estimated_cost"] = _ADDED_TO_COST | dict(cost)
+    return found
+
+
 def _check(data: Any, source: str) -> None:
     name = data.get("schema") if isinstance(data, Mapping) else None
     version = data.get("schema_version") if isinstance(data, Mapping) else None
@@ -232,7 +242,7 @@ def _check(data: Any, source: str) -> None:
         )
     if name != SCHEMA:
         raise ArgumentError(f"{source} is not a preflight report: it has no schema {SCHEMA!r}.")
-    problem = next(problems(schema(), _ADDED | dict(data)), None)
+    problem = next(problems(schema(), _completed(data)), None)
     if problem:
         raise ArgumentError(f"{source} is damaged: {problem}.")
 

@@ -39,6 +39,8 @@ class Report:
     Attributes:
         suggestions: of a program that does not fit, changes that were compiled, those first that
             make it fit: other slices, and of a training step what else may help.
+        steps_per_epoch: of the run that it is a step of, where a script has told, else None; with
+            it, text and JSON have the cost of an epoch, without what validates it.
     """
 
     def __init__(
@@ -50,6 +52,7 @@ class Report:
     ) -> None:
         self._analysis = analysis
         self.suggestions = suggestions
+        self.steps_per_epoch: int | None = None
         self._batch = batch_of(analysis.program, examples)
         self._memory = _with_results(analysis)
 

@@ -57,12 +57,14 @@ _GRACE_SECONDS = 10.0
 class FirstStep(NamedTuple):
     """What a script was about to run: on which arguments, and on the mesh of which context.
 
-    ``mesh`` is what ``jax.set_mesh`` had set there, an empty one if nothing.
+    ``mesh`` is what ``jax.set_mesh`` had set there, an empty one if nothing; ``steps_per_epoch``
+    how many steps ``fit`` was to make in an epoch, None where that is not known.
     """
 
     target: Any
     args: tuple[Any, ...]
     mesh: AbstractMesh
+    steps_per_epoch: int | None = None
 
     def context(self) -> AbstractContextManager[Any]:
         """Return what enters that mesh, so that the step is described as the script calls it."""
@@ -110,8 +112,13 @@ def preflight_script(
         CompilationError: it did not reach one in time.
     """
     with compiler_ready(options.compiler if options else None):
-        target, args = step_for(path, arguments, on, timeout_seconds=timeout_seconds, step=step)
-        return preflight(target, *args, on=list(on), mesh=mesh, options=options)
+        run = ScriptRun(os.fspath(path), tuple(arguments), timeout_seconds, step)
+        found = first_step(path, arguments, timeout_seconds=timeout_seconds, step=step)
+        target = _target(found, run, on)
+        reports = preflight(target, *found.args, on=list(on), mesh=mesh, options=options)
+    for report in reports:
+        report.steps_per_epoch = found.steps_per_epoch
+    return reports
 
 
 def step_for(
@@ -139,9 +146,14 @@ def step_for(
     """
     run = ScriptRun(os.fspath(path), tuple(arguments), timeout_seconds, step)
     found = first_step(path, arguments, timeout_seconds=timeout_seconds, step=step)
+    return _target(found, run, on), found.args
+
+
+def _target(found: FirstStep, run: ScriptRun, on: Sequence[On]) -> Any:
+    """Return what can be asked about a step that a run has reached."""
     if trainer_of(found.target) is None:
-        return ScriptStep(found.target, found.mesh, run, slices_on(on)), found.args
-    return found.target, found.args
+        return ScriptStep(found.target, found.mesh, run, slices_on(on))
+    return found.target
 
 
 def first_step(
@@ -230,9 +242,9 @@ class _ScriptRun:
                 self._waker.close()
                 sys.settrace(tracing)
 
-    def _at_fit(self, trainer: Any, x: Any, y: Any) -> None:
+    def _at_fit(self, trainer: Any, x: Any, y: Any, steps: int | None) -> None:
         if self._step is None or self._step in _STEPS_OF_FIT:
-            self._at_step(trainer, (x,) if y is None else (x, y))
+            self._at_step(trainer, (x,) if y is None else (x, y), steps)
         self._fitted = True
 
     def _at_call(self, function: Any, args: tuple[Any, ...]) -> None:
@@ -240,14 +252,16 @@ class _ScriptRun:
             self._at_step(function, args)
         self._compiled.append(jits.name_of(function))
 
-    def _at_step(self, target: Any, args: tuple[Any, ...]) -> NoReturn:
+    def _at_step(
+        self, target: Any, args: tuple[Any, ...], steps_per_epoch: int | None = None
+    ) -> NoReturn:
         if os.getpid() != self._process:
             _end_child(
                 "a process that the script forked reached a training step, and is stopped there; "
                 "only a step of the script's own process is looked at"
             )
         context = jax.sharding.get_abstract_mesh()
-        self._reached.append(_Reached(FirstStep(target, args, context)))
+        self._reached.append(_Reached(FirstStep(target, args, context, steps_per_epoch)))
         if threading.current_thread() is not threading.main_thread():
             self._stop_from_thread()
         if len(self._reached) == 1:

@@ -189,8 +189,12 @@ def _cost(report: Report, pricing: Pricing) -> str:
     which = "your price"
     if cost.price is not None:
         which = f"{cost.price.region} {cost.price.commitment}, list of {cost.price.as_of}"
+    steps, epoch = report.steps_per_epoch, ""
+    if steps:
+        usd = cost.usd * steps / cost.steps
+        epoch = f", {usd_text(usd)} for an epoch of {amount(steps, 'step')}"
     return (
-        f"{usd_text(cost.usd)} for 1,000 steps{million}; {chips} at "
+        f"{usd_text(cost.usd)} for 1,000 steps{epoch}{million}; {chips} at "
         f"{usd_text(cost.usd_per_chip_hour)} an hour ({which})"
     )
 

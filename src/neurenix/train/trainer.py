@@ -219,10 +219,11 @@ class Trainer(Described, Resumable, StepStates):
         check_watched(called, definition.log_names, validated=validate is not None)
         for callback in called:
             callback.trainer = self
-        step = session.step(self.options.steps_per_execution, steps_per_epoch or feed.exact_steps)
+        steps = steps_per_epoch or feed.exact_steps
+        step = session.step(self.options.steps_per_execution, steps)
         run = Run(self, session, step, feed, called)
         spec = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), feed.first)
-        intercept.first_step(self, spec.x, spec.y)
+        intercept.first_step(self, spec.x, spec.y, steps)
         try:
             to_do = range(options.initial_epoch, epochs)
             return run.epochs(to_do, steps_per_epoch, validate, options.verbose)
