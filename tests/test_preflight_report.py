@@ -452,7 +452,6 @@ def test_memory_by_role_adds_up_to_the_peak(reports, refused) -> None:
 
 def test_what_is_not_known_of_a_refused_program_has_not_changed(reports, refused) -> None:
     (known,) = (r for r in reports if r.slice.name == "v5e-8")
-    assert known.hbm.activations_bytes > 0
     older = copy.deepcopy(refused.record().data)
     older["hbm_per_device"] |= {"activations_bytes": 0, "gradients_bytes": 0}
     assert Record(older).memory() == refused.record().memory()
