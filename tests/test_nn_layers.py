@@ -395,8 +395,8 @@ def test_integers_are_taken_by_layers_of_numbers():
 
 ACTIVATIONS = [
     layer
-    for layer in vars(activations).values()
-    if isinstance(layer, type) and layer.__module__ == activations.__name__
+    for name, layer in vars(activations).items()
+    if isinstance(layer, type) and layer.__module__ == activations.__name__ and name[0] != "_"
 ]
 
 

@@ -9,7 +9,7 @@ import pytest
 from jax.sharding import AbstractMesh, AxisType
 
 import nn_reference as ref
-from neurenix import nn
+from neurenix import ArgumentError, UnknownNameError, nn
 from neurenix._nnx import nnx
 from neurenix.nn import splash
 
@@ -155,3 +155,32 @@ def test_the_tpu_kernel_is_taken_where_the_mesh_divides_batch_and_heads(
     )
     with jax.sharding.use_abstract_mesh(mesh):
         assert splash.fits(query, key, key) is fits
+
+
+# --- PyTorch's arguments ------------------------------------------------------------------------
+
+
+def test_arguments_stand_where_pytorch_has_them():
+    assert nn.GroupNorm(2, 4, 1e-3, False).num_parameters == 0
+    assert nn.GroupNorm(2, 4, 1e-3).eps == 1e-3
+    norm = nn.BatchNorm2d(4, 1e-3, 0.2, False)
+    assert (norm.eps, norm.momentum, norm.num_parameters) == (1e-3, 0.2, 0)
+    attention = nn.MultiHeadAttention(8, 2, 0.1, False)
+    assert attention.dropout.rate == 0.1 and attention.query.bias is None
+    x = jnp.arange(-3.0, 3.0)
+    np.testing.assert_array_equal(nn.GELU("none")(x), nn.GELU()(x))
+    np.testing.assert_array_equal(nn.GELU("tanh")(x), nn.GELU(True)(x))
+    for layer in (nn.ReLU, nn.ReLU6, nn.SiLU, nn.ELU, nn.LeakyReLU, nn.Hardswish, nn.Dropout):
+        assert layer(inplace=True).eval()(x).shape == x.shape
+
+
+def test_arguments_that_say_nothing_are_refused():
+    with pytest.raises(TypeError, match=r"Tanh\(\) takes no arguments"):
+        nn.Tanh(1.0)  # pyright: ignore[reportCallIssue]
+    with pytest.raises(TypeError, match="beta"):
+        nn.ReLU(beta=2)  # pyright: ignore[reportCallIssue]
+    with pytest.raises(ArgumentError, match="batch_first=True"):
+        nn.GRU(2, 3, batch_first=False)
+    assert nn.LSTM(2, 3, batch_first=True)(jnp.ones((1, 4, 2)))[0].shape == (1, 4, 3)
+    with pytest.raises(UnknownNameError, match="'erf'"):
+        nn.GELU("erf")

@@ -24,7 +24,12 @@ from neurenix.nn._checks import (
 from neurenix.nn.module import Module
 
 
-class ReLU(Module):
+class _Activation(Module):
+    def __init__(self, *, inplace: bool = False) -> None:
+        """Make the layer; ``inplace`` is PyTorch's, and says nothing: no array is written to."""
+
+
+class ReLU(_Activation):
     """``max(x, 0)``, in the dtype of ``x``, which may be one of integers.
 
     Example:
@@ -37,7 +42,7 @@ class ReLU(Module):
         return jax.nn.relu(as_array(self, x))
 
 
-class ReLU6(Module):
+class ReLU6(_Activation):
     """``min(max(x, 0), 6)``."""
 
     def __call__(self, x: jax.Array) -> jax.Array:
@@ -50,9 +55,10 @@ class LeakyReLU(Module):
 
     Args:
         negative_slope: 0.01 by default.
+        inplace: PyTorch's, and says nothing: no array is written to.
     """
 
-    def __init__(self, negative_slope: float = 0.01) -> None:
+    def __init__(self, negative_slope: float = 0.01, *, inplace: bool = False) -> None:
         self.negative_slope = negative_slope
 
     def __call__(self, x: jax.Array) -> jax.Array:
@@ -97,9 +103,10 @@ class ELU(Module):
 
     Args:
         alpha: minus the limit on the left.
+        inplace: PyTorch's, and says nothing: no array is written to.
     """
 
-    def __init__(self, alpha: float = 1.0) -> None:
+    def __init__(self, alpha: float = 1.0, *, inplace: bool = False) -> None:
         self.alpha = alpha
 
     def __call__(self, x: jax.Array) -> jax.Array:
@@ -107,7 +114,7 @@ class ELU(Module):
         return jax.nn.elu(as_inexact(self, x), self.alpha)
 
 
-class SELU(Module):
+class SELU(_Activation):
     """ELU scaled so that means and variances keep themselves (Klambauer et al. 2017)."""
 
     def __call__(self, x: jax.Array) -> jax.Array:
@@ -119,18 +126,27 @@ class GELU(Module):
     """``x · Φ(x)``.
 
     Args:
-        approximate: take the tanh approximation instead of the error function.
+        approximate: take the tanh approximation instead of the error function; or, as in PyTorch,
+            ``"tanh"`` or ``"none"``.
+
+    Raises:
+        UnknownNameError: another name.
     """
 
-    def __init__(self, approximate: bool = False) -> None:
-        self.approximate = approximate
+    def __init__(self, approximate: bool | str = False) -> None:
+        names = {"tanh": True, "none": False}
+        if isinstance(approximate, str):
+            if approximate not in names:
+                raise unknown_name("approximation", approximate, names)
+            approximate = names[approximate]
+        self.approximate = bool(approximate)
 
     def __call__(self, x: jax.Array) -> jax.Array:
         """Return the activation of ``x``."""
         return jax.nn.gelu(as_inexact(self, x), approximate=self.approximate)
 
 
-class SiLU(Module):
+class SiLU(_Activation):
     """``x · sigmoid(x)``, also called Swish."""
 
     def __call__(self, x: jax.Array) -> jax.Array:
@@ -138,7 +154,7 @@ class SiLU(Module):
         return jax.nn.silu(as_inexact(self, x))
 
 
-class Mish(Module):
+class Mish(_Activation):
     """``x · tanh(softplus(x))``."""
 
     def __call__(self, x: jax.Array) -> jax.Array:
@@ -162,7 +178,7 @@ class Sigmoid(Module):
         return jax.nn.sigmoid(as_inexact(self, x))
 
 
-class Hardsigmoid(Module):
+class Hardsigmoid(_Activation):
     """``relu6(x + 3) / 6``."""
 
     def __call__(self, x: jax.Array) -> jax.Array:
@@ -170,7 +186,7 @@ class Hardsigmoid(Module):
         return jax.nn.hard_sigmoid(as_inexact(self, x))
 
 
-class Hardswish(Module):
+class Hardswish(_Activation):
     """``x · relu6(x + 3) / 6``."""
 
     def __call__(self, x: jax.Array) -> jax.Array:

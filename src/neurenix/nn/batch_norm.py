@@ -56,9 +56,9 @@ class BatchNorm(Module):
         self,
         num_features: int,
         eps: float = 1e-5,
-        *,
         momentum: float = 0.1,
         affine: bool = True,
+        *,
         dtype: jax.typing.DTypeLike | None = None,
     ) -> None:
         (num_features,) = positive(num_features=num_features)

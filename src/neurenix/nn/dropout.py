@@ -24,6 +24,7 @@ class Dropout(Module, nnx.Dropout):
 
     Args:
         p: the probability of zero, in [0, 1].
+        inplace: PyTorch's, and says nothing: no array is written to.
         broadcast_dims: an axis, or several, along which one mask is shared.
         rngs: random streams; the process's own by default.
 
@@ -42,6 +43,7 @@ class Dropout(Module, nnx.Dropout):
         self,
         p: float = 0.5,
         *,
+        inplace: bool = False,
         broadcast_dims: int | Sequence[int] = (),
         rngs: nnx.Rngs | None = None,
     ) -> None:

@@ -106,6 +106,8 @@ class Module(_Slots, nnx.Module):
 
         def __new__(cls, *args: Any, **options: Any) -> Module:
             """Make the module, and remember the strategy of the scope if there is one."""
+            if (args or options) and cls.__init__ is object.__init__:
+                raise TypeError(f"{cls.__name__}() takes no arguments")  # as Python says it
             module = super().__new__(cls)
             strategy = get_strategy()
             if strategy is not None:

@@ -30,12 +30,12 @@ class MultiHeadAttention(Module):
     Args:
         embed_dim: size of the last axis of all inputs and of the output.
         num_heads: heads; must divide ``embed_dim``.
-        num_kv_heads: heads of keys and values, for grouped-query attention; must divide
-            ``num_heads``, which it is by default.
         dropout: probability to drop an attention weight in training. Above 0 the weights are
             written out, T x S of them, in training; the fused kernels have no dropout.
-        causal: whether query t may only look at keys 0 … t.
         bias: whether the four projections have biases.
+        num_kv_heads: heads of keys and values, for grouped-query attention; must divide
+            ``num_heads``, which it is by default.
+        causal: whether query t may only look at keys 0 … t.
         dtype: of the parameters; float32 by default.
         rngs: random streams; the process's own by default.
 
@@ -52,11 +52,11 @@ class MultiHeadAttention(Module):
         self,
         embed_dim: int,
         num_heads: int,
+        dropout: float = 0.0,
+        bias: bool = True,
         *,
         num_kv_heads: int | None = None,
-        dropout: float = 0.0,
         causal: bool = False,
-        bias: bool = True,
         dtype: jax.typing.DTypeLike | None = None,
         rngs: nnx.Rngs | None = None,
     ) -> None:

@@ -116,9 +116,9 @@ class GroupNorm(Module):
         self,
         num_groups: int,
         num_channels: int,
-        *,
         eps: float = 1e-5,
         affine: bool = True,
+        *,
         dtype: jax.typing.DTypeLike | None = None,
     ) -> None:
         num_groups, num_channels = positive(num_groups=num_groups, num_channels=num_channels)

@@ -22,7 +22,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from neurenix._core.errors import ArgumentTypeError, ShapeError
+from neurenix._core.errors import ArgumentError, ArgumentTypeError, ShapeError
 from neurenix._nnx import nnx
 from neurenix.nn._checks import expect_array, expect_features, positive
 from neurenix.nn._parameters import (
@@ -44,10 +44,16 @@ class _Recurrent(Module):
         hidden_size: int,
         *,
         bias: bool = True,
+        batch_first: bool = True,
         reverse: bool = False,
         dtype: jax.typing.DTypeLike | None = None,
         rngs: nnx.Rngs | None = None,
     ) -> None:
+        if not batch_first:
+            raise ArgumentError(
+                f"{type(self).__name__} takes sequences (N, T, features), batch_first=True; turn "
+                "those of (T, N, features) with x.swapaxes(0, 1)."
+            )
         input_size, hidden_size = positive(input_size=input_size, hidden_size=hidden_size)
         self.input_size, self.hidden_size, self.reverse = input_size, hidden_size, reverse
         rngs, dtype = rngs_or_default(rngs), parameter_dtype(dtype)
@@ -142,9 +148,13 @@ class LSTM(_Recurrent):
         input_size: size of the last axis of the input.
         hidden_size: size H of the state.
         bias: whether to add biases.
+        batch_first: True, the only order of axes.
         reverse: go through time backwards; outputs stay at their places.
         dtype: of the parameters; float32 by default.
         rngs: random streams; the process's own by default.
+
+    Raises:
+        ArgumentError: ``batch_first`` is False.
 
     Example:
         >>> outputs, (h, c) = nn.LSTM(3, 5)(nx.ones((2, 7, 3)))
