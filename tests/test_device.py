@@ -105,8 +105,13 @@ def test_why_jax_does_not_start_what_is_here_is_said(monkeypatch: pytest.MonkeyP
 def test_devices_without_arrays_say_so(
     monkeypatch: pytest.MonkeyPatch, name: str, kind: str
 ) -> None:
+    none = Availability(0, 0, "None is attached.")
+    monkeypatch.setitem(device_module._AVAILABILITY, DeviceType(name), lambda: none)
+    ways = r"array.*None is attached.*Here are: tpu:0 to tpu:7.*\(1\).*\(2\) Simulate.*\(3\)"
+    with pytest.raises(DeviceNotFoundError, match=ways):
+        _ = Device(name).jax_device
     monkeypatch.setitem(device_module._AVAILABILITY, DeviceType(name), lambda: Availability(2, 2))
-    with pytest.raises(DeviceNotFoundError, match="arrays|array"):
+    with pytest.raises(DeviceNotFoundError, match=r"array.*Here are: tpu:0.*Choose one of them\.$"):
         _ = Device(name).jax_device
     assert [str(found) for found in devices(name)] == [f"{name}:0", f"{name}:1"]
     assert Device(name, 1).kind == kind

@@ -204,6 +204,12 @@ def test_a_summary_leaves_the_model_and_its_classes_as_they_were():
     assert nn.Conv2d.__call__ is nn.Conv3d.__call__
 
 
+def test_a_summary_of_a_layer_that_returns_several_arrays():
+    summary = nn.Sequential(nn.LSTM(4, 3), lambda y: y[0]).summary((2, 5, 4))
+    assert summary.rows[0].output_shape == ((2, 5, 3), ((2, 3), (2, 3)))
+    assert "((2, 5, 3), ((2, 3), (2, 3)))" in str(summary)
+
+
 def test_a_summary_of_nested_modules_and_other_dtypes():
     class Model(nn.Module):
         def __init__(self):

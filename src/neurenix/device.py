@@ -139,11 +139,16 @@ class Device:
             DeviceInitializationError: it is here, and cannot be used.
         """
         if self.type in _WITHOUT_ARRAYS:
-            raise DeviceNotFoundError(f"{_WITHOUT_ARRAYS[self.type]} {_what_is_here()}")
+            raise DeviceNotFoundError(f"{_WITHOUT_ARRAYS[self.type]} {self._ways_on()}")
         found = _jax_devices(self.type) if self._might_be_here() else []
         if self.index >= len(found):
             raise DeviceNotFoundError(_not_here(self, len(found)))
         return found[self.index]
+
+    def _ways_on(self) -> str:
+        if self.is_available():
+            return f"{_what_is_here()} Choose one of them."
+        return _not_here(self, _AVAILABILITY[self.type]().count)
 
     @property
     def is_simulated(self) -> bool:

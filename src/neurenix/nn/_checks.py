@@ -92,21 +92,27 @@ def expect_channels(layer: str, x: jax.Array, *, spatial: int, channels: int | N
         f"{layer} takes {layout} with {channels} channels (the last axis); its input has shape "
         f"{x.shape}, so {x.shape[-1]}."
     )
-    if x.shape[1] == channels:
-        axes = (0, *range(2, rank), 1)
-        message += (
-            f" This looks like {_TORCH_LAYOUTS[spatial]}, PyTorch's layout: transpose it with "
-            f"`x.transpose{axes}`."
-        )
-    raise ShapeError(message)
+    raise ShapeError(message + _of_torch(x, channels))
 
 
-def expect_features(layer: str, x: jax.Array, features: int, *, name: str = "features") -> None:
+def _of_torch(x: jax.Array, channels: int) -> str:
+    """Return what to say of an array whose channels stand second, as in PyTorch, or nothing."""
+    layout = _TORCH_LAYOUTS.get(x.ndim - 2)
+    if layout is None or x.shape[1] != channels:
+        return ""
+    axes = (0, *range(2, x.ndim), 1)
+    return f" This looks like {layout}, PyTorch's layout: transpose it with `x.transpose{axes}`."
+
+
+def expect_features(
+    layer: str, x: jax.Array, features: int, *, name: str = "features", channels: bool = False
+) -> None:
     """Check that the last axis of ``x`` has the given size.
 
     Raises:
         ArgumentTypeError: it is no array.
-        ShapeError: it has not; suggests Flatten where that would help.
+        ShapeError: it has not; suggests Flatten where that would help, and says of ``channels``
+            when they stand second, as in PyTorch.
     """
     expect_array(layer, x)
     if x.ndim and x.shape[-1] == features:
@@ -115,6 +121,8 @@ def expect_features(layer: str, x: jax.Array, features: int, *, name: str = "fea
     for n in x.shape[1:]:
         size *= n
     hint = " Put a Flatten() before it." if x.ndim > 2 and size == features else ""
+    if channels:
+        hint = _of_torch(x, features)
     raise ShapeError(
         f"{layer} takes (..., {features}) {name}; its input has shape {x.shape}.{hint}"
     )

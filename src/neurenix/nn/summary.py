@@ -31,15 +31,15 @@ class LayerRow:
     Attributes:
         name: path of attributes, such as ``"layers.0"``.
         kind: class name.
-        output_shape: shape of what the layer returned when first called, or None when it was not
-            called or returned no single array.
+        output_shape: shape of what the layer returned when first called, of several arrays those
+            of each in the same form; None when it was not called or returned none.
         num_parameters: trainable numbers of this layer, its parts included.
         parameter_bytes: bytes of these.
     """
 
     name: str
     kind: str
-    output_shape: tuple[int, ...] | None
+    output_shape: Any
     num_parameters: int
     parameter_bytes: int
 
@@ -181,7 +181,7 @@ def _recording(model: nnx.Module, paths: dict[int, tuple], shapes: dict) -> Iter
                 shapes.setdefault(path, None)  # keeps the order of first calls
             result = original(self, *args, **kwargs)
             if path is not None and shapes[path] is None:
-                shapes[path] = getattr(result, "shape", None)
+                shapes[path] = _shapes_of(result)
             return result
 
         return call
@@ -200,6 +200,14 @@ def _recording(model: nnx.Module, paths: dict[int, tuple], shapes: dict) -> Iter
                     del owner.__call__
                 else:
                     owner.__call__ = original
+
+
+def _shapes_of(result: Any) -> Any:
+    """Return the shape of an array, or a tree of shapes; None where something else is returned."""
+    leaves = jax.tree.leaves(result)
+    if not leaves or not all(hasattr(leaf, "shape") for leaf in leaves):
+        return None
+    return jax.tree.map(lambda leaf: leaf.shape, result)
 
 
 def _modules(module: nnx.Module) -> list[tuple[tuple, nnx.Module]]:
