@@ -110,7 +110,7 @@ def test_the_first_call_of_the_named_function_is_the_step(
 ) -> None:
     if call == "lower":
         call = "getattr(train_step, 'lower', train_step)(W, X)"
-    target, args, _ = first_step(script(code + call + TAKEN), step=name)
+    target, args, *_ = first_step(script(code + call + TAKEN), step=name)
     assert not Path("taken").exists()
     arrays = [leaf.shape for leaf in jax.tree.leaves((args, getattr(target, "keywords", {})))
               if hasattr(leaf, "shape")]  # fmt: skip
@@ -133,7 +133,7 @@ open("taken", "w").close()
 def test_the_step_of_fit_is_named_too_where_other_functions_come_first(
     script: Any, step: str
 ) -> None:
-    target, args, _ = first_step(script(FITS), step=step)
+    target, args, *_ = first_step(script(FITS), step=step)
     assert not Path("taken").exists()
     assert isinstance(target, nx.Trainer) and [leaf.shape for leaf in args] == [(2, 4)] * 2
 
@@ -155,7 +155,7 @@ def test_a_function_of_pmap_is_found_and_refused(script: Any) -> None:
 
 def test_it_is_compiled_as_it_is(script: Any) -> None:
     code = "@functools.partial(jax.jit, static_argnames='scale')\ndef step(w, x, scale): return w\n"
-    target, args, _ = first_step(script(code + "step(W, X, scale=3.0)"), step="step")
+    target, args, *_ = first_step(script(code + "step(W, X, scale=3.0)"), step="step")
     assert target.keywords == {"scale": 3.0}
     np.testing.assert_array_equal(target(*args), np.ones((4, 4)))
 
@@ -203,7 +203,7 @@ def step(w, x): return w + jax.lax.with_sharding_constraint(x.T @ x, P("data"))
 """
     before = jax.sharding.get_mesh()
     try:
-        target, args, _ = first_step(script(code), step="step")
+        target, args, *_ = first_step(script(code), step="step")
         program = describe(target, args, chips.resolve("v5e-8"))
     finally:
         jax.set_mesh(before)
@@ -225,7 +225,7 @@ step = jax.jit(
 )
 step({"w": np.ones((8, 8)), "no": None}, "text", {"x": W, "n": 3.0}, 1.0)
 """
-    target, args, _ = first_step(script(code), step="step")
+    target, args, *_ = first_step(script(code), step="step")
     program = describe(target, args, chips.resolve("v5e-8"))
     assert program.axes == {"data": 4, "model": 2} and program.donated == (0,)
     assert [leaf.device_shape for leaf in program.leaves] == [(8, 4), (1, 4)]
