@@ -56,3 +56,10 @@ def test_arguments_of_compiled_functions_are_copies(one_device: bool) -> None:
         found = call(given)
         given[:] = 7
         assert float(np.max(jax.tree.leaves(found)[0])) == 0
+
+
+def test_a_mask_is_not_lost_in_silence() -> None:
+    masked = np.ma.array([1.0, 2.0], mask=[False, True])
+    for call in (nx.jit(jnp.sum), lambda x: nx.to(x, "cpu")):
+        with pytest.raises((ValueError, nx.ArgumentTypeError), match="masked"):
+            call(masked)

@@ -15,6 +15,8 @@ import numpy as np
 def owned(tree: Any) -> Any:
     """Return a tree of arrays with copies of NumPy's: compiled calls read them after they return.
 
+    A masked array stays one, so that JAX refuses it: its mask would be lost.
+
     Example:
         >>> x = np.zeros(2)
         >>> kept = owned({"x": x})
@@ -22,4 +24,10 @@ def owned(tree: Any) -> Any:
         >>> kept["x"]
         array([0., 0.])
     """
-    return jax.tree.map(lambda leaf: np.array(leaf) if isinstance(leaf, np.ndarray) else leaf, tree)
+    return jax.tree.map(_copied, tree)
+
+
+def _copied(leaf: Any) -> Any:
+    if not isinstance(leaf, np.ndarray):
+        return leaf
+    return np.array(leaf, subok=isinstance(leaf, np.ma.MaskedArray))
