@@ -341,6 +341,9 @@ WRONG = {
     "rand": (lambda: nt.rand(2, dtype="int32"), ArgumentError, "a type of floats, got int32"),
     "eye": (lambda: nt.eye(2.5), ShapeError, "whole numbers"),  # pyright: ignore
     "linspace": (lambda: nt.linspace(0, 1, 2.5), ArgumentError, "num"),  # pyright: ignore
+    "axis": (lambda: nt.linspace(0, 1, 3, axis=1), ArgumentError, "no axis of a result that has 1"),
+    "diagonal": (lambda: nt.eye(3, k="a"), ArgumentTypeError, "whole number"),  # pyright: ignore
+    "ndmin": (lambda: nt.array(1, ndmin="a"), ArgumentTypeError, "whole number"),  # pyright: ignore
     "arange": (lambda: nt.arange(0, 5, 0), ArgumentError, "other than 0"),
     "arange of a list": (lambda: nt.arange([1, 2]), ArgumentTypeError, "takes numbers"),
     "objects": (lambda: nt.zeros(2, dtype=object), UnknownNameError, "object"),

@@ -115,6 +115,7 @@ def array(
         made: Any = data if wanted is None else cast(data, wanted, called="Tensor(data)")
     else:
         made = numbers_of(data, wanted)
+    ndmin = _whole("array(ndmin=…)", ndmin)
     made = jnp.asarray(made) if device is None else to(made, device)
     return jnp.array(made, copy=True, ndmin=ndmin) if copy or made.ndim < ndmin else made
 
@@ -251,7 +252,7 @@ def linspace(
     With ``endpoint=False`` they end one step before ``stop``; those of arrays go along ``axis``.
 
     Raises:
-        ArgumentError: ``num`` is no whole number from 0.
+        ArgumentError: ``num`` is no whole number from 0, or there is no such ``axis``.
 
     Example:
         >>> nx.linspace(0, 1, 3)
@@ -260,6 +261,9 @@ def linspace(
     simulated()
     if isinstance(num, bool) or not isinstance(num, int | np.integer) or num < 0:
         raise ArgumentError(f"linspace(num=…) is a whole number from 0; got {num!r}.")
+    axes, axis = max(np.ndim(start), np.ndim(stop)) + 1, _whole("linspace(axis=…)", axis)
+    if not -axes <= axis < axes:
+        raise ArgumentError(f"linspace(axis={axis}) is no axis of a result that has {axes}.")
     numbers = jnp.linspace(start, stop, num, endpoint, dtype=_optional(dtype), axis=axis)
     return placed(numbers, device)
 
@@ -280,6 +284,7 @@ def eye(
                [0., 1.]], dtype=float32)
     """
     simulated()
+    k = _whole("eye(k=…)", k)
     rows, columns = sizes_of((rows, rows if columns is None else columns))
     return placed(jnp.eye(rows, columns, k, dtype=dtypes.dtype(dtype or "float32")), device)
 
@@ -305,6 +310,13 @@ def sizes_of(shape: Any) -> tuple[int, ...]:
     if min(checked, default=0) < 0 or any(isinstance(size, bool) for size in sizes):
         raise ShapeError(f"The sizes of a shape are whole numbers from 0; got {shape!r}.")
     return checked
+
+
+def _whole(what: str, number: Any) -> int:
+    try:
+        return operator.index(number)
+    except TypeError as error:
+        raise ArgumentTypeError(f"{what} is a whole number; got {number!r}.") from error
 
 
 def _some(shape: Shape | None) -> tuple[int, ...] | None:
