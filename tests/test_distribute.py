@@ -42,7 +42,10 @@ def test_a_function_made_for_each_call_is_reported() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error", RecompilationWarning)
         for _ in range(8):  # each is called again
-            kept = lambda x: x * 3  # noqa: E731
+
+            def kept(x: Any) -> Any:
+                return x * 3
+
             for number in range(2):
                 strategy.run(kept, args=(np.float32(number),))
 

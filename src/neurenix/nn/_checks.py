@@ -122,7 +122,7 @@ def expect_features(
         size *= n
     hint = " Put a Flatten() before it." if x.ndim > 2 and size == features else ""
     if channels:
-        hint = _of_torch(x, features)
+        name, hint = "channels last", _of_torch(x, features)
     raise ShapeError(
         f"{layer} takes (..., {features}) {name}; its input has shape {x.shape}.{hint}"
     )

@@ -94,7 +94,7 @@ class PReLU(Module):
         """Return the activation of ``x``."""
         x = as_inexact(self, x)
         if self.slope.shape != (1,):
-            expect_features(type(self).__name__, x, *self.slope.shape, name="channels last")
+            expect_features(type(self).__name__, x, *self.slope.shape, channels=True)
         return jnp.where(x >= 0, x, self.slope[...].astype(x.dtype) * x)
 
 

@@ -73,7 +73,7 @@ class BatchNorm(Module):
 
     def __call__(self, x: jax.Array) -> jax.Array:
         """Return ``x`` normalised; in training, move the running statistics."""
-        expect_features("BatchNorm", x, self.num_features, name="channels last", channels=True)
+        expect_features("BatchNorm", x, self.num_features, channels=True)
         wide = widen(x)
         if self.use_running_average:
             mean, variance = self.mean[...], self.var[...]

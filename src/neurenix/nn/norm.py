@@ -133,7 +133,7 @@ class GroupNorm(Module):
 
     def __call__(self, x: jax.Array) -> jax.Array:
         """Return ``x`` normalised; raises ShapeError for another channel count."""
-        expect_features("GroupNorm", x, self.num_channels, name="channels last", channels=True)
+        expect_features("GroupNorm", x, self.num_channels, channels=True)
         if x.ndim < 2:
             raise ShapeError(f"GroupNorm takes (N, ..., C); its input has shape {x.shape}.")
         groups = widen(x).reshape(*x.shape[:-1], self.num_groups, -1)
