@@ -43,6 +43,26 @@ def median_microseconds(seconds: list[float], per: int) -> float:
     return round(statistics.median(seconds) / per * 1e6, 1)
 
 
+def host_rounds(
+    loops: dict[str, Callable[[int], Any]], steps: int, rounds: int
+) -> dict[str, list[float]]:
+    """Return processor seconds of the calling thread per step of each loop, of every round.
+
+    A round is a short run and one three times as long, and the loops take turns: what a call costs
+    once falls out of their difference.
+    """
+    per_step: dict[str, list[float]] = {name: [] for name in loops}
+    for _ in range(rounds):
+        for name, run in loops.items():
+            began = time.thread_time()
+            run(steps)
+            between = time.thread_time()
+            run(3 * steps)
+            long, short = time.thread_time() - between, between - began
+            per_step[name].append((long - short) / (2 * steps))
+    return per_step
+
+
 def host_microseconds(
     loops: dict[str, Callable[[int], Any]], steps: int, rounds: int
 ) -> dict[str, float]:
