@@ -547,16 +547,29 @@ def test_ignored_positions_are_left_out_of_the_mean_of_their_example():
     function = losses.sparse_categorical_crossentropy
     found = function(labels, logits, from_logits=True, ignore_index=-1)
     np.testing.assert_allclose(found, examples, rtol=1e-5)
-    np.testing.assert_allclose(loss(labels, logits), examples.sum() / 2, rtol=1e-5)
-    # A batch that is filled up with examples of weight 0 has the loss of the batch.
-    filled = np.array([1.0, 1.0, 0.0], np.float32)
-    np.testing.assert_allclose(loss(labels, logits, filled), loss(labels, logits), rtol=1e-6)
-    # All positions together: by joining the axes as PyTorch has them, or by their weights.
+    # The batch's is the mean over all positions that count, as that of joined axes.
     together = positions.sum() / 4
+    np.testing.assert_allclose(loss(labels, logits), together, rtol=1e-5)
     joined = loss(labels.reshape(-1), logits.reshape(-1, C))
     np.testing.assert_allclose(joined, together, rtol=1e-5)
-    weighted = loss(labels, logits, np.ones(labels.shape, np.float32))
-    np.testing.assert_allclose(weighted, together, rtol=1e-5)
+    each = loss(labels, logits, np.ones(labels.shape, np.float32))
+    np.testing.assert_allclose(each, together, rtol=1e-5)
+    # A batch that is filled up with examples of weight 0 has the loss of the batch.
+    filled = np.array([1.0, 1.0, 0.0], np.float32)
+    np.testing.assert_allclose(loss(labels, logits, filled), together, rtol=1e-6)
+    twice = (2 * positions[0].sum() + positions[1].sum()) / (2 * 3 + 1)
+    found = loss(labels, logits, np.array([2.0, 1.0, 5.0], np.float32))
+    np.testing.assert_allclose(found, twice, rtol=1e-5)
+
+
+@pytest.mark.interop
+def test_positions_are_ignored_as_pytorch_ignores_them():
+    torch = pytest.importorskip("torch")
+    logits = RNG.normal(size=(3, T, C)).astype(np.float32)
+    labels = np.array([[0, 1, 2], [3, -100, -100], [-100, -100, -100]])
+    rows = torch.tensor(logits.reshape(-1, C))
+    wanted = torch.nn.CrossEntropyLoss()(rows, torch.tensor(labels.reshape(-1)))
+    np.testing.assert_allclose(losses.CrossEntropyLoss()(labels, logits), wanted, rtol=1e-5)
 
 
 def test_rows_of_probabilities_all_count():

@@ -284,6 +284,20 @@ def test_the_mean_is_over_what_the_loss_counts(weighted: bool, parts: int) -> No
     np.testing.assert_allclose(trainer.evaluate(x, y)["loss"], expected, rtol=1e-5)
 
 
+@pytest.mark.parametrize("parts", [1, 2])
+def test_the_mean_is_over_the_positions_of_all_examples(parts: int) -> None:
+    x = np.random.default_rng(0).normal(size=(32, 3, 6)).astype(np.float32)
+    y = np.random.default_rng(1).integers(0, 3, (32, 3)).astype(np.int32)
+    y[np.arange(32) % 3 == 0, 1:] = -100
+    model, loss = nx.nn.Linear(6, 3), nx.losses.CrossEntropyLoss()
+    model.compile("sgd", loss, accumulate_steps=parts)
+    expected = float(loss(y[y >= 0], model(x[y >= 0])))
+    assert model.evaluate(x, y, batch_size=8)["loss"] == pytest.approx(expected, rel=1e-5)
+    model.compile(optax.sgd(0.0), loss, accumulate_steps=parts)
+    found = model.fit(x, y, batch_size=8, verbose=False)["loss"]
+    assert found == [pytest.approx(expected, rel=1e-5)]
+
+
 def test_a_metric_leaves_out_what_its_loss_ignores() -> None:
     x, y = classification(48)
     ignored = y.copy()

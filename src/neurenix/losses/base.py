@@ -114,7 +114,8 @@ class Loss(ABC):
         if weight is None:
             self._check_order(y_true, y_pred)
         if self.reduction != "mean":
-            losses = weighted(self.elementwise(y_true, y_pred), weight)
+            given = None if sample_weight is None else jnp.asarray(sample_weight)
+            losses = weighted(self.elementwise(y_true, y_pred), given)
             return jnp.sum(losses) if self.reduction == "sum" else losses
         if weight is None:
             return jnp.mean(self.per_example(y_true, y_pred))

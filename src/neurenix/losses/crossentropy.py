@@ -35,11 +35,10 @@ class SparseCategoricalCrossentropy(Loss):
     ``fit`` refuses any other integer before it trains; where nothing can be raised, in a compiled
     loop of one's own, its loss is NaN.
 
-    With ``ignore_index``, positions of that label have loss 0 and do not count: an example's loss
-    is the mean over its positions that count, and the batch's the mean over the examples that
-    have any (0 when none has). For the mean over all positions together, which PyTorch takes,
-    join the axes: labels (N·T,) and logits (N·T, C). ``compile`` and ``Trainer`` hand the label on
-    to metrics that can leave it out and name none.
+    With ``ignore_index``, positions of that label have loss 0 and do not count: the batch's loss
+    is the mean over all positions that do, as in Keras and PyTorch (0 when none does), and an
+    example with more of them weighs more. ``compile`` and ``Trainer`` hand the label on to metrics
+    that can leave it out and name none.
 
     Args:
         from_logits: whether ``y_pred`` are logits. Otherwise they are probabilities, which are
@@ -105,12 +104,13 @@ class SparseCategoricalCrossentropy(Loss):
         counts = self._counts(y_true, y_pred)
         if counts is None:
             return weight
-        if weight is None or weight.ndim <= 1:
-            counts = jnp.any(counts, axis=tuple(range(1, counts.ndim)))
+        if weight is None or weight.ndim <= 1:  # of each example, its loss being a mean over them
+            counts = jnp.sum(counts, axis=tuple(range(1, counts.ndim)), dtype=jnp.float32)
         if weight is None:
-            return counts.astype(jnp.float32)
-        fits = weight.ndim == 0 or weight.shape == counts.shape
-        return jnp.where(counts, weight, 0) if fits else weight  # the mean says what is wrong
+            return counts
+        if weight.ndim and weight.shape != counts.shape:
+            return weight  # the mean says what is wrong
+        return jnp.where(counts == 0, 0, weight * counts)
 
     def _log_probabilities(self, y_pred: jax.Array) -> jax.Array:
         return log_probabilities(y_pred, from_logits=self.from_logits)

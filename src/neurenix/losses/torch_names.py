@@ -32,9 +32,8 @@ HingeLoss = Hinge
 class CrossEntropyLoss(SparseCategoricalCrossentropy):
     """Cross-entropy of logits; ``y_true`` are integer classes, or rows of probabilities.
 
-    Positions of the label -100 do not count, as in PyTorch; with several positions per example
-    the mean is taken as :class:`SparseCategoricalCrossentropy` says. Rows of probabilities all
-    count.
+    Positions of the label -100 do not count: the mean is over all others, as in PyTorch. Rows of
+    probabilities all count.
 
     Example:
         >>> print(f"{nx.losses.CrossEntropyLoss()(nx.tensor([0]), nx.tensor([[0.0, 0.0]])):.4f}")
