@@ -41,6 +41,8 @@ pytestmark = pytest.mark.cpu8
         (nx, "relu", "Here that is jax.nn.relu."),
         (nx, "Linear", "Here that is nx.nn.Linear."),
         (nx, "matmull", "Did you mean 'matmul'"),
+        (nx.optim.schedules, "StepLR", "optim.schedules.ExponentialDecay"),
+        (nx.optim.schedules, "CosineDecy", "'CosineDecay'"),
         (nx.random, "normal", "Here that is nx.randn."),
         (nx.random, "sed", "Did you mean 'seed'"),
     ],
@@ -223,9 +225,39 @@ def test_an_optimizer_in_a_loop_says_what_a_name_is_here() -> None:
         (nx.optim.AdamW, {"epsilon": 1e-7}, "eps"),
         (nx.optim.SGD, {"nesterow": True}, "Did you mean 'nesterov'"),
         (nx.optim.Lion, {"amsgrad": True}, "'amsgrad'. Options: .*betas"),
+        (nx.optim.RMSprop, {"rho": 0.9}, "'rho'. Here that is alpha"),
     ],
 )
 def test_an_option_of_an_optimizer_is_named(kind: Any, options: Any, said: str) -> None:
     with pytest.raises(nx.ArgumentTypeError, match=rf"{kind.__name__}\(\) has no option.*{said}"):
         kind(**options)
     assert pickle.loads(pickle.dumps(kind(0.1))) == copy.deepcopy(kind(0.1)) == kind(0.1)
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "said"),
+    [
+        (nx.callbacks.ModelCheckpoint, {"filepath": "best"}, "'filepath'. Here that is path"),
+        (nx.callbacks.CSVLogger, {"filename": "log.csv"}, "Here that is path"),
+        (nx.callbacks.TensorBoard, {"log_dir": "logs"}, "Here that is directory"),
+        (nx.callbacks.EarlyStopping, {"patients": 3}, "Did you mean 'patience'"),
+        (nx.callbacks.ReduceLROnPlateau, {"verbose": 1}, "not needed: model.fit"),
+        (nx.optim.schedules.CosineDecay, {"initial_learning_rate": 1.0}, "Here that is initial"),
+        (nx.optim.schedules.ExponentialDecay, {"gamma": 0.9}, "Here that is decay_rate"),
+    ],
+)
+def test_an_option_of_a_callback_or_a_schedule_is_named(kind: Any, options: Any, said: str) -> None:
+    with pytest.raises(nx.ArgumentTypeError, match=rf"{kind.__name__}\(\) has no option.*{said}"):
+        kind(**options)
+
+
+def test_what_takes_no_arguments_says_so_and_subclasses_take_their_own() -> None:
+    class Own(nx.callbacks.Callback):
+        def __init__(self, **options: Any) -> None:
+            self.options = options
+
+    with pytest.raises(TypeError, match=r"TerminateOnNaN\(\) takes no arguments"):
+        nx.callbacks.TerminateOnNaN(1)
+    assert Own(filepath=1).options == {"filepath": 1}
+    with pytest.raises(TypeError, match="missing 1 required positional argument: 'decay_steps'"):
+        nx.optim.schedules.CosineDecay(1e-3)

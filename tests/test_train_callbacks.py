@@ -96,6 +96,20 @@ def test_less_than_min_delta_is_no_improvement() -> None:
     assert fit(MLP(), numbers, early, epochs=4).epochs == [0, 1, 2] and early.best == 3.0
 
 
+def test_early_stopping_waits_for_better_than_a_baseline() -> None:
+    early = nx.callbacks.EarlyStopping(patience=2, baseline=1.5)
+    numbers = Scripted("val_loss", [3.0, 1.0, 0.9, 2.0, 2.0, 0.1])
+    assert fit(MLP(), numbers, early, epochs=6).epochs == [0, 1, 2, 3, 4]
+    numbers = Scripted("val_loss", [3.0, 2.0, 1.0])
+    assert fit(MLP(), numbers, early, epochs=3).epochs == [0, 1] and early.best == 2.0
+
+
+def test_early_stopping_does_not_look_at_the_first_epochs() -> None:
+    early = nx.callbacks.EarlyStopping(patience=1, start_from_epoch=2)
+    numbers = Scripted("val_loss", [0.1, 3.0, 2.0, 1.0, 1.5, 0.5])
+    assert fit(MLP(), numbers, early, epochs=6).epochs == [0, 1, 2, 3, 4] and early.best == 1.0
+
+
 def test_early_stopping_begins_anew_with_every_fit() -> None:
     early = nx.callbacks.EarlyStopping(patience=2)
     fit(MLP(), Scripted("val_loss", [1.0, 2.0]), early)
@@ -170,6 +184,14 @@ def test_reduce_on_plateau() -> None:
     assert trainer.learning_rate == pytest.approx(0.5)
     trainer.fit(X, Y, epochs=6, callbacks=[values, reduce], options=FitOptions(initial_epoch=3))
     assert trainer.learning_rate == pytest.approx(0.3)
+
+
+@pytest.mark.parametrize(("cooldown", "rate"), [(0, 0.0625), (1, 0.25), (9, 0.5)])
+def test_a_reduced_rate_is_given_time(cooldown: int, rate: float) -> None:
+    trainer = Trainer(MLP(), optimizer=nx.optim.SGD(1.0), loss=LOSS)
+    reduce = nx.callbacks.ReduceLROnPlateau("score_loss", factor=0.5, patience=1, cooldown=cooldown)
+    trainer.fit(X, Y, epochs=5, callbacks=[Scripted("score_loss", [1.0] * 5), reduce])
+    assert trainer.learning_rate == pytest.approx(rate)
 
 
 def test_a_factor_that_lowers_nothing_and_a_mode_that_is_none() -> None:

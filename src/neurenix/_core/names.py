@@ -1,17 +1,18 @@
 """What a name that is not there may have been: a near one, or that of another library.
 
-Owns the ``AttributeError`` of packages and modules, the search that its text needs, and the name
-that logs have for a class. It does not own the tables of other libraries' names, which lie with the
-packages that have the thing.
+Owns the ``AttributeError`` of packages and modules, the error of an option that is not there, the
+search that their texts need, and the name that logs have for a class. It does not own the tables of
+other libraries' names, which lie with the packages that have the thing.
 """
 
 from __future__ import annotations
 
+import inspect
 import re
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 
-from neurenix._core.errors import did_you_mean
+from neurenix._core.errors import ArgumentTypeError, did_you_mean
 
 
 class MissingAttributeError(AttributeError):
@@ -84,6 +85,51 @@ def names_of(
         raise MissingAttributeError(f"module {package!r}", name, lambda: known, elsewhere)
 
     return absent
+
+
+class OptionsExplained:
+    """A class whose objects, made with an option that there is not, name the one there is.
+
+    Attributes:
+        options_elsewhere: from options of other libraries to what does the same here.
+
+    Raises:
+        ArgumentTypeError: when it is called, with an option that it does not have.
+
+    Example:
+        >>> class Rate(OptionsExplained):
+        ...     options_elsewhere = {"lr": "value"}
+        ...     def __init__(self, value): ...
+        >>> Rate(lr=1)
+        Traceback (most recent call last):
+            ...
+        neurenix._core.errors.ArgumentTypeError: Rate() has no option 'lr'. Here that is value. \
+Options: value.
+    """
+
+    options_elsewhere: ClassVar[Mapping[str, str]] = {}
+
+    if not TYPE_CHECKING:  # which reads the signature of __init__
+
+        def __new__(cls, *args: Any, **options: Any) -> Any:
+            """Refuse options that there are not, in words that name the one there is."""
+            if (args or options) and cls.__init__ is object.__init__:
+                raise TypeError(f"{cls.__name__}() takes no arguments")  # as without this method
+            if options:
+                _, *known = inspect.signature(cls.__init__).parameters.values()
+                names = [one.name for one in known if one.kind not in _PACKED]
+                if not any(one.kind is inspect.Parameter.VAR_KEYWORD for one in known):
+                    for name in options:
+                        if name not in names:
+                            raise ArgumentTypeError(
+                                f"{cls.__name__}() has no option {name!r}."
+                                f"{meant(name, names, cls.options_elsewhere)} "
+                                f"Options: {', '.join(names)}."
+                            )
+            return super().__new__(cls)
+
+
+_PACKED = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
 
 def _plain(name: str) -> str:

@@ -40,6 +40,8 @@ _BY_NAME: Mapping[str, type[Loss]] = {cls().name: cls for cls in _CLASSES} | {
     "mae": regression.MeanAbsoluteError,
     "mape": regression.MeanAbsolutePercentageError,
     "msle": regression.MeanSquaredLogarithmicError,
+    "bce": crossentropy.BinaryCrossentropy,
+    "kld": similarity.KLDivergence,
     "cross_entropy": torch_names.CrossEntropyLoss,
 }
 

@@ -53,6 +53,7 @@ _ELSEWHERE = {
     "MAE": "metrics.MeanAbsoluteError",
     "MSE": "metrics.MeanSquaredError",
     "RMSE": "metrics.RootMeanSquaredError",
+    "SparseTopKCategoricalAccuracy": "metrics.TopKCategoricalAccuracy",
 }
 
 if not TYPE_CHECKING:  # a type checker would take any name for one that exists

@@ -40,6 +40,7 @@ _BY_NAME: dict[str, type[Metric]] = {snake_case(cls.__name__): cls for cls in _C
 _ALIASES: dict[str, type[Metric]] = {
     "acc": accuracy.Accuracy,
     "top5": accuracy.TopKCategoricalAccuracy,
+    "sparse_top_k_categorical_accuracy": accuracy.TopKCategoricalAccuracy,
     "mse": errors.MeanSquaredError,
     "rmse": errors.RootMeanSquaredError,
     "mae": errors.MeanAbsoluteError,

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import optax
 
 from neurenix.optim.base import LearningRate, OptimizerSpec
+from neurenix.optim.elsewhere import RMSPROP
 
 
 @dataclass(frozen=True)
@@ -36,6 +37,8 @@ class RMSprop(OptimizerSpec):
     eps: float = 1e-8
     momentum: float = 0.0
     centered: bool = False
+
+    options_elsewhere = RMSPROP
 
     def rule(self) -> optax.GradientTransformation:
         """Return the root-mean-square rule, with momentum if asked for."""

@@ -8,15 +8,15 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import optax
 
 from neurenix._core.errors import ArgumentError, ArgumentTypeError
-from neurenix._core.names import meant
+from neurenix._core.names import OptionsExplained
 from neurenix.optim.checks import check_eps, check_number, check_rate, checked_mask
 from neurenix.optim.elsewhere import OPTIONS
 from neurenix.optim.moments import check_floating, held_in
@@ -31,7 +31,7 @@ _VECTORS = ("bias", "scale", "sinks", "slope")  # of one layer; those of several
 
 
 @dataclass(frozen=True, kw_only=True)
-class OptimizerSpec(ABC):
+class OptimizerSpec(OptionsExplained, ABC):
     """Base of every optimizer: options that all of them share.
 
     The chain is: clip by value, clip by norm, L2 decay (if coupled), the rule, decoupled decay,
@@ -62,19 +62,7 @@ class OptimizerSpec(ABC):
 
     # Whether decay is added to the update (AdamW) rather than to the gradient (SGD, Adam).
     _decoupled = False
-
-    if not TYPE_CHECKING:  # which reads the signature that dataclass makes
-
-        def __new__(cls, *args: Any, **options: Any) -> OptimizerSpec:
-            """Refuse options that there are not, in words that name the one there is."""
-            known = [field.name for field in fields(cls)]
-            for name in options:
-                if name not in known:
-                    raise ArgumentTypeError(
-                        f"{cls.__name__}() has no option {name!r}.{meant(name, known, OPTIONS)} "
-                        f"Options: {', '.join(known)}."
-                    )
-            return super().__new__(cls)
+    options_elsewhere = OPTIONS
 
     def __post_init__(self) -> None:
         """Check the options."""

@@ -1,7 +1,7 @@
 """What Keras, PyTorch and optax call what is called otherwise here.
 
-Owns three tables: names of the package, options of optimizers, and what an ``nx.Optimizer`` in a
-loop is asked for. Names that differ in case or
+Owns tables: names of the package, options of optimizers and of schedules, and what an
+``nx.Optimizer`` in a loop is asked for. Names that differ in case or
 underscores only need no entry, nor do those that nothing here corresponds to.
 """
 
@@ -38,6 +38,26 @@ OPTIONS = {
     "mask": "decay_mask",
     "mu_dtype": "moment_dtype",
     "params": "not needed: the model comes with model.compile, or nx.Optimizer(model, optimizer)",
+}
+
+RMSPROP = OPTIONS | {"decay": "alpha", "rho": "alpha"}
+
+SCHEDULES = {
+    "T_max": "decay_steps, in optimizer steps",
+    "decay_schedule_fn": "after",
+    "end_learning_rate": "end",
+    "end_value": "end",
+    "eta_min": "alpha, as a share of initial",
+    "final_learning_rate": "end",
+    "gamma": "decay_rate",
+    "init_value": "initial",
+    "initial_learning_rate": "initial",
+    "milestones": "boundaries, in optimizer steps",
+    "peak_value": "peak",
+    "step_size": "decay_steps, in optimizer steps, with staircase=True",
+    "total_iters": "decay_steps, in optimizer steps",
+    "transition_steps": "decay_steps",
+    "warmup_target": "nx.optim.schedules.WarmupCosine(peak, warmup_steps, decay_steps)",
 }
 
 METHODS = {

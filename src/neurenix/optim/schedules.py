@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import jax
 import jax.numpy as jnp
@@ -20,13 +21,19 @@ import optax
 from jax.core import Tracer
 
 from neurenix._core.errors import ArgumentError
+from neurenix._core.names import OptionsExplained, names_of
 from neurenix.optim.checks import check_number, check_rate
+from neurenix.optim.elsewhere import NAMES, SCHEDULES
 
 Step = int | jax.Array
 
 
+class _Schedule(OptionsExplained):
+    options_elsewhere = SCHEDULES
+
+
 @dataclass(frozen=True)
-class Constant:
+class Constant(_Schedule):
     """The same rate for ever.
 
     Args:
@@ -45,7 +52,7 @@ class Constant:
 
 
 @dataclass(frozen=True)
-class CosineDecay:
+class CosineDecay(_Schedule):
     """Half a cosine from ``initial`` down to ``alpha · initial``, then constant.
 
     Loshchilov & Hutter 2016, arXiv:1608.03983.
@@ -73,7 +80,7 @@ class CosineDecay:
 
 
 @dataclass(frozen=True)
-class ExponentialDecay:
+class ExponentialDecay(_Schedule):
     """``initial · decay_rate ** (step / decay_steps)``.
 
     Args:
@@ -102,7 +109,7 @@ class ExponentialDecay:
 
 
 @dataclass(frozen=True)
-class PiecewiseConstant:
+class PiecewiseConstant(_Schedule):
     """``values[i]`` from ``boundaries[i - 1]`` on.
 
     Args:
@@ -139,7 +146,7 @@ class PiecewiseConstant:
 
 
 @dataclass(frozen=True)
-class PolynomialDecay:
+class PolynomialDecay(_Schedule):
     """From ``initial`` to ``end`` along ``(1 - step / decay_steps) ** power``; linear by default.
 
     Args:
@@ -169,7 +176,7 @@ class PolynomialDecay:
 
 
 @dataclass(frozen=True)
-class LinearWarmup:
+class LinearWarmup(_Schedule):
     """A straight line from 0 to ``peak``, then ``after``, or ``peak`` for ever.
 
     Args:
@@ -202,7 +209,7 @@ class LinearWarmup:
 
 
 @dataclass(frozen=True)
-class WarmupCosine:
+class WarmupCosine(_Schedule):
     """A straight line from 0 to ``peak``, then half a cosine down to ``end``.
 
     Args:
@@ -257,3 +264,7 @@ def _whole_periods(step: jax.Array, length: float) -> jax.Array:
     near = jnp.floor(step / length)  # or one beside it, which a product tells
     near = jnp.where(near * length > step, near - 1, near)
     return jnp.where((near + 1) * length <= step, near + 1, near)
+
+
+if not TYPE_CHECKING:  # a type checker would take any name for one that exists
+    __getattr__ = names_of(__name__, [cls.__name__ for cls in _Schedule.__subclasses__()], NAMES)

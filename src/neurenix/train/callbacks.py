@@ -20,14 +20,26 @@ from neurenix._core.errors import (
     UnknownNameError,
     unknown_name,
 )
+from neurenix._core.names import OptionsExplained
 from neurenix._nnx import nnx
 from neurenix.train.direction import direction_of
 
 if TYPE_CHECKING:
     from neurenix.train.trainer import Trainer
 
+_OPTIONS_ELSEWHERE = {
+    "dirpath": "path, with the name of the file",
+    "filename": "path",
+    "filepath": "path",
+    "log_dir": "directory",
+    "period": "not needed: the file is written after every epoch",
+    "save_freq": "not needed: the file is written after every epoch",
+    "threshold": "min_delta",
+    "verbose": "not needed: model.fit(…, verbose=True) shows what happens",
+}
 
-class Callback:
+
+class Callback(OptionsExplained):
     """Methods that ``fit`` calls; a subclass overrides those it needs.
 
     ``logs`` maps names to values as in ``History``. Reading a value in ``on_train_batch_end``
@@ -48,6 +60,7 @@ class Callback:
     """
 
     trainer: Trainer
+    options_elsewhere = _OPTIONS_ELSEWHERE
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
@@ -143,12 +156,16 @@ class Monitor(Callback):
     def improved(self, logs: Mapping[str, float]) -> bool:
         """Tell whether the number is the best so far, and remember it; NaN never is."""
         value = self.value(logs)
-        sign = -1.0 if self._find_direction() == "min" else 1.0
-        best = -sign * math.inf if math.isnan(self.best) else self.best
-        if sign * (value - best) > self.min_delta:
+        if self.is_better(value, self.best):
             self.best = value
             return True
         return False
+
+    def is_better(self, value: float, than: float) -> bool:
+        """Tell whether a number is better by more than ``min_delta``; any is, than NaN."""
+        sign = -1.0 if self._find_direction() == "min" else 1.0
+        than = -sign * math.inf if math.isnan(than) else than
+        return sign * (value - than) > self.min_delta
 
     def _find_direction(self) -> str:
         if self._direction is None:
@@ -167,7 +184,9 @@ class EarlyStopping(Monitor):
         patience: epochs without improvement before training stops.
         mode: see ``Monitor``.
         min_delta: see ``Monitor``.
+        baseline: an epoch that is not better than this counts as one without improvement.
         restore_best_weights: end with the weights of the best epoch.
+        start_from_epoch: epochs before this one (numbered from 0) are not looked at.
     """
 
     def __init__(
@@ -177,10 +196,13 @@ class EarlyStopping(Monitor):
         patience: int = 0,
         mode: str = "auto",
         min_delta: float = 0.0,
+        baseline: float | None = None,
         restore_best_weights: bool = False,
+        start_from_epoch: int = 0,
     ) -> None:
         super().__init__(monitor, mode=mode, min_delta=min_delta)
         self.patience, self.restore_best_weights = patience, restore_best_weights
+        self.baseline, self.start_from_epoch = baseline, start_from_epoch
         self.stopped_epoch: int | None = None
         self._waited = 0
         self._weights: Any = None
@@ -192,11 +214,14 @@ class EarlyStopping(Monitor):
 
     def on_epoch_end(self, epoch: int, logs: Mapping[str, float]) -> None:
         """Compare, and stop when patience is over."""
+        if epoch < self.start_from_epoch:
+            return
         if self.improved(logs):
-            self._waited = 0
             if self.restore_best_weights:
                 self._weights = jax.tree.map(jnp.copy, nnx.state(self.model))
-            return
+            if self.baseline is None or self.is_better(self.best, self.baseline):
+                self._waited = 0
+                return
         self._waited += 1
         if self._waited >= max(self.patience, 1):
             self.stopped_epoch = epoch
@@ -268,6 +293,7 @@ class ReduceLROnPlateau(Monitor):
         patience: epochs without improvement before it is applied.
         mode: see ``Monitor``.
         min_delta: see ``Monitor``.
+        cooldown: epochs after a reduction in which none counts as one without improvement.
         min_lr: the learning rate is never set below it.
     """
 
@@ -279,27 +305,30 @@ class ReduceLROnPlateau(Monitor):
         patience: int = 10,
         mode: str = "auto",
         min_delta: float = 1e-4,
+        cooldown: int = 0,
         min_lr: float = 0.0,
     ) -> None:
         if not 0 < factor < 1:
             raise ArgumentError(f"ReduceLROnPlateau: factor must be between 0 and 1, got {factor}.")
         super().__init__(monitor, mode=mode, min_delta=min_delta)
         self.factor, self.patience, self.min_lr = factor, patience, min_lr
-        self._waited = 0
+        self.cooldown = cooldown
+        self._waited = self._cooling = 0
 
     def on_train_begin(self) -> None:
         """Forget an earlier run; the rate stays as it has become."""
         super().on_train_begin()
-        self.best, self._waited = math.nan, 0
+        self.best, self._waited, self._cooling = math.nan, 0, 0
 
     def on_epoch_end(self, epoch: int, logs: Mapping[str, float]) -> None:
         """Compare, and reduce when patience is over."""
-        if self.improved(logs):
+        cooling, self._cooling = self._cooling > 0, max(self._cooling - 1, 0)
+        if self.improved(logs) or cooling:
             self._waited = 0
             return
         self._waited += 1
         if self._waited >= self.patience:
-            self._waited = 0
+            self._waited, self._cooling = 0, self.cooldown
             rate = self.trainer.learning_rate
             if rate > self.min_lr:
                 self.trainer.learning_rate = max(rate * self.factor, self.min_lr)
