@@ -18,7 +18,7 @@ ifneq ($(shell $(BIN)/python -c pass 2>/dev/null && echo works),works)
 $(shell rm -f $(VENV)/.created $(VENV)/.runtime $(VENV)/.dev)
 endif
 
-.PHONY: demo test lint docs wheel lock clean
+.PHONY: demo test lint docs wheel python lock clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/.runtime
@@ -37,6 +37,10 @@ docs: $(VENV)/.dev
 
 wheel: $(VENV)/.dev
 	$(BIN)/python -m build --wheel --no-isolation --outdir dist
+
+# Which interpreter the environments are made with.
+python:
+	@echo $(PYTHON)
 
 $(VENV)/.created:
 	@if [ -z "$(PYTHON)" ]; then \
