@@ -168,7 +168,7 @@ def test_mistakes_in_the_command(mistakes, tmp_path: Path) -> None:
 def test_options_of_the_compiler_reach_it(mistakes) -> None:
     arguments = ("train.py", "--on", "v5e-8", "--xla", "xla_embed_ir_in_executable=true")
     (said,) = mistakes("preflight", [(SCRIPT, (*arguments, "--xla", "xla_a=1,xla_b=2"))])
-    assert "has no option 'xla_a'" in said
+    assert re.search("has no option 'xla_[ab]'", said)  # the compiler takes them in any order
     (said,) = mistakes("compile", [(SCRIPT, (*arguments, "--xla", "xla_a=1", "-o", "s.nxc"))])
     assert "has no option 'xla_a'" in said
 
