@@ -5,7 +5,7 @@
 The widths are tiny, so that the host's work is what is timed: the processor time of the calling
 thread, per call, as the difference between long and short runs (set-up falls out). On a machine
 whose caches are shared, one such difference is off by a third and more: the ratio is the median of
-many rounds, in each of which the two stand side by side. `nnx.jit` is so far off that three will do.
+many rounds, in each of which the two stand side by side. `nnx.jit` is so far off that three do.
 """
 
 from __future__ import annotations
@@ -102,8 +102,7 @@ def main() -> None:
             nx_jit_over_fit=ratio(fast, "nx_jit", "fit"),
             nnx_jit_over_nx_jit=ratio(slow, "nnx_jit", "nx_jit"),
             host_us_per_call={
-                name: median_microseconds(seconds, 1)
-                for name, seconds in {**slow, **fast}.items()
+                name: median_microseconds(seconds, 1) for name, seconds in {**slow, **fast}.items()
             },
         )
 
