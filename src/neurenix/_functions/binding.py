@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cached_property
 from itertools import chain
 from operator import is_
+from sys import getrefcount
 from typing import Any
 
 import jax
@@ -23,6 +24,8 @@ from neurenix._core.errors import ArgumentError, ArgumentTypeError
 from neurenix._nnx import get_array, nnx, set_array
 
 _END = object()
+_ALONE = 3
+"""References to an array of one variable: the variable's, a list's, and those of who counts."""
 
 
 class Structure:
@@ -128,7 +131,10 @@ class Binding:
         Two variables may hold one array (a target network that was just updated, say); it can be
         given away once only, so the others get a copy.
         """
-        return apart(self.read())
+        leaves = self.read()
+        # One that two variables hold is referred to by both, twice by the list, and by ``map``. To
+        # look for one takes memory of its own, and with it what the call needs out of the caches.
+        return apart(leaves) if max(map(getrefcount, leaves), default=0) > _ALONE else leaves
 
     def check_held(self) -> None:
         """Raise when an array was given away by a call that knew another holder of it.
