@@ -63,3 +63,35 @@ def test_a_mask_is_not_lost_in_silence() -> None:
     for call in (nx.jit(jnp.sum), lambda x: nx.to(x, "cpu")):
         with pytest.raises((ValueError, nx.ArgumentTypeError), match="masked"):
             call(masked)
+
+
+UNORDERED: dict[Any, np.ndarray] = {1: np.ones((8, 2), np.float32), "a": np.ones((8, 2))}
+
+
+def fitted(x: Any) -> Any:
+    model = nx.nn.Linear(2, 1)
+    model.compile("sgd", "mse")
+    return model.fit(x, np.ones((8, 1), np.float32))
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        nx.jit(lambda tree: tree["a"]),
+        lambda tree: nx.distribute.OneDeviceStrategy("cpu").run(lambda t: t["a"], (tree,)),
+        lambda tree: nx.to([tree], "cpu"),
+        lambda tree: nx.data.Dataset.from_arrays(tree),
+        lambda tree: next(iter(nx.data.Dataset.from_arrays(np.ones(8)).map(lambda _: tree))),
+        fitted,
+    ],
+    ids=["jit", "run", "to", "from_arrays", "map", "fit"],
+)
+def test_keys_that_have_no_order_are_named(use: Any) -> None:
+    said = r"keys 1 \(int\) and 'a' \(str\), which have no order"
+    with pytest.raises(nx.ArgumentTypeError, match=said):
+        use(UNORDERED)
+
+
+def test_keys_of_one_type_without_an_order_are_named() -> None:
+    with pytest.raises(nx.ArgumentTypeError, match="keys 1j .complex., which have no order"):
+        nx.to({1j: np.ones(2), 2j: np.ones(2)}, "cpu")

@@ -11,11 +11,16 @@ from typing import Any
 import jax
 import numpy as np
 
+from neurenix._core.keys import check_keys
+
 
 def owned(tree: Any) -> Any:
     """Return a tree of arrays with copies of NumPy's: compiled calls read them after they return.
 
     A masked array stays one, so that JAX refuses it: its mask would be lost.
+
+    Raises:
+        ArgumentTypeError: the keys of a dict have no order.
 
     Example:
         >>> x = np.zeros(2)
@@ -24,7 +29,11 @@ def owned(tree: Any) -> Any:
         >>> kept["x"]
         array([0., 0.])
     """
-    return jax.tree.map(_copied, tree)
+    try:
+        return jax.tree.map(_copied, tree)
+    except ValueError:
+        check_keys(tree)
+        raise
 
 
 def _copied(leaf: Any) -> Any:

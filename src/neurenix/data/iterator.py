@@ -14,6 +14,7 @@ import jax
 import numpy as np
 
 from neurenix._core.errors import DataError
+from neurenix._core.keys import check_keys
 from neurenix.data.columns import WIDE, Columns, as_numbers
 from neurenix.data.order import EPOCHS, Batching, Numbers, Order
 
@@ -102,12 +103,15 @@ class Plan:
         name = f"The result of map() for {which}"
         # Only arrays of JAX are wide here, whose type was chosen: so is that of what they become.
         narrow = not any(leaf.dtype in WIDE for leaf in self.columns.leaves)
-        return jax.tree.map(
-            lambda leaf: (
-                leaf if isinstance(leaf, jax.Array) else as_numbers(leaf, name, narrow=narrow)
-            ),
-            item,
-        )
+
+        def number(leaf: Any) -> Any:
+            return leaf if isinstance(leaf, jax.Array) else as_numbers(leaf, name, narrow=narrow)
+
+        try:
+            return jax.tree.map(number, item)
+        except ValueError:
+            check_keys(item)
+            raise
 
     def fingerprint(self) -> str:
         """Return a text that differs where the order of the items differs."""
