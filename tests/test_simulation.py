@@ -173,6 +173,7 @@ def test_numerics_are_exact_unless_asked(run_python) -> None:
     assert abs(float(run_python(code=code).stdout) - 1.001) < 1e-6
 
 
+# Steps that nobody waits for, of plain JAX and of a strategy: each has a sum over all devices.
 SOAK = """
 import jax, jax.numpy as jnp, numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
@@ -190,8 +191,29 @@ print(float(w[0]), len(jax.devices()))
 """
 
 
-@pytest.mark.parametrize("name", ["v5e-8", "v5e-32"])
-def test_five_thousand_steps_in_flight(run_python, name: str) -> None:
-    done = run_python(code=SOAK.format(name=name), timeout=120)
+SOAK_OF_A_STRATEGY = """
+import jax, numpy as np
+from flax import nnx
+import neurenix as nx
+nx.simulate("{name}")
+strategy = nx.distribute.TPUStrategy()
+with strategy.scope():
+    holder = nnx.Dict(total=nnx.Variable(jax.numpy.zeros(16)))
+(x,) = strategy.distribute([np.ones((len(jax.devices()), 16), np.float32)])
+def step(holder, x):
+    mean = nx.distribute.get_replica_context().all_reduce("mean", x[0])
+    holder.total[...] += mean
+    return mean
+for _ in range(5_000):
+    strategy.run(step, (holder, x))
+print(float(holder.total[...][0]), len(jax.devices()))
+"""
+
+
+@pytest.mark.parametrize(
+    ("code", "name"), [(SOAK_OF_A_STRATEGY, "v5e-8"), (SOAK, "v5e-32")], ids=["8", "32"]
+)
+def test_five_thousand_steps_in_flight(run_python, code: str, name: str) -> None:
+    done = run_python(code=code.format(name=name), timeout=120)
     assert done.returncode == 0, done.stderr
     assert float(done.stdout.split()[0]) == 5000.0
