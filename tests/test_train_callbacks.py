@@ -201,6 +201,25 @@ def test_a_factor_that_lowers_nothing_and_a_mode_that_is_none() -> None:
         nx.callbacks.EarlyStopping(mode="mim")
 
 
+@pytest.mark.parametrize(
+    ("kind", "option", "wrong"),
+    [
+        (nx.callbacks.EarlyStopping, "patience", "3"),
+        (nx.callbacks.EarlyStopping, "patience", -1),
+        (nx.callbacks.EarlyStopping, "min_delta", None),
+        (nx.callbacks.EarlyStopping, "baseline", "low"),
+        (nx.callbacks.EarlyStopping, "start_from_epoch", 1.5),
+        (nx.callbacks.ReduceLROnPlateau, "cooldown", -1),
+        (nx.callbacks.ReduceLROnPlateau, "patience", True),
+        (nx.callbacks.ReduceLROnPlateau, "factor", "0.5"),
+        (nx.callbacks.ReduceLROnPlateau, "min_lr", [0.1]),
+    ],
+)
+def test_an_option_of_the_wrong_kind_is_named(kind: Any, option: str, wrong: Any) -> None:
+    with pytest.raises((nx.ArgumentError, nx.ArgumentTypeError), match=option):
+        kind(**{option: wrong})
+
+
 def test_the_rate_of_a_bare_optax_transformation_is_not_guessed() -> None:
     with pytest.raises(nx.ArgumentError, match="optax"):
         Trainer(MLP(), optimizer=optax.sgd(0.1), loss=LOSS).learning_rate  # noqa: B018  raises

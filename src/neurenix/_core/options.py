@@ -1,14 +1,15 @@
 """Numbers that users set as options.
 
-Owns what is one number; which range it must lie in is its asker's.
+Owns what is one number, and what is a whole one; other ranges are their asker's.
 """
 
 from __future__ import annotations
 
 import numbers
+import operator
 from typing import Any
 
-from neurenix._core.errors import ArgumentTypeError
+from neurenix._core.errors import ArgumentError, ArgumentTypeError
 
 _NUMBERS = "fiuV"
 """Kinds of NumPy's dtypes; bfloat16 is a V."""
@@ -34,3 +35,25 @@ def check_number(what: str, value: Any) -> None:
         known = isinstance(value, numbers.Real)
     if not known:
         raise ArgumentTypeError(f"{what} must be a number; got {value!r}.")
+
+
+def whole_number(name: str, value: Any, *, least: int = 1) -> int:
+    """Return ``value`` as an int; NumPy's integers are as good as Python's.
+
+    Raises:
+        ArgumentError: it is no whole number, or below ``least``.
+
+    Example:
+        >>> import numpy as np
+        >>> whole_number("epochs", np.int64(3))
+        3
+    """
+    number = None
+    if not isinstance(value, bool):
+        try:
+            number = operator.index(value)
+        except TypeError:
+            pass
+    if number is None or number < least:
+        raise ArgumentError(f"{name} must be a whole number from {least}, got {value!r}.")
+    return number

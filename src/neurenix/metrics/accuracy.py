@@ -12,7 +12,8 @@ import jax
 import jax.numpy as jnp
 
 from neurenix._core.errors import ShapeError
-from neurenix.metrics.base import MeanMetric, checked_label, whole_number, without_ignored
+from neurenix._core.options import whole_number
+from neurenix.metrics.base import MeanMetric, checked_label, without_ignored
 
 
 class _OfClasses(MeanMetric):
@@ -139,7 +140,7 @@ class TopKCategoricalAccuracy(_OfClasses):
         self, k: int = 5, *, name: str | None = None, ignore_index: int | None = None
     ) -> None:
         super().__init__(name, ignore_index=ignore_index)
-        self.k = whole_number("k", k, low=1)
+        self.k = whole_number("The argument `k`", k, least=1)
 
     def values(self, y_true: jax.Array, y_pred: jax.Array) -> jax.Array:
         """Return 1 where right, 0 where wrong, shape (N, ...)."""

@@ -16,7 +16,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from neurenix._core.errors import ArgumentError, ArgumentTypeError, ShapeError
+from neurenix._core.errors import ArgumentTypeError, ShapeError
 from neurenix._core.names import snake_case
 from neurenix._nnx import nnx
 
@@ -183,23 +183,6 @@ def without_ignored(
     weight = jnp.ones(shape) if sample_weight is None else match_weight(sample_weight, shape)
     # As int32: in uint8, −100 is another class.
     return jnp.where(y_true.reshape(shape).astype(jnp.int32) == ignore_index, 0, weight)
-
-
-def whole_number(name: str, value: Any, *, low: int) -> int:
-    """Return an option as an int.
-
-    Raises:
-        ArgumentError: it is no whole number, or below ``low``.
-    """
-    try:
-        number = low - 1 if isinstance(value, bool) else operator.index(value)
-    except TypeError:
-        number = low - 1
-    if number < low:
-        raise ArgumentError(
-            f"The argument `{name}` must be a whole number of at least {low}; got {value!r}."
-        )
-    return number
 
 
 def safe_ratio(numerator: jax.Array, denominator: jax.Array) -> jax.Array:

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from neurenix._core.errors import ArgumentError
+from neurenix._core.options import whole_number
 from neurenix.metrics.accuracy import (
     binary_targets,
     is_largest,
@@ -21,7 +22,6 @@ from neurenix.metrics.base import (
     checked_label,
     match_weight,
     safe_ratio,
-    whole_number,
     without_ignored,
 )
 
@@ -52,7 +52,9 @@ class _Counts(Metric):
         super().__init__(name)
         self.ignore_index = checked_label(ignore_index)
         self.threshold = threshold
-        self.class_id = None if class_id is None else whole_number("class_id", class_id, low=0)
+        self.class_id = (
+            None if class_id is None else whole_number("The argument `class_id`", class_id, least=0)
+        )
         self.true_positives = self._sum()
         self.false_positives = self._sum()
         self.false_negatives = self._sum()
@@ -154,7 +156,7 @@ class AUC(Metric):
         self, bins: int = 1000, *, from_logits: bool = False, name: str | None = None
     ) -> None:
         super().__init__(name)
-        self.bins = whole_number("bins", bins, low=2)
+        self.bins = whole_number("The argument `bins`", bins, least=2)
         self.from_logits = from_logits
         self.positives = self._sum(3 * self.bins)
         self.negatives = self._sum(3 * self.bins)

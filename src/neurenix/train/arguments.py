@@ -7,40 +7,17 @@ checks of data (``batch.py``, ``inputs.py``, ``weighing.py``).
 from __future__ import annotations
 
 import inspect
-import operator
 from collections.abc import Callable, Iterable
 from typing import Any
 
 from neurenix._core.errors import (
-    ArgumentError,
     ArgumentTypeError,
     UnknownNameError,
     did_you_mean,
     unknown_name,
 )
+from neurenix._core.options import whole_number
 from neurenix.train.callbacks import Callback
-
-
-def whole_number(name: str, value: Any, *, least: int = 1) -> int:
-    """Return ``value`` as an int; NumPy's integers are as good as Python's.
-
-    Raises:
-        ArgumentError: it is no whole number, or below ``least``.
-
-    Example:
-        >>> import numpy as np
-        >>> whole_number("epochs", np.int64(3))
-        3
-    """
-    number = None
-    if not isinstance(value, bool):
-        try:
-            number = operator.index(value)
-        except TypeError:
-            pass
-    if number is None or number < least:
-        raise ArgumentError(f"{name} must be a whole number from {least}, got {value!r}.")
-    return number
 
 
 def optional_number(name: str, value: Any) -> int | None:

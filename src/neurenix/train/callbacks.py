@@ -21,6 +21,7 @@ from neurenix._core.errors import (
     unknown_name,
 )
 from neurenix._core.names import OptionsExplained
+from neurenix._core.options import check_number, whole_number
 from neurenix._nnx import nnx
 from neurenix.train.direction import direction_of
 
@@ -125,6 +126,7 @@ class Monitor(Callback):
     ) -> None:
         if mode not in ("auto", "min", "max"):
             raise unknown_name("mode", mode, ["auto", "min", "max"])
+        check_number("The argument `min_delta`", min_delta)
         self.monitor, self.mode, self.min_delta = monitor, mode, abs(min_delta)
         self._direction: str | None = None
         self.best = math.nan
@@ -201,8 +203,13 @@ class EarlyStopping(Monitor):
         start_from_epoch: int = 0,
     ) -> None:
         super().__init__(monitor, mode=mode, min_delta=min_delta)
-        self.patience, self.restore_best_weights = patience, restore_best_weights
-        self.baseline, self.start_from_epoch = baseline, start_from_epoch
+        if baseline is not None:
+            check_number("The argument `baseline`", baseline)
+        self.patience = whole_number("The argument `patience`", patience, least=0)
+        self.start_from_epoch = whole_number(
+            "The argument `start_from_epoch`", start_from_epoch, least=0
+        )
+        self.baseline, self.restore_best_weights = baseline, restore_best_weights
         self.stopped_epoch: int | None = None
         self._waited = 0
         self._weights: Any = None
@@ -308,11 +315,14 @@ class ReduceLROnPlateau(Monitor):
         cooldown: int = 0,
         min_lr: float = 0.0,
     ) -> None:
+        check_number("The argument `factor`", factor)
+        check_number("The argument `min_lr`", min_lr)
         if not 0 < factor < 1:
             raise ArgumentError(f"ReduceLROnPlateau: factor must be between 0 and 1, got {factor}.")
         super().__init__(monitor, mode=mode, min_delta=min_delta)
-        self.factor, self.patience, self.min_lr = factor, patience, min_lr
-        self.cooldown = cooldown
+        self.factor, self.min_lr = factor, min_lr
+        self.patience = whole_number("The argument `patience`", patience, least=0)
+        self.cooldown = whole_number("The argument `cooldown`", cooldown, least=0)
         self._waited = self._cooling = 0
 
     def on_train_begin(self) -> None:

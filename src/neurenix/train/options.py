@@ -12,8 +12,9 @@ from typing import Any
 import jax.numpy as jnp
 
 from neurenix._core.errors import unknown_name
+from neurenix._core.options import whole_number
 from neurenix.distribute import Strategy
-from neurenix.train.arguments import optional_number, whole_number
+from neurenix.train.arguments import optional_number
 from neurenix.train.holdout import checked_split
 from neurenix.train.progress import check_verbose
 

@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from neurenix._core.errors import ArgumentError, ArgumentTypeError
+from neurenix._core.options import whole_number
 from neurenix._functions import intercept
 from neurenix._functions.binding import expect_built
 from neurenix._nnx import nnx
@@ -26,7 +27,6 @@ from neurenix.train.arguments import (
     check_options,
     check_watched,
     optional_number,
-    whole_number,
 )
 from neurenix.train.callbacks import Callback
 from neurenix.train.coupling import expect_one_part

@@ -19,6 +19,7 @@ from jax.sharding import NamedSharding
 
 from neurenix import _cpu
 from neurenix._core.errors import ArgumentError, ArgumentTypeError, RecompilationError
+from neurenix._core.options import whole_number
 from neurenix._functions import intercept
 from neurenix._functions.arguments import (
     Static,
@@ -39,7 +40,6 @@ from neurenix._owned import owned
 from neurenix.distribute import get_strategy
 from neurenix.distribute.input import stacked
 from neurenix.distribute.mesh import known_mesh, replicated
-from neurenix.train.arguments import whole_number
 
 NOTHING_STATIC = Static()
 
