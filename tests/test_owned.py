@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from typing import Any
 
 import jax
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 
 import neurenix as nx
+from neurenix._core.keys import keys_explained
 from neurenix.hardware.tpu import TPUBackend
 
 pytestmark = pytest.mark.cpu8
@@ -92,6 +94,16 @@ def test_keys_that_have_no_order_are_named(use: Any) -> None:
         use(UNORDERED)
 
 
+def test_other_mistakes_beside_an_ordered_dict_are_not_its_keys() -> None:
+    kept = OrderedDict([(1, np.ones(2)), ("a", np.ones(2))])
+    assert list(nx.to(kept, "cpu")) == [1, "a"]
+
+    with pytest.raises(ValueError, match="^of the user's own$"), keys_explained(kept):
+        raise ValueError("of the user's own")
+
+
 def test_keys_of_one_type_without_an_order_are_named() -> None:
-    with pytest.raises(nx.ArgumentTypeError, match="keys 1j .complex., which have no order"):
+    with pytest.raises(
+        nx.ArgumentTypeError, match="keys 1j .complex. and 2j .complex., which have no"
+    ):
         nx.to({1j: np.ones(2), 2j: np.ones(2)}, "cpu")

@@ -11,7 +11,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from neurenix._core.keys import check_keys
+from neurenix._core.keys import keys_explained
 
 
 def owned(tree: Any) -> Any:
@@ -29,11 +29,8 @@ def owned(tree: Any) -> Any:
         >>> kept["x"]
         array([0., 0.])
     """
-    try:
+    with keys_explained(tree):
         return jax.tree.map(_copied, tree)
-    except ValueError:
-        check_keys(tree)
-        raise
 
 
 def _copied(leaf: Any) -> Any:

@@ -26,7 +26,7 @@ from neurenix._core.errors import (
     DeviceNotFoundError,
     unknown_name,
 )
-from neurenix._core.keys import check_keys
+from neurenix._core.keys import keys_explained
 from neurenix._dtypes import cast, expect_held
 from neurenix._dtypes import dtype as dtype_named
 from neurenix._jax import backend_error, backends_are_started
@@ -347,11 +347,8 @@ def to(value: T, device: Device | DeviceType | str | Any, *, dtype: Any = None) 
                 f"to(value): {leaf!r:.60} ({type(leaf).__name__}) is no array."
             ) from error
 
-    try:
+    with keys_explained(value):
         return jax.tree.map(move, value)
-    except ValueError:
-        check_keys(value)
-        raise
 
 
 def _target(device: Any) -> Any:

@@ -5,40 +5,53 @@ Owns that one error, for wherever a tree of the user's is first looked through.
 
 from __future__ import annotations
 
+from collections import OrderedDict
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from neurenix._core.errors import ArgumentTypeError
 
 
-def check_keys(tree: Any) -> None:
-    """Raise when a dict in a tree has keys that cannot be sorted; for use after JAX has failed.
+@contextmanager
+def keys_explained(tree: Any) -> Iterator[None]:
+    """Say which keys they are, where JAX cannot sort those of a dict in a tree.
 
     Raises:
-        ArgumentTypeError: one has.
+        ArgumentTypeError: so it was.
 
     Example:
-        >>> check_keys([{"a": 1, 2: 3}])
+        >>> import jax
+        >>> with keys_explained([{"a": 1, 2: 3}]):
+        ...     jax.tree.leaves([{"a": 1, 2: 3}])
         Traceback (most recent call last):
             ...
         neurenix._core.errors.ArgumentTypeError: A dict of arrays has the keys 'a' (str) and 2 \
-(int), which have no order. JAX sorts keys: give all of them one type.
+(int), which have no order. JAX sorts keys: give texts alone, or whole numbers.
     """
-    if isinstance(tree, dict):
+    try:
+        yield
+    except ValueError as error:
+        keys = _unordered(tree)
+        if keys is None:
+            raise
+        first = keys[0]
+        others = [key for key in keys if type(key) is not type(first)] or keys[1:]
+        named = " and ".join(f"{key!r} ({type(key).__name__})" for key in (first, others[0]))
+        raise ArgumentTypeError(
+            f"A dict of arrays has the keys {named}, which have no order. JAX sorts keys: give "
+            "texts alone, or whole numbers."
+        ) from error
+
+
+def _unordered(tree: Any) -> list[Any] | None:
+    """Return the keys of a dict that cannot be sorted; JAX takes those of an OrderedDict as is."""
+    if isinstance(tree, dict) and not isinstance(tree, OrderedDict):
         try:
             sorted(tree)
-        except TypeError as error:
-            first = next(iter(tree))
-            other = next((key for key in tree if type(key) is not type(first)), None)
-            named = f"keys {first!r} ({type(first).__name__})"
-            if other is None:
-                raise ArgumentTypeError(
-                    f"A dict of arrays has {named}, which have no order. JAX sorts keys: use texts "
-                    "or numbers."
-                ) from error
-            raise ArgumentTypeError(
-                f"A dict of arrays has the {named} and {other!r} ({type(other).__name__}), which "
-                "have no order. JAX sorts keys: give all of them one type."
-            ) from error
+        except TypeError:
+            return list(tree)
     if isinstance(tree, (dict, list, tuple)):
-        for item in tree.values() if isinstance(tree, dict) else tree:
-            check_keys(item)
+        items = tree.values() if isinstance(tree, dict) else tree
+        return next((keys for keys in map(_unordered, items) if keys is not None), None)
+    return None

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from neurenix._core.errors import DataError
-from neurenix._core.keys import check_keys
+from neurenix._core.keys import keys_explained
 
 _NARROW = {
     np.dtype(np.float64): np.dtype(np.float32),
@@ -79,11 +79,8 @@ def as_columns(data: Any, name: str) -> Columns:
         2
     """
     converted = _convert(data, name)
-    try:
+    with keys_explained(converted):
         leaves, structure = jax.tree.flatten(converted)
-    except ValueError:
-        check_keys(converted)
-        raise
     if not leaves:
         raise DataError(f"{name} holds no array: found {data!r}.")
     paths = [name + jax.tree_util.keystr(path) for path, _ in jax.tree.leaves_with_path(converted)]

@@ -14,7 +14,7 @@ import jax
 import numpy as np
 
 from neurenix._core.errors import DataError
-from neurenix._core.keys import check_keys
+from neurenix._core.keys import keys_explained
 from neurenix.data.columns import WIDE, Columns, as_numbers
 from neurenix.data.order import EPOCHS, Batching, Numbers, Order
 
@@ -107,11 +107,8 @@ class Plan:
         def number(leaf: Any) -> Any:
             return leaf if isinstance(leaf, jax.Array) else as_numbers(leaf, name, narrow=narrow)
 
-        try:
+        with keys_explained(item):
             return jax.tree.map(number, item)
-        except ValueError:
-            check_keys(item)
-            raise
 
     def fingerprint(self) -> str:
         """Return a text that differs where the order of the items differs."""

@@ -14,7 +14,7 @@ import numpy as np
 
 from neurenix import random
 from neurenix._core.errors import ArgumentError, DataError
-from neurenix._core.keys import check_keys
+from neurenix._core.keys import keys_explained
 from neurenix.data import Dataset, StreamDataset
 from neurenix.data.columns import as_array
 from neurenix.train.batch import named_inputs
@@ -162,11 +162,8 @@ def _rows(tree: Any) -> int | None:
     """Return the rows of arrays, or of a list of rows; None where there are none to count."""
     if isinstance(tree, list):
         return len(tree)
-    try:
+    with keys_explained(tree):
         shape = next((np.shape(leaf) for leaf in jax.tree.leaves(tree)), ())
-    except ValueError:
-        check_keys(tree)
-        raise
     return shape[0] if shape else None
 
 
