@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import pickle
 import re
 from collections.abc import Callable
@@ -69,6 +70,7 @@ def test_every_name_that_a_table_gives_exists() -> None:
     known |= {"optim": nx.optim, "losses": nx.losses, "metrics": nx.metrics}
     known |= {"x": X, "np": np, "strategy": nx.distribute.OneDeviceStrategy()}
     tables += nx.metrics._ELSEWHERE, _elsewhere.names(), nx.random._ELSEWHERE
+    tables += of_optim.SCHEDULES, nx.callbacks._ELSEWHERE
     for text in (text for table in tables for text in table.values()):
         for root, path in re.findall(r"\b([a-z]+)((?:\.[A-Za-z_][A-Za-z_0-9]*)+)", text):
             found = known[root]
@@ -249,6 +251,21 @@ def test_an_option_of_an_optimizer_is_named(kind: Any, options: Any, said: str) 
 def test_an_option_of_a_callback_or_a_schedule_is_named(kind: Any, options: Any, said: str) -> None:
     with pytest.raises(nx.ArgumentTypeError, match=rf"{kind.__name__}\(\) has no option.*{said}"):
         kind(**options)
+
+
+def test_every_option_that_a_table_gives_exists() -> None:
+    schedules = [
+        getattr(nx.optim.schedules, name)
+        for name in ("CosineDecay", "ExponentialDecay", "LinearWarmup", "PiecewiseConstant",
+                     "PolynomialDecay", "WarmupCosine")
+    ]  # fmt: skip
+    callbacks = [getattr(nx.callbacks, name) for name in nx.callbacks.__all__]
+    for kinds in ([nx.optim.RMSprop, nx.optim.Adam, nx.optim.SGD], schedules, callbacks):
+        options = {name for kind in kinds for name in inspect.signature(kind.__init__).parameters}
+        for text in {**kinds[0].options_elsewhere}.values():
+            word = re.match(r"\w+", text.removeprefix("nx.optim.schedules."))
+            known = word and (word[0] in options or hasattr(nx.optim.schedules, word[0]))
+            assert known or text.startswith("not needed"), text
 
 
 def test_what_takes_no_arguments_says_so_and_subclasses_take_their_own() -> None:

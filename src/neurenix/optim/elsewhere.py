@@ -40,7 +40,7 @@ OPTIONS = {
     "params": "not needed: the model comes with model.compile, or nx.Optimizer(model, optimizer)",
 }
 
-RMSPROP = OPTIONS | {"decay": "alpha", "rho": "alpha"}
+RMSPROP = OPTIONS | {"rho": "alpha"}
 
 SCHEDULES = {
     "T_max": "decay_steps, in optimizer steps",
