@@ -21,9 +21,10 @@ KEEP = """
 from neurenix._cpu.memory import keep_freed_memory
 print(keep_freed_memory())
 """
-# The page faults of the last ten of 30 steps, which want some 40 MiB for the backward pass.
+# The page faults of the median of steps, which want some 40 MiB for the backward pass. Now and then
+# a thread that had none yet takes the call: its heap is new, and that step has all faults again.
 FAULTS = """
-import resource
+import resource, statistics
 import jax, jax.numpy as jnp
 
 def loss(w, x):
@@ -33,11 +34,12 @@ def loss(w, x):
 
 step = jax.jit(lambda w, x: w - 0.1 * jax.grad(loss)(w, x), donate_argnums=0)
 w, x = jnp.eye(128), jnp.ones((12 * 2 ** 10, 128))
-for number in range(30):
-    if number == 20:
-        before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+faults = []
+for _ in range(30):
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
     w = step(w, x).block_until_ready()
-print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+    faults.append(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+print(int(statistics.median(faults[10:])))
 """
 
 
@@ -57,7 +59,7 @@ def said(code: str, **environment: str) -> list[str]:
 def test_steps_keep_their_memory() -> None:
     (without,), (set_so, kept) = said(FAULTS), said(KEEP + FAULTS)
     assert set_so == "True"
-    assert int(kept) < int(without) / 3  # measured: between none and a seventh
+    assert int(kept) < int(without) / 10  # measured: one of 10,769
 
 
 @pytest.mark.parametrize(
