@@ -33,13 +33,13 @@ def loss(w, x):
     return (x ** 2).mean()
 
 step = jax.jit(lambda w, x: w - 0.1 * jax.grad(loss)(w, x), donate_argnums=0)
-w, x = jnp.eye(128), jnp.ones((12 * 2 ** 10, 128))
+w, x = jnp.eye(16), jnp.ones((96 * 2 ** 10, 16))
 faults = []
-for _ in range(30):
+for _ in range(20):
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
     w = step(w, x).block_until_ready()
     faults.append(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
-print(int(statistics.median(faults[10:])))
+print(int(statistics.median(faults[5:])))
 """
 
 
@@ -59,7 +59,7 @@ def said(code: str, **environment: str) -> list[str]:
 def test_steps_keep_their_memory() -> None:
     (without,), (set_so, kept) = said(FAULTS), said(KEEP + FAULTS)
     assert set_so == "True"
-    assert int(kept) < int(without) / 10  # measured: one of 10,769
+    assert int(kept) < int(without) / 10  # measured: none or one of 10,753
 
 
 @pytest.mark.parametrize(
