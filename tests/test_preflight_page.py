@@ -452,7 +452,7 @@ def test_a_report_that_knows_nothing_of_a_kind(tmp_path: Path) -> None:
 
 @pytest.mark.tpu_compile
 def test_products_of_a_faster_type_have_a_roof_of_their_own(tmp_path: Path) -> None:
-    byte, wide = nx.spec((4096, 4096), "int8"), nx.spec((4096, 4096), "bfloat16")
+    byte, wide = nx.spec((2048, 2048), "int8"), nx.spec((2048, 2048), "bfloat16")
 
     def products(a, b):
         return jax.lax.dot(a, a, preferred_element_type="int32"), b @ b
