@@ -257,10 +257,13 @@ class TestWords:
         assert "What else it needs is not known" in page
 
     def test_changes_that_were_compiled(self, refused: Report, reports: list[Report]) -> None:
-        tried = (Suggestion("take <v5e-8>", reports[0].analysis),)
+        slow = dataclasses.replace(refused.findings[0], rule="refused-timeout")
+        late = dataclasses.replace(refused.analysis, findings=(slow,))
+        tried = Suggestion("take <v5e-8>", reports[0].analysis), Suggestion("other", late)
         page = html.page(Report(refused.analysis, tried))
         assert "What would make it fit (each compiled again)" in page
         assert "take &lt;v5e-8&gt;" in page and "✓ fits" in page
+        assert "? not known, the compiler took too long</td><td class=why></td>" in page
 
     def test_several_targets_are_compared(self, reports: list[Report], refused: Report) -> None:
         page = html.page([*reports, refused])

@@ -20,12 +20,13 @@ from neurenix._core.errors import ArgumentError, ArgumentTypeError, UnknownNameE
 from neurenix.compiler.analysis import analyse
 from neurenix.compiler.compile import Refusal
 from neurenix.compiler.target import Target
-from neurenix.preflight import CompileOptions, PreflightOptions, Report
+from neurenix.preflight import CompileOptions, PreflightOptions, Report, html
 from neurenix.preflight.advice import Suggestion
 from neurenix.preflight.compare import matching
 from neurenix.preflight.condition import parse
 from neurenix.preflight.cost import Pricing
 from neurenix.preflight.record import Record, load_report, load_reports, problems, schema
+from neurenix.preflight.text import NO_BREAK_SPACE
 
 pytestmark = pytest.mark.tpu_compile
 
@@ -287,7 +288,11 @@ def test_json_has_the_changes_that_were_compiled(reports, refused) -> None:
     tried = (
         Suggestion("take v5e-8", known), Suggestion("b", refused.analysis), Suggestion("c", late)
     )  # fmt: skip
-    data = Report(refused.analysis, tried).to_dict()
+    report = Report(refused.analysis, tried)
+    lines = [line.strip() for line in report.text(200).replace(NO_BREAK_SPACE, " ").splitlines()]
+    assert any(line.startswith("- b: does not fit, ") and "HBM" in line for line in lines)
+    assert "- c: not known, the compiler took too long" in lines
+    data = report.to_dict()
     assert list(problems(schema(), data)) == []
     first, second, third = data["suggestions"]
     assert set(first) == set(schema()["properties"]["suggestions"]["items"]["properties"])
@@ -328,11 +333,15 @@ def test_an_epoch_costs_its_steps(reports: list[Report]) -> None:
     data = report.to_dict()
     assert data["estimated_cost"]["usd_per_epoch"] == report.cost(450).usd
     assert "USD for an epoch of 450 steps, " in " ".join(report.text().split())
+    page = html.page(report)
+    assert "An epoch, estimated" in page and "450 steps" in page
+    assert "An epoch" not in html.page(reports[0])
     del data["estimated_cost"]["usd_per_epoch"]  # as files are that were written before
     assert Record(data).data["estimated_cost"]["usd_per_epoch"] is None
     other = copy.copy(reports[1])  # nobody publishes a price of its chips
     other.steps_per_epoch = 450
     assert other.to_dict()["estimated_cost"]["usd_per_epoch"] is None
+    assert "An epoch" not in html.page(other)
 
 
 def parts_of(described: dict, at: tuple[str, ...] = ()):

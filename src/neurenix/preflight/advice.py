@@ -32,6 +32,12 @@ _TRIES = 3
 _SLICES_OF_A_FUNCTION = 2  # larger ones, and generations with more memory
 _ROOMIER = ("v6e", "v5p", "tpu7x")  # generations by the HBM of a device
 _GROWN = ("fsdp", "tensor", "data")  # mesh axes in the order in which a larger slice grows one
+_VERDICTS = {
+    "hbm": "does not fit",
+    "vmem": "has a kernel out of VMEM",
+    "crash": "not known, the compiler crashed",
+    "timeout": "not known, the compiler took too long",
+}
 
 
 _Change = tuple[str, chips.Slice, Program]  # in words, and the program with it
@@ -53,6 +59,13 @@ class Suggestion:
     def fits(self) -> bool:
         """Whether the program fits with it."""
         return self.analysis.fits
+
+    @property
+    def verdict(self) -> str:
+        """What the compiler made of it, in words: ``"fits"``, ``"does not fit"`` or why neither."""
+        if self.fits:
+            return "fits"
+        return _VERDICTS.get(self.analysis.refused or "", "does not compile")
 
 
 def suggestions(workload: Workload, refused: Analysis) -> tuple[Suggestion, ...]:

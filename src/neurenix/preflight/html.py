@@ -21,7 +21,7 @@ from neurenix.preflight.page_operations import operations_section
 from neurenix.preflight.page_plan import candidates_section, compare_section
 from neurenix.preflight.page_roofline import time_section
 from neurenix.preflight.page_style import HATCH, SCRIPT, STYLE
-from neurenix.preflight.record import hbm_is_known
+from neurenix.preflight.record import NO_ANSWER, hbm_is_known
 from neurenix.preflight.text import (
     KIND_NAMES,
     amount,
@@ -157,10 +157,13 @@ def _suggestions(report: Report) -> str:
     rows = []
     for suggestion in report.suggestions:
         memory, time = suggestion.analysis.memory, suggestion.analysis.time
+        refused = suggestion.analysis.refused
+        sign = "✓" if suggestion.fits else "?" if refused in NO_ANSWER else "✕"
+        held = f"{bytes_text(memory.peak_bytes)} of {bytes_text(memory.limit_bytes)}"
         cells = (
             suggestion.change,
-            "✓ fits" if suggestion.fits else "✕ does not fit",
-            f"{bytes_text(memory.peak_bytes)} of {bytes_text(memory.limit_bytes)}",
+            f"{sign} {suggestion.verdict}",
+            held if hbm_is_known(refused) else "",
             f"{seconds_text(time.seconds)}" if time else "",
         )
         rows.append(f"<tr>{''.join(f'<td class=why>{escape(cell)}</td>' for cell in cells)}</tr>")
@@ -192,6 +195,7 @@ def _cards(report: Report, pricing: Pricing) -> str:
             ("Bound by", KIND_NAMES.get(time.bound, time.bound), _share(report), ""),
             ("MFU, estimated", mfu, _rate(report), ""),
             ("1,000 steps, estimated", *_cost(report, pricing), ""),
+            *_epoch(report, pricing),
         ]
     return (
         "<div class=cards>"
@@ -214,6 +218,15 @@ def _cost(report: Report, pricing: Pricing) -> tuple[str, str]:
         return usd_text(cost.usd), f"{hourly}, your price"
     which = f"{cost.price.region} {cost.price.commitment}"
     return usd_text(cost.usd), f"{hourly}, {which}, list of {cost.price.as_of}"
+
+
+def _epoch(report: Report, pricing: Pricing) -> list[tuple[str, str, str, str]]:
+    """Return the card of an epoch in USD, where a script has told how many steps it is."""
+    steps = report.steps_per_epoch
+    usd = report.cost(steps, **vars(pricing)).usd if steps else None
+    if not steps or usd is None:
+        return []
+    return [("An epoch, estimated", usd_text(usd), amount(steps, "step"), "")]
 
 
 def _rate(report: Report) -> str:

@@ -262,9 +262,10 @@ def _suggestions(report: Report, width: int) -> list[str]:
     lines = ["  changes, each compiled:"]
     for suggestion in report.suggestions:
         memory, time = suggestion.analysis.memory, suggestion.analysis.time
-        effect = f"{bytes_text(memory.peak_bytes)} of {bytes_text(memory.limit_bytes)} HBM"
+        words = [suggestion.verdict]
+        if hbm_is_known(suggestion.analysis.refused):
+            words.append(f"{bytes_text(memory.peak_bytes)} of {bytes_text(memory.limit_bytes)} HBM")
         if time is not None:
-            effect += f", step {seconds_text(time.seconds)} (est.)"
-        verdict = "fits" if suggestion.fits else "does not fit"
-        lines += hanging("    - ", f"{suggestion.change}: {verdict}, {effect}", width)
+            words.append(f"step {seconds_text(time.seconds)} (est.)")
+        lines += hanging("    - ", f"{suggestion.change}: {', '.join(words)}", width)
     return lines
