@@ -40,7 +40,7 @@ class Report:
         suggestions: of a program that does not fit, changes that were compiled, those first that
             make it fit: other slices, and of a training step what else may help.
         steps_per_epoch: of the run that it is a step of, where a script has told, else None; with
-            it, text and JSON have the cost of an epoch, without what validates it.
+            it, text, JSON and page have the cost of an epoch, without what validates it.
     """
 
     def __init__(
