@@ -99,6 +99,7 @@ def test_chunks_of_an_encoder_see_each_other_as_little() -> None:
     np.testing.assert_allclose(whole(ids[:, :5]), found[:, :5], atol=1e-5)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", SMALL)
 def test_recomputation_changes_no_gradient(name: str) -> None:
     plain = moved(models.build(name, **SMALL[name]))
@@ -128,6 +129,7 @@ STRATEGIES = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", SMALL)
 def test_it_trains_alike_with_fit_on_one_device_and_on_eight(name: str) -> None:
     rows = (np.arange(17)[None] + np.arange(64)[:, None]) % 8
@@ -136,7 +138,7 @@ def test_it_trains_alike_with_fit_on_one_device_and_on_eight(name: str) -> None:
     for strategy in STRATEGIES.values():
         with strategy().scope():
             nx.seed(0)
-            model = models.build(name, **SMALL[name], remat="full")
+            model = models.build(name, **SMALL[name])
             model.compile(optimizer=nx.optim.Adam(1e-2), loss=LOSS, metrics=["accuracy"])
             history = model.fit(x, y, epochs=6, batch_size=32, shuffle=False, verbose=0)
         losses.append(history["loss"])

@@ -326,6 +326,7 @@ def test_compiler_options_are_part_of_the_choice() -> None:
     }
 
 
+@pytest.mark.long
 def test_a_model_with_policies_of_its_own_is_searched_over_them() -> None:
     sizes = {"num_layers": 4, "embed_dim": 128, "mlp_dim": 512, "head_dim": 32}
     config = nx.models.get("tiny").replace(**sizes, dtype="bfloat16")
@@ -364,6 +365,7 @@ def test_mistakes() -> None:
         )
 
 
+@pytest.mark.long
 def test_what_does_not_fit_is_told_what_would_each_change_compiled() -> None:
     net = nn.Sequential(nn.Linear(128, 65536), nn.ReLU(), nn.Linear(65536, 128))
     net.compile(optimizer="adam", loss="mse")
