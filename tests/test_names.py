@@ -253,6 +253,57 @@ def test_an_option_of_a_callback_or_a_schedule_is_named(kind: Any, options: Any,
         kind(**options)
 
 
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (lambda: nn.Linear(4, units=3), r"Linear\(\) has no option 'units'. Here that is out_feat"),
+        (lambda: nn.Conv2d(1, 8, 3, activation="relu"), r"Conv2d\(\) .* a layer after it"),
+        (lambda: nn.Conv2d(1, filters=8, kernel_size=3), "'filters'. Here that is out_channels"),
+        (lambda: nn.ConvTranspose2d(1, 8, 3, use_bias=False), "Here that is bias. Options: in_ch"),
+        (lambda: nn.MaxPool2d(pool_size=2), r"MaxPool2d\(\) .* Here that is kernel_size"),
+        (lambda: nn.MaxPool2d(2, ceil_mode=True), "'ceil_mode'. Options: kernel_size, stride"),
+        (lambda: nn.BatchNorm2d(3, epsilon=1e-3), "'epsilon'. Here that is eps"),
+        (lambda: nn.Dropout(rate=0.1), r"Dropout\(\) has no option 'rate'. Here that is p\."),
+        (lambda: nn.Embedding(10, 3, 0), r"Embedding\(\): too many positional arguments. Options"),
+        (lambda: nn.LSTM(3), r"LSTM\(\): missing a required argument: 'hidden_size'"),
+        (lambda: nn.LSTM(3, 4, bidirectional=True), "a second layer with reverse=True"),
+        (lambda: nn.GRU(3, 4, return_sequences=True), "the first of what a call returns"),
+        (lambda: nn.TransformerBlock(8, nhead=2), "Here that is num_heads"),
+        (lambda: nn.Softmax(axis=-1), "Here that is dim"),
+        (lambda: nn.LayerNorm(4, elementwise_afine=False), "Did you mean 'elementwise_affine'"),
+        (lambda: nn.ReLU(0.1), r"ReLU\(\): too many positional arguments"),
+    ],
+)
+def test_an_option_of_a_layer_is_named(make: Any, said: str) -> None:
+    with pytest.raises(nx.ArgumentTypeError, match=said):
+        make()
+
+
+def test_a_layer_of_ones_own_is_python_s_own_matter() -> None:
+    class Own(nn.Linear):
+        def __init__(self, units: int) -> None:
+            super().__init__(4, units)
+
+    assert Own(units=3).out_features == 3
+    with pytest.raises(TypeError, match=r"__init__\(\) got an unexpected keyword argument 'unit'"):
+        Own(**{"unit": 3})
+
+
+def test_every_option_of_a_layer_that_a_table_gives_exists() -> None:
+    layers = [one for one in vars(nn).values() if isinstance(one, type) and of_nn.options_of(one)]
+    kinds = {re.sub(r"(Transpose)?[123]d$", "", one.__name__) for one in layers}
+    assert set(of_nn._OPTIONS) <= kinds
+    for layer in layers:
+        known = inspect.signature(layer.__init__).parameters
+        kind = re.sub(r"(Transpose)?[123]d$", "", layer.__name__)
+        for option, here in of_nn._OPTIONS.get(kind, {}).items():
+            assert option not in known, (layer, option)
+            if re.fullmatch(r"\w+", here):
+                inside = any(p.kind is p.VAR_KEYWORD for p in known.values())
+                family = {"mlp_dim"} if kind == "MultiHeadAttention" else set()
+                assert here in known or inside or here in family, (layer, option)
+
+
 def test_every_option_that_a_table_gives_exists() -> None:
     schedules = [
         getattr(nx.optim.schedules, name)
@@ -276,5 +327,9 @@ def test_what_takes_no_arguments_says_so_and_subclasses_take_their_own() -> None
     with pytest.raises(TypeError, match=r"TerminateOnNaN\(\) takes no arguments"):
         nx.callbacks.TerminateOnNaN(1)
     assert Own(filepath=1).options == {"filepath": 1}
-    with pytest.raises(TypeError, match="missing 1 required positional argument: 'decay_steps'"):
+    decay = nx.optim.schedules.CosineDecay(1e-3, 10)
+    assert float(copy.deepcopy(decay)(5)) == float(decay(5))
+    with pytest.raises(
+        TypeError, match=r"CosineDecay\(\): missing .*'decay_steps'\. Options: init"
+    ):
         nx.optim.schedules.CosineDecay(1e-3)

@@ -288,3 +288,9 @@ def test_a_layer_takes_every_name_of_a_dtype_of_floats(name: str) -> None:
 def test_flatten_names_an_axis_that_there_is(start: int, shape: tuple[int, ...]) -> None:
     with pytest.raises(ShapeError, match=rf"start_dim={start}"):
         nn.Flatten(start)(jnp.ones(shape))
+
+
+@pytest.mark.parametrize(("start", "end"), [(1, 3), (1, -4), (2, 0)])
+def test_flatten_ends_at_an_axis_that_there_is(start: int, end: int) -> None:
+    with pytest.raises(ShapeError, match=rf"start_dim={start}, end_dim={end}\) names axes"):
+        nn.Flatten(start, end)(jnp.ones((2, 3, 4)))

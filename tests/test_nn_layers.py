@@ -256,6 +256,11 @@ PLAIN = {
         IMAGES,
         lambda m, x: ref.adaptive(x, (3, 2), reduce=np.mean),
     ),
+    "adaptive avg2d of one axis": (
+        lambda: nn.AdaptiveAvgPool2d((None, 2)),
+        IMAGES,
+        lambda m, x: ref.adaptive(x, (x.shape[1], 2), reduce=np.mean),
+    ),
     "adaptive avg3d": (
         lambda: nn.AdaptiveAvgPool3d((2, 3, 2)),
         VOLUME,
@@ -277,6 +282,12 @@ PLAIN = {
         lambda m, x: ref.adaptive(x, 2, reduce=np.max),
     ),
     "flatten": (lambda: nn.Flatten(), IMAGES, lambda m, x: x.reshape(2, -1)),
+    "flatten to 2": (lambda: nn.Flatten(1, -2), IMAGES, lambda m, x: x.reshape(2, -1, x.shape[3])),
+    "flatten the batch": (
+        lambda: nn.Flatten(0, 1),
+        IMAGES,
+        lambda m, x: x.reshape(14, *x.shape[2:]),
+    ),
     "flatten from 2": (lambda: nn.Flatten(2), IMAGES, lambda m, x: x.reshape(2, 7, -1)),
     "identity": (lambda: nn.Identity(), ROWS, lambda m, x: x),
     "residual": (lambda: nn.Residual(jnp.tanh), ROWS, lambda m, x: x + np.tanh(x)),

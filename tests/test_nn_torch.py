@@ -130,6 +130,12 @@ SPATIAL = {
         nothing,
         2,
     ),
+    "adaptive avg of one axis": (
+        lambda: nn.AdaptiveAvgPool2d((None, 5)),
+        lambda: torch.nn.AdaptiveAvgPool2d((None, 5)),
+        nothing,
+        2,
+    ),
     "adaptive max": (
         lambda: nn.AdaptiveMaxPool3d(3),
         lambda: torch.nn.AdaptiveMaxPool3d(3),
@@ -199,6 +205,8 @@ def test_an_activation_agrees_with_pytorch(name):
         (lambda: nn.Softmax(), lambda: torch.nn.Softmax(-1)),
         (lambda: nn.LogSoftmax(1), lambda: torch.nn.LogSoftmax(1)),
         (lambda: nn.Flatten(), lambda: torch.nn.Flatten()),
+        (lambda: nn.Flatten(0, 1), lambda: torch.nn.Flatten(0, 1)),
+        (lambda: nn.Flatten(1, -1), lambda: torch.nn.Flatten(1, -1)),
     ],
 )
 def test_a_layer_over_rows_agrees_with_pytorch(ours, theirs):

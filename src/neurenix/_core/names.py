@@ -1,8 +1,8 @@
 """What a name that is not there may have been: a near one, or that of another library.
 
-Owns the ``AttributeError`` of packages and modules, the error of an option that is not there, the
-search that their texts need, and the name that logs have for a class. It does not own the tables of
-other libraries' names, which lie with the packages that have the thing.
+Owns the ``AttributeError`` of packages and modules, the error of a call that gives what there is
+not, the search that their texts need, and the name that logs have for a class. It does not own the
+tables of other libraries' names, which lie with the packages that have the thing.
 """
 
 from __future__ import annotations
@@ -94,7 +94,8 @@ class OptionsExplained:
         options_elsewhere: from options of other libraries to what does the same here.
 
     Raises:
-        ArgumentTypeError: when it is called, with an option that it does not have.
+        ArgumentTypeError: when it is called, with an option that it does not have, too many
+            arguments or too few.
 
     Example:
         >>> class Rate(OptionsExplained):
@@ -115,18 +116,48 @@ Options: value.
             """Refuse options that there are not, in words that name the one there is."""
             if (args or options) and cls.__init__ is object.__init__:
                 raise TypeError(f"{cls.__name__}() takes no arguments")  # as without this method
-            if options:
-                _, *known = inspect.signature(cls.__init__).parameters.values()
-                names = [one.name for one in known if one.kind not in _PACKED]
-                if not any(one.kind is inspect.Parameter.VAR_KEYWORD for one in known):
-                    for name in options:
-                        if name not in names:
-                            raise ArgumentTypeError(
-                                f"{cls.__name__}() has no option {name!r}."
-                                f"{meant(name, names, cls.options_elsewhere)} "
-                                f"Options: {', '.join(names)}."
-                            )
+            check_call(cls, args, options, cls.options_elsewhere)
             return super().__new__(cls)
+
+
+def check_call(
+    cls: type, args: tuple[Any, ...], options: Mapping[str, Any], elsewhere: Mapping[str, str]
+) -> None:
+    """Raise unless a class can be called so; without any arguments, as copies are made, it can.
+
+    Args:
+        cls: the class, which has an ``__init__`` of its own.
+        args: what is given by position.
+        options: what is given by name.
+        elsewhere: from options of other libraries to what does the same here.
+
+    Raises:
+        ArgumentTypeError: an option that it does not have, too many arguments or too few.
+
+    Example:
+        >>> class Layer:
+        ...     def __init__(self, size, *, bias=True): ...
+        >>> check_call(Layer, (3, 4), {}, {})
+        Traceback (most recent call last):
+            ...
+        neurenix._core.errors.ArgumentTypeError: Layer(): too many positional arguments. \
+Options: size, bias.
+    """
+    if not (args or options):
+        return
+    signature = inspect.signature(cls.__init__)
+    _, *known = signature.parameters.values()
+    names = [one.name for one in known if one.kind not in _PACKED]
+    told = f"Options: {', '.join(names)}."
+    if not any(one.kind is inspect.Parameter.VAR_KEYWORD for one in known):
+        for name in options:
+            if name not in names:
+                here = meant(name, names, elsewhere)
+                raise ArgumentTypeError(f"{cls.__name__}() has no option {name!r}.{here} {told}")
+    try:
+        signature.bind(None, *args, **options)
+    except TypeError as error:
+        raise ArgumentTypeError(f"{cls.__name__}(): {error}. {told}") from None
 
 
 _PACKED = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)

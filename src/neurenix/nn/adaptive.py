@@ -21,13 +21,21 @@ Reduction = Callable[..., jax.Array]
 class _Adaptive(Module):
     _spatial: ClassVar[int]
 
-    def __init__(self, output_size: int | Sequence[int]) -> None:
-        self.output_size = per_axis("output_size", output_size, self._spatial, low=1)
+    def __init__(self, output_size: int | Sequence[int | None]) -> None:
+        kept = [False] * self._spatial
+        if isinstance(output_size, Sequence) and len(output_size) == self._spatial:
+            kept = [size is None for size in output_size]
+            output_size = [1 if size is None else size for size in output_size]
+        sizes = per_axis("output_size", output_size, self._spatial, low=1)
+        self.output_size = tuple(
+            None if whole else size for whole, size in zip(kept, sizes, strict=True)
+        )
 
     def _pool(self, x: jax.Array, reduction: Reduction) -> jax.Array:
         expect_channels(type(self).__name__, x, spatial=self._spatial, channels=None)
         for axis, parts in enumerate(self.output_size, start=1):
-            x = _pool_axis(x, axis, parts, reduction)
+            if parts is not None:
+                x = _pool_axis(x, axis, parts, reduction)
         return x
 
 
@@ -56,11 +64,13 @@ class AdaptiveAvgPool2d(_AdaptiveAvgPool):
     """Mean pooling of images (N, H, W, C) to (N, *output_size, C).
 
     Args:
-        output_size: one number, or (height, width).
+        output_size: one number, or (height, width); None keeps an axis as it is.
 
     Example:
         >>> nn.AdaptiveAvgPool2d(3)(nx.ones((2, 7, 5, 4))).shape
         (2, 3, 3, 4)
+        >>> nn.AdaptiveAvgPool2d((None, 1))(nx.ones((2, 7, 5, 4))).shape
+        (2, 7, 1, 4)
     """
 
     _spatial = 2
@@ -82,7 +92,7 @@ class AdaptiveMaxPool2d(_AdaptiveMaxPool):
     """Maximum pooling of images (N, H, W, C) to (N, *output_size, C).
 
     Args:
-        output_size: one number, or (height, width).
+        output_size: one number, or (height, width); None keeps an axis as it is.
 
     Example:
         >>> nn.AdaptiveMaxPool2d((1, 2))(nx.ones((2, 7, 5, 4))).shape

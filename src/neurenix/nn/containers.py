@@ -154,28 +154,35 @@ class Residual(Module):
 
 
 class Flatten(Module):
-    """Join all axes from ``start_dim`` on: (N, ...) → (N, size).
+    """Join the axes from ``start_dim`` to ``end_dim``: (N, ...) → (N, size).
 
     Args:
         start_dim: the first axis to join; the batch is kept by default.
+        end_dim: the last one; all that follow by default.
 
     Example:
         >>> nn.Flatten()(nx.ones((2, 3, 4))).shape
         (2, 12)
+        >>> nn.Flatten(0, 1)(nx.ones((2, 3, 4))).shape
+        (6, 4)
     """
 
-    def __init__(self, start_dim: int = 1) -> None:
-        self.start_dim = start_dim
+    def __init__(self, start_dim: int = 1, end_dim: int = -1) -> None:
+        self.start_dim, self.end_dim = start_dim, end_dim
 
     def __call__(self, x: jax.Array) -> jax.Array:
-        """Return ``x`` with its last axes joined, in row-major order (channels innermost)."""
+        """Return ``x`` with its axes joined, in row-major order (channels innermost)."""
         expect_array("Flatten", x)
-        if not -x.ndim <= self.start_dim <= x.ndim:
+        first = self.start_dim % x.ndim if -x.ndim <= self.start_dim < 0 else self.start_dim
+        end = self.end_dim + x.ndim if self.end_dim < 0 else self.end_dim
+        # A vector of examples has no axis to join: each becomes a row of one.
+        if not (0 <= first <= x.ndim and end < x.ndim and first <= end + 1):
             raise ShapeError(
-                f"Flatten(start_dim={self.start_dim}) names an axis that shape {x.shape} has not."
+                f"Flatten(start_dim={self.start_dim}, end_dim={self.end_dim}) names axes that "
+                f"shape {x.shape} has not."
             )
-        kept = x.shape[: self.start_dim]
-        return x.reshape(*kept, math.prod(x.shape[self.start_dim :]))
+        joined = math.prod(x.shape[first : end + 1])
+        return x.reshape(*x.shape[:first], joined, *x.shape[end + 1 :])
 
 
 def _name(layer: Callable[..., Any]) -> str:

@@ -1,6 +1,6 @@
-"""What Keras and PyTorch call the layers and the methods of models that are called otherwise here.
+"""What Keras and PyTorch call the layers, their options and the methods of models otherwise.
 
-Owns these two tables, from which a name that is not there is explained. Names that differ in case
+Owns these tables, from which a name that is not there is explained. Names that differ in case
 or underscores only need no entry, nor do those that nothing here corresponds to.
 """
 
@@ -88,3 +88,83 @@ METHODS = {
     "weights": "model.parameters()",
     "zero_grad": "not needed: gradients are results of nx.grad, and nothing keeps them",
 }
+
+_OF_EACH_LAYER = {
+    "activation": "a layer after it, such as nn.ReLU(), or a function such as jax.nn.relu",
+    "data_format": "not to be chosen: channels are last",
+    "device": "layer.to(device)",
+    "epsilon": "eps",
+    "input_shape": "the number of inputs, which comes first",
+    "kernel_init": "layer.kernel[...] = an array, once it is made",
+    "kernel_initializer": "layer.kernel[...] = an array, once it is made",
+    "kernel_regularizer": "weight_decay= of the optimizer",
+    "name": "the name of the attribute that holds it",
+    "seed": "rngs=nnx.Rngs(seed), or nx.seed(seed) before",
+    "use_bias": "bias",
+}
+_OF_PRODUCTS = {"features": "out_features", "input_dim": "in_features", "units": "out_features"}
+_OF_CONVOLUTIONS = {
+    "dilation_rate": "dilation",
+    "features": "out_channels",
+    "feature_group_count": "groups",
+    "filters": "out_channels",
+    "kernel_dilation": "dilation",
+}
+_OF_WINDOWS = {"pool_size": "kernel_size", "window_shape": "kernel_size"}
+_OF_RECURRENCE = {
+    "bidirectional": "a second layer with reverse=True",
+    "dropout": "nn.Dropout after it",
+    "features": "hidden_size",
+    "go_backwards": "reverse",
+    "in_features": "input_size",
+    "num_layers": "one layer after another",
+    "return_sequences": "the first of what a call returns",
+    "return_state": "the second of what a call returns",
+    "units": "hidden_size",
+}
+_OF_ATTENTION = {
+    "batch_first": "not to be chosen: the batch comes first",
+    "d_model": "embed_dim",
+    "dim_feedforward": "mlp_dim",
+    "dropout_rate": "dropout",
+    "in_features": "embed_dim",
+    "key_dim": "embed_dim / num_heads",
+    "nhead": "num_heads",
+    "qkv_features": "embed_dim",
+}
+_OPTIONS = {
+    "AvgPool": _OF_WINDOWS,
+    "BatchNorm": {"center": "affine", "scale": "affine", "use_running_average": "model.eval()"},
+    "Conv": _OF_CONVOLUTIONS,
+    "DepthwiseConv": {**_OF_CONVOLUTIONS, "depth_multiplier": "multiplier"},
+    "Dropout": {"rate": "p"},
+    "ELU": {"negative_slope": "alpha"},
+    "Embedding": {
+        "features": "embedding_dim",
+        "input_dim": "num_embeddings",
+        "output_dim": "embedding_dim",
+    },
+    "GRU": _OF_RECURRENCE,
+    "GroupNorm": {"groups": "num_groups"},
+    "LSTM": _OF_RECURRENCE,
+    "LayerNorm": {"center": "bias", "scale": "elementwise_affine"},
+    "LeakyReLU": {"alpha": "negative_slope"},
+    "Linear": _OF_PRODUCTS,
+    "LogSoftmax": {"axis": "dim"},
+    "MaxPool": _OF_WINDOWS,
+    "MultiHeadAttention": _OF_ATTENTION,
+    "Softmax": {"axis": "dim"},
+    "TransformerBlock": _OF_ATTENTION,
+}
+
+
+def options_of(layer: type) -> dict[str, str]:
+    """Return from options of other libraries to what does the same in a layer of this package.
+
+    Example:
+        >>> from neurenix import nn
+        >>> options_of(nn.Conv2d)["filters"], options_of(nn.Linear)["units"]
+        ('out_channels', 'out_features')
+    """
+    kind = layer.__name__.removesuffix("1d").removesuffix("2d").removesuffix("3d")
+    return _OF_EACH_LAYER | _OPTIONS.get(kind.removesuffix("Transpose"), {})

@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from neurenix._core.errors import ArgumentTypeError, NotCompiledError
-from neurenix._core.names import MissingAttributeError
+from neurenix._core.names import MissingAttributeError, check_call
 from neurenix._dtypes import dtype as dtype_named
 from neurenix._nnx import nnx
 from neurenix.device import Device, DeviceType, expect_floating
@@ -108,6 +108,8 @@ class Module(_Slots, nnx.Module):
             """Make the module, and remember the strategy of the scope if there is one."""
             if (args or options) and cls.__init__ is object.__init__:
                 raise TypeError(f"{cls.__name__}() takes no arguments")  # as Python says it
+            if cls.__module__.startswith("neurenix.nn.") and cls.__init__ is not object.__init__:
+                check_call(cls, args, options, elsewhere.options_of(cls))
             module = super().__new__(cls)
             strategy = get_strategy()
             if strategy is not None:
