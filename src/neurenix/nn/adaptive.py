@@ -22,11 +22,11 @@ class _Adaptive(Module):
     _spatial: ClassVar[int]
 
     def __init__(self, output_size: int | Sequence[int | None]) -> None:
-        kept = [False] * self._spatial
-        if isinstance(output_size, Sequence) and len(output_size) == self._spatial:
-            kept = [size is None for size in output_size]
-            output_size = [1 if size is None else size for size in output_size]
-        sizes = per_axis("output_size", output_size, self._spatial, low=1)
+        given = output_size if isinstance(output_size, Sequence) else (output_size,) * self._spatial
+        kept = [size is None for size in given]
+        sizes = per_axis(
+            "output_size", [1 if size is None else size for size in given], self._spatial, low=1
+        )
         self.output_size = tuple(
             None if whole else size for whole, size in zip(kept, sizes, strict=True)
         )

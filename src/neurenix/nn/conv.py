@@ -166,8 +166,7 @@ class DepthwiseConv2d(Conv2d):
         padding: as for :class:`Conv2d`.
         multiplier: output channels per input channel; channel c makes outputs
             c · multiplier … (c + 1) · multiplier - 1.
-        bias: whether to add a bias.
-        options: ``strides``, ``dilation``, ``dtype``, ``rngs`` as for :class:`Conv2d`.
+        strides, dilation, bias, dtype, rngs: as for :class:`Conv2d`.
 
     Example:
         >>> nn.DepthwiseConv2d(16, 3, padding=1)(nx.ones((4, 8, 8, 16))).shape
@@ -182,8 +181,11 @@ class DepthwiseConv2d(Conv2d):
         padding: int | Sequence[int] | str = 0,
         *,
         multiplier: int = 1,
+        strides: int | Sequence[int] | None = None,
+        dilation: int | Sequence[int] = 1,
         bias: bool = True,
-        **options,
+        dtype: jax.typing.DTypeLike | None = None,
+        rngs: nnx.Rngs | None = None,
     ) -> None:
         in_channels, multiplier = positive(in_channels=in_channels, multiplier=multiplier)
         super().__init__(
@@ -192,9 +194,12 @@ class DepthwiseConv2d(Conv2d):
             kernel_size,
             stride,
             padding,
+            strides=strides,
+            dilation=dilation,
             groups=in_channels,
             bias=bias,
-            **options,
+            dtype=dtype,
+            rngs=rngs,
         )
 
 

@@ -125,7 +125,6 @@ _OF_RECURRENCE = {
 _OF_ATTENTION = {
     "batch_first": "not to be chosen: the batch comes first",
     "d_model": "embed_dim",
-    "dim_feedforward": "mlp_dim",
     "dropout_rate": "dropout",
     "in_features": "embed_dim",
     "key_dim": "embed_dim / num_heads",
@@ -136,7 +135,12 @@ _OPTIONS = {
     "AvgPool": _OF_WINDOWS,
     "BatchNorm": {"center": "affine", "scale": "affine", "use_running_average": "model.eval()"},
     "Conv": _OF_CONVOLUTIONS,
-    "DepthwiseConv": {**_OF_CONVOLUTIONS, "depth_multiplier": "multiplier"},
+    "DepthwiseConv": {
+        "depth_multiplier": "multiplier",
+        "dilation_rate": "dilation",
+        "filters": "in_channels * multiplier",
+        "kernel_dilation": "dilation",
+    },
     "Dropout": {"rate": "p"},
     "ELU": {"negative_slope": "alpha"},
     "Embedding": {
@@ -154,7 +158,7 @@ _OPTIONS = {
     "MaxPool": _OF_WINDOWS,
     "MultiHeadAttention": _OF_ATTENTION,
     "Softmax": {"axis": "dim"},
-    "TransformerBlock": _OF_ATTENTION,
+    "TransformerBlock": {**_OF_ATTENTION, "dim_feedforward": "mlp_dim"},
 }
 
 
