@@ -280,6 +280,28 @@ def test_an_option_of_a_layer_is_named(make: Any, said: str) -> None:
         make()
 
 
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (lambda: nx.losses.CrossEntropyLoss(weight=[1.0]), r"CrossEntropyLoss\(\) .*class_weight="),
+        (lambda: nx.losses.MeanSquaredError(size_average=True), "Here that is reduction"),
+        (lambda: nx.losses.BinaryCrossentropy(from_logit=True), "Did you mean 'from_logits'"),
+        (lambda: nx.losses.MSELoss("sum"), r"MeanSquaredError\(\): too many positional arguments"),
+        (lambda: nx.metrics.Precision(thresholds=0.5), r"Precision\(\) .*Here that is threshold"),
+        (lambda: nx.metrics.AUC(curve="PR"), r"AUC\(\) has no option 'curve'. Options: bins"),
+        (lambda: nx.distribute.TPUStrategy(tpu="local"), r"resolver=TPUClusterResolver\(tpu=…\)"),
+    ],
+)
+def test_an_option_of_a_loss_a_metric_or_a_strategy_is_named(make: Any, said: str) -> None:
+    with pytest.raises(nx.ArgumentTypeError, match=said):
+        make()
+
+
+def test_the_mean_has_the_name_of_keras_too() -> None:
+    loss = nx.losses.MeanSquaredError(reduction="sum_over_batch_size")
+    assert loss == nx.losses.MeanSquaredError()
+
+
 def test_a_layer_of_ones_own_is_python_s_own_matter() -> None:
     class Own(nn.Linear):
         def __init__(self, units: int) -> None:

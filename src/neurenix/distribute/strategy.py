@@ -14,7 +14,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextvars import ContextVar
 from functools import cached_property
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -26,6 +26,7 @@ from neurenix._core.errors import (
     ShapeError,
     unknown_name,
 )
+from neurenix._core.names import OptionsExplained
 from neurenix._functions.recompilation import AnewWatch
 from neurenix.device import Device, DeviceType, device_of, devices, from_jax
 from neurenix.distribute.chosen import checked_devices, gpus
@@ -55,9 +56,10 @@ from neurenix.distribute.values import PerReplica
 
 _REDUCTIONS = {"sum": jnp.sum, "mean": jnp.mean, "max": jnp.max, "min": jnp.min}
 _REMEMBERED_FUNCTIONS = 64
+_OPTIONS = {"tpu": "resolver=TPUClusterResolver(tpu=…)"}
 
 
-class Strategy:
+class Strategy(OptionsExplained):
     """Computation on ``devices``: one replica on each, unless a mesh says otherwise.
 
     Args:
@@ -83,6 +85,8 @@ class Strategy:
         >>> strategy.run(lambda x: x * 2, args=(3.0,))[0]
         Array(6., dtype=float32, weak_type=True)
     """
+
+    options_elsewhere: ClassVar[Mapping[str, str]] = _OPTIONS
 
     def __init__(
         self,

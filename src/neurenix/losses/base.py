@@ -9,7 +9,7 @@ Letters: ``N`` examples, ``T`` positions of a sequence, ``C`` classes, ``...`` a
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar
 
@@ -19,17 +19,27 @@ import numpy as np
 from jax.core import Tracer
 
 from neurenix._core.errors import DataError, ShapeError, unknown_name
-from neurenix._core.names import snake_case
+from neurenix._core.names import OptionsExplained, snake_case
 
 ORDER = "The order of arguments is (y_true, y_pred): targets first, as in Keras and unlike PyTorch."
 # What keeps logarithms and quotients finite; the value of Keras (keras.config.epsilon()).
 EPSILON = 1e-7
 REDUCTIONS = ("mean", "sum", "none")
+_BY_KERAS = {"sum_over_batch_size": "mean"}
+_OPTIONS = {
+    "axis": "not to be chosen: the last axis",
+    "beta": "delta",
+    "ignore_class": "ignore_index",
+    "pos_weight": "class_weight= of fit",
+    "reduce": "reduction",
+    "size_average": "reduction",
+    "weight": "class_weight= of fit",
+}
 _ROUGHLY = 0.02  # what half precision may add to a probability, or to the sum of a row
 
 
 @dataclass(frozen=True)
-class Loss(ABC):
+class Loss(OptionsExplained, ABC):
     """Base of every loss: a formula per position, averaged per example, then over the batch.
 
     A loss has no state, is hashable and compares by its options, so it may be a static argument
@@ -39,10 +49,12 @@ class Loss(ABC):
         direction: ``"min"``: a smaller loss is better.
         reduction: what a call makes of the losses, as in Keras and PyTorch: ``"mean"``, ``"sum"``,
             or ``"none"`` (or None) for each of them, the shape of ``elementwise``, as
-            ``compute_average_loss`` takes them. ``fit`` takes the mean.
+            ``compute_average_loss`` takes them. ``fit`` takes the mean, which Keras calls
+            ``"sum_over_batch_size"`` too.
 
     Raises:
         UnknownNameError: there is no such reduction.
+        ArgumentTypeError: there is no such option.
 
     Example:
         >>> from neurenix.losses import MeanSquaredError
@@ -54,13 +66,14 @@ class Loss(ABC):
         [0. 4.]
     """
 
+    options_elsewhere: ClassVar[Mapping[str, str]] = _OPTIONS
     direction: ClassVar[str] = "min"
     reduction: str | None = field(default="mean", kw_only=True)
 
     def __post_init__(self) -> None:
         """Check the options."""
-        if self.reduction is None:
-            object.__setattr__(self, "reduction", "none")
+        meant = "none" if self.reduction is None else self.reduction
+        object.__setattr__(self, "reduction", _BY_KERAS.get(meant, meant))
         if self.reduction not in REDUCTIONS:
             raise unknown_name("reduction of a loss", str(self.reduction), REDUCTIONS)
 

@@ -11,17 +11,27 @@ from __future__ import annotations
 
 import math
 import operator
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
 
 from neurenix._core.errors import ArgumentTypeError, ShapeError
-from neurenix._core.names import snake_case
+from neurenix._core.names import OptionsExplained, snake_case
 from neurenix._nnx import nnx
 
+_OPTIONS = {
+    "axis": "not to be chosen: the last axis",
+    "dtype": "not to be chosen: float32",
+    "ignore_class": "ignore_index",
+    "num_thresholds": "bins",
+    "thresholds": "threshold",
+    "top_k": "k",
+}
 
-class Metric(nnx.Metric):
+
+class Metric(OptionsExplained, nnx.Metric):
     """Base of every metric.
 
     A subclass makes its sums with ``self._sum(shape)`` in ``__init__``, adds to them in
@@ -33,6 +43,7 @@ class Metric(nnx.Metric):
             ``EarlyStopping`` and ``ModelCheckpoint`` go by.
     """
 
+    options_elsewhere: ClassVar[Mapping[str, str]] = _OPTIONS
     direction: str | None = None
 
     def __init__(self, name: str | None = None) -> None:
