@@ -139,6 +139,39 @@ def test_what_the_compiler_says_is_told_apart(monkeypatch, text, kind, needed) -
     assert "CompilationResultProto" not in answer.message
 
 
+def test_a_refusal_stays_one_where_its_schedule_takes_too_long(monkeypatch, tmp_path: Path) -> None:
+    code = """
+        import json, pathlib, time
+        folder = pathlib.Path(folder)
+        if json.loads((folder / "request.json").read_text()).get("dump"):
+            time.sleep(60)
+        said = {"seconds": {}, "outcome": "refused", "error_type": "X", "again": False,
+                "error": "Ran out of memory in memory space hbm. Used 20.00G of 15.75G hbm."}
+        (folder / "partial").write_text(json.dumps(said))
+        (folder / "partial").rename(folder / "result.json")
+    """
+    worker(monkeypatch, code)
+    options = CompileOptions(timeout_seconds=3, cache_directory=tmp_path)
+    (answer,) = compile_all([(program(), TARGET)], options, explain=True)
+    assert isinstance(answer, Refusal)
+    assert (answer.kind, answer.needed_bytes, answer.hlo) == ("hbm", 20 * 2**30, "")
+
+
+@pytest.mark.tpu_compile
+def test_what_does_not_fit_is_compiled_once_more_for_its_schedule(monkeypatch, tmp_path) -> None:
+    large = trace(jax.numpy.sin, (spec((2**31,)),), axes={"data": 1})
+    asked = [(large, TARGET)], CompileOptions(cache_directory=tmp_path)
+    (plain,) = compile_all(*asked)
+    (explained,) = compile_all(*asked, explain=True)
+    worker(monkeypatch, "raise SystemExit(7)")  # from now on the cache has to know
+    (again,) = compile_all(*asked, explain=True)
+    assert isinstance(plain, Refusal) and isinstance(explained, Refusal)
+    assert (plain.kind, plain.hlo, plain.from_cache) == ("hbm", "", False)
+    assert explained.hlo.startswith("HloModule") and "is_scheduled=true" in explained.hlo
+    assert explained.needed_bytes == plain.needed_bytes
+    assert again == explained and again.from_cache
+
+
 @pytest.mark.parametrize(
     ("text", "says"),
     [

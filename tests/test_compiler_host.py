@@ -87,7 +87,7 @@ class TestTraced:
         assert on_one(doubled, GRADIENT).output_bytes == NUM_BYTES
 
     def test_of_a_refused_program_too_they_lie_there(self) -> None:
-        memory = of_refused(on_one(fetched, MOMENT, GRADIENT), None, limit_bytes=2**30)
+        memory = of_refused(on_one(fetched, MOMENT, GRADIENT), None, None, limit_bytes=2**30)
         assert (memory.arguments_bytes, memory.host_bytes) == (NUM_BYTES, NUM_BYTES)
         assert [buffer.path for buffer in memory.buffers] == ["1"]
 

@@ -218,10 +218,25 @@ def test_a_result_in_the_place_of_an_argument_is_on_the_host_once() -> None:
 def test_a_program_that_was_refused_needs_at_least_its_arguments() -> None:
     program = trace(lambda x: x + 1, (spec((1024,)),), axes={"data": 1})
     for needed, peak_bytes in ((1, 4096), (None, 4096), (10_000, 10_000)):
-        found = of_refused(program, needed, limit_bytes=2**30)
+        found = of_refused(program, None, needed, limit_bytes=2**30)
         assert (found.peak_bytes, found.arguments_bytes) == (peak_bytes, 4096)
         assert found.temporaries_bytes == peak_bytes - 4096
         assert (found.activations_bytes, found.gradients_bytes) == (None, None)
+
+
+@pytest.mark.pure
+def test_of_a_refused_program_its_schedule_tells_what_lies_there() -> None:
+    compiled = described(SPILLED)
+    found = of_refused(EMPTY, module(SPILLED), 10**6, limit_bytes=10**5)
+    assert (found.peak_bytes, found.limit_bytes) == (10**6, 10**5)
+    assert found.activations_bytes == 8192  # what is spilled, and the cosine
+    assert [(b.path, b.role) for b in found.temporaries] == [
+        (b.path, b.role) for b in compiled.temporaries
+    ]
+    parts = found.arguments_bytes + found.outputs_bytes + found.temporaries_bytes
+    assert parts == found.peak_bytes
+    small = of_refused(EMPTY, module(SPILLED), None, limit_bytes=10**5)
+    assert small.peak_bytes >= small.activations_bytes + small.arguments_bytes
 
 
 @pytest.mark.pure

@@ -246,7 +246,7 @@ class TestWords:
         assert "✕ It does not fit</b> on v5e-1" in page
         assert "too much" in page
         assert "Roofline" not in page and "Operations (" not in page
-        assert "activations and others" in page and ">temporaries" not in page
+        assert "activations and others" not in page and ">temporaries" in page
 
     def test_an_answer_that_never_came_is_no_verdict(self, refused: Report) -> None:
         finding = dataclasses.replace(refused.findings[0], rule="refused-timeout", message="Slow.")

@@ -64,6 +64,14 @@ def refused() -> Report:
     return nx.preflight(products, nx.spec((65536, 65536)), on="v5e-1")
 
 
+@pytest.fixture(scope="module")
+def early(refused: Report) -> Report:
+    """Refused before it was scheduled: the compiler has said no more than what it needs."""
+    where = refused.slice
+    said = Refusal(Target.of(where), "hbm", "RESOURCE_EXHAUSTED", 40 * 2**30)
+    return Report(analyse(refused.analysis.program, where, said))
+
+
 # The compiler.
 
 
@@ -241,12 +249,30 @@ def test_a_refused_program_says_by_how_much(refused: Report) -> None:
     text = refused.text(100)
     assert re.search(r"fits         NO, [\d.]+ GiB of 15.75 GiB .*; [\d.]+ GiB too much", text)
     assert "step time" not in text and "USD" not in text
-    assert refused.hbm.activations_bytes is None and refused.hbm.gradients_bytes is None
-    memory = refused.record().data["hbm_per_device"]
+    words = " ".join(text.split())
+    assert "The largest that it makes is dot_general, float32[65536,65536] of 16.00 GiB" in words
+    assert finding.source.line == refused.hbm.temporaries[0].source.line
+    # A product waits in float32, as the results do, and is rounded for the next one.
+    buffers = refused.record().data["hbm_per_device"]["largest_buffers"]
+    assert [(b["role"], b["shape"], b["padded_bytes"] >> 30) for b in buffers] == [
+        ("argument", "float32[65536,65536]", 16),
+        ("new results", "float32[65536,65536]", 16),
+        ("temporaries", "bfloat16[65536,65536]", 8),
+    ]
+    assert all(b["source"].startswith(f"{__file__}:") for b in buffers[1:])
+    assert "8.00 GiB temporaries: dot_general bfloat16[65536,65536]" in words
+    assert refused.hbm.peak_bytes == sum(b["padded_bytes"] for b in buffers)
+
+
+def test_of_what_was_refused_early_the_arguments_are_known(early: Report) -> None:
+    assert early.hbm.activations_bytes is None and early.hbm.gradients_bytes is None
+    memory = early.record().data["hbm_per_device"]
     assert memory["activations_bytes"] is None and memory["gradients_bytes"] is None
     assert [buffer["path"] for buffer in memory["largest_buffers"]] == ["0"]
-    assert "activations and others" in text.replace("\u00a0", " ")
-    assert "the compiler names no more" in " ".join(text.split())
+    words = " ".join(early.text(100).split())
+    assert "activations and others" in words and "of what else it needs only the size" in words
+    page = html.page(early)
+    assert "activations and others" in page and "Of what else it needs only the size" in page
 
 
 def test_a_target_out_of_time_keeps_the_others(tmp_path: Path) -> None:
@@ -452,19 +478,26 @@ def test_values_of_a_condition_count_findings_by_severity(reports: list[Report])
     assert (values["findings"], values["errors"], values["warnings"]) == (4, 1, 2)
 
 
-def test_memory_by_role_adds_up_to_the_peak(reports, refused) -> None:
-    for report in (*reports, refused):
+def test_memory_by_role_adds_up_to_the_peak(reports, refused, early) -> None:
+    for report in (*reports, refused, early):
         parts = report.record().memory()
         assert sum(parts.values()) == report.hbm.peak_bytes
-    assert refused.record().memory()["new results"] == 65536**2 * 4
+    for report in (refused, early):
+        assert report.record().memory()["new results"] == 65536**2 * 4
 
 
-def test_what_is_not_known_of_a_refused_program_has_not_changed(reports, refused) -> None:
+def test_a_refused_program_is_compared_part_by_part(reports, refused) -> None:
     (known,) = (r for r in reports if r.slice.name == "v5e-8")
-    older = copy.deepcopy(refused.record().data)
-    older["hbm_per_device"] |= {"activations_bytes": 0, "gradients_bytes": 0}
-    assert Record(older).memory() == refused.record().memory()
     for before, after in ((known, refused), (refused, known)):
+        changes = after.compare(before)
+        assert {"temporaries", "new results"} <= {change.name for change in changes.memory}
+        total = sum(change.difference for change in changes.memory)
+        assert total == changes.peak.difference
+
+
+def test_what_is_not_known_of_a_refused_program_has_not_changed(reports, early) -> None:
+    (known,) = (r for r in reports if r.slice.name == "v5e-8")
+    for before, after in ((known, early), (early, known)):
         changes = after.compare(before)
         names = {change.name for change in changes.memory}
         assert "activations and others" in names
@@ -472,7 +505,7 @@ def test_what_is_not_known_of_a_refused_program_has_not_changed(reports, refused
         missing = changes.peak.difference - sum(change.difference for change in changes.memory)
         assert abs(missing) <= known.hbm.padding_bytes
         assert "  activations " not in str(changes).replace("activations and", "")
-    unpadded = copy.deepcopy(older)
+    unpadded = copy.deepcopy(early.record().data)
     state = {"parameters": known.hbm.roles["parameters"] - known.hbm.padding_bytes}
     unpadded["hbm_per_device"]["roles"] = state
     changes = known.compare(Record(unpadded))

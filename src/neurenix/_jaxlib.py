@@ -45,13 +45,17 @@ def slice_devices(topology_name: str, **options: Any) -> list[Any]:
     return list(topology._make_compile_only_devices())
 
 
-def compile_module(module: bytes, options: bytes, devices: Sequence[Any]) -> Any:
+def compile_module(
+    module: bytes, options: bytes, devices: Sequence[Any], *, dump_to: str = ""
+) -> Any:
     """Compile a module for devices, in the order of its mesh.
 
     Args:
         module: bytecode of StableHLO, as JAX lowers a program.
         options: XLA's ``CompileOptions``, serialized, for which the devices are still to be named.
         devices: of ``slice_devices``.
+        dump_to: folder into which the compiler writes what it makes of the module as text, if any.
+            That takes it up to a tenth longer.
 
     Returns:
         PJRT's executable: ``hlo_modules()``, ``get_compiled_memory_stats()``, ``serialize()``.
@@ -60,6 +64,9 @@ def compile_module(module: bytes, options: bytes, devices: Sequence[Any]) -> Any
     told.device_assignment = xla_client.DeviceAssignment.create(
         np.array([[device.id for device in devices]])
     )
+    if dump_to:
+        debugging = told.executable_build_options.debug_options
+        debugging.xla_dump_to, debugging.xla_dump_hlo_as_text = dump_to, True
     parsed = ir.Module.parse(module, _context())
     executable_devices = xla_client.DeviceList(tuple(devices))
     return devices[0].client.compile(

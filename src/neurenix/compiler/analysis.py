@@ -155,8 +155,12 @@ def _too_many_batches(where: Slice, one_step: Memory, memory: Memory, steps: int
 
 
 def _refused(program: Program, where: Slice, answer: Refusal, limit: int) -> Analysis:
-    memory = memory_module.of_refused(program, answer.needed_bytes, limit_bytes=limit)
-    return _not_fitting(program, where, memory, of_refusal(program, where, answer), answer)
+    module = parse(answer.hlo) if answer.hlo else None
+    if module is not None:
+        program = replace(program, leaves=as_compiled(program.leaves, module))
+    memory = memory_module.of_refused(program, module, answer.needed_bytes, limit_bytes=limit)
+    why = of_refusal(program, where, answer, memory.temporaries)
+    return _not_fitting(program, where, memory, why, answer)
 
 
 def _not_fitting(

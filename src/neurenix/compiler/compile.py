@@ -44,6 +44,7 @@ _NO_OPTION = re.compile(r"No such compile option: '([^']*)'")
 _NO_VALUE = re.compile(r"Failed to parse '([^']*)' into flag (\w+)")
 _DATA = re.compile(r"\s*\[type\.googleapis\.com/[\w.]*CompilationResultProto='.*?'\]", re.DOTALL)
 """The answer once more as bytes, which the compiler puts behind its words."""
+_NO_ANSWER = ("crashed", "timeout")
 _UNITS = {"K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 
 
@@ -128,7 +129,8 @@ class Compiled:
 class Refusal:
     """No program: ``kind`` is ``"hbm"``, ``"vmem"``, ``"crash"``, ``"timeout"`` or ``"error"``.
 
-    ``needed_bytes`` is what the program would take, where the compiler says so.
+    ``needed_bytes`` is what the program would take, where the compiler says so, and ``hlo`` the
+    text of its optimised module, where the compiler came to schedule it.
     """
 
     target: Target
@@ -137,6 +139,7 @@ class Refusal:
     needed_bytes: int | None = None
     from_cache: bool = False
     notes: tuple[str, ...] = ()
+    hlo: str = ""
 
 
 def options_of(program: Program, options: CompileOptions) -> CompileOptions:
@@ -156,12 +159,14 @@ def compile_all(
     options: CompileOptions | None = None,
     *,
     executables: bool = False,
+    explain: bool = False,
 ) -> list[Compiled | Refusal]:
     """Compile each program for its target, side by side, and return the answers in order.
 
     A target whose time is up, or whose compiler crashes, is a ``Refusal``; the others go on.
     Ctrl-C stops every worker before it is passed on; nothing half-written stays behind. With
-    ``executables`` the answers hold them, and a cached answer without one does not count.
+    ``executables`` the answers hold them, and a cached answer without one does not count. With
+    ``explain`` a program for which there is too little HBM is compiled once more, for its schedule.
 
     Raises:
         ArgumentError: the compiler knows no option of a name in ``compiler_options``, or cannot
@@ -176,7 +181,7 @@ def compile_all(
     given_up = Event()
     with kept_workers() as kept, ThreadPoolExecutor(max_workers=workers) as pool:
         futures = [
-            pool.submit(_compile, program, target, own, given_up, executables, kept)
+            pool.submit(_compile, program, target, own, given_up, kept, executables, explain)
             for (program, target), own in zip(programs, owns, strict=True)
         ]
         try:
@@ -210,10 +215,11 @@ def _compile(
     target: Target,
     options: CompileOptions,
     given_up: Event,
-    executables: bool,
     workers: Workers,
+    executables: bool,
+    explain: bool,
 ) -> Compiled | Refusal:
-    request = {
+    request: dict[str, Any] = {
         "target": target.as_json(),
         "axes": [list(program.axes), list(program.axes.values())],
         "donated": list(program.donated),
@@ -233,8 +239,14 @@ def _compile(
             check_machine()
         request["executable"] = executables or target.platform != "tpu"
         entry = _run(program, request, options.timeout_seconds, given_up, workers)
-        if use_cache and entry["outcome"] not in ("crashed", "timeout"):
-            cache.store(name, entry)
+    explained = False
+    if explain and _is_for_hbm(entry) and "hlo" not in entry:
+        told = {**request, "executable": False, "dump": True}
+        again = _run(program, told, options.timeout_seconds, given_up, workers)
+        if explained := _is_for_hbm(again):  # and not out of time
+            entry = {**entry, "hlo": again.get("hlo", "")}
+    if use_cache and (explained or not cached) and entry["outcome"] not in _NO_ANSWER:
+        cache.store(name, entry)
     return _read(entry, target, cached, tuple(cache.notes))
 
 
@@ -314,12 +326,23 @@ def _run(
                 workers.give(worker)
             else:
                 worker.stop()
+        optimized = folder / "optimized.hlo"
+        if entry["outcome"] == "compiled" or optimized.exists():
+            entry["hlo"] = optimized.read_text()
         if entry["outcome"] == "compiled":
-            entry["hlo"] = (folder / "optimized.hlo").read_text()
             executable = folder / "executable.bin"
             if executable.exists():
                 entry["executable"] = base64.b64encode(executable.read_bytes()).decode()
         return entry
+
+
+def _is_for_hbm(entry: dict[str, Any]) -> bool:
+    """Whether the compiler refused a program because it takes more HBM than there is."""
+    text = _DATA.sub("", entry["error"]) if entry["outcome"] == "refused" else ""
+    said = ("Ran out of memory on HBM", "memory space hbm")
+    return bool(_TOTAL_NEEDED.search(text) or _USED_OF.search(text)) or any(
+        words in text for words in said
+    )
 
 
 def _read(
@@ -344,14 +367,14 @@ def _read(
         return Refusal(target, "timeout", text, notes=notes)
     text = _DATA.sub("", entry["error"])
     _check_options(text)
-    needed = _TOTAL_NEEDED.search(text) or _USED_OF.search(text)
     if "lockfile" in text or "Unable to initialize backend" in text:
         raise DeviceInitializationError(
             f"The TPU compiler could not start for {target.name}. It said: {text.strip()}"
         )
-    if needed or "Ran out of memory on HBM" in text or "memory space hbm" in text:
+    if _is_for_hbm(entry):
+        needed = _TOTAL_NEEDED.search(text) or _USED_OF.search(text)
         size = int(float(needed[1]) * _UNITS[needed[2]]) if needed else None
-        return Refusal(target, "hbm", text, size, cached, notes)
+        return Refusal(target, "hbm", text, size, cached, notes, entry.get("hlo", ""))
     too_large = ("ScopedVmemOom", "E1001", "space=vmem", "memory space vmem")
     kind = "vmem" if any(words in text for words in too_large) else "error"
     return Refusal(target, kind, text, None, cached, notes)

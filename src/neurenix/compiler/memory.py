@@ -63,10 +63,11 @@ class Memory:
     arguments but for those on the host, ``temporaries`` what is live at the peak beside them, above
     a thousandth of it and from large to small. ``temporaries_bytes`` is all that is not an argument
     or a new result; ``activations_bytes`` and ``gradients_bytes`` are parts of it. ``code_bytes``
-    is not part of the peak: the compiler does not count it. Of a program that it refused only
-    ``peak_bytes`` (where the compiler said it), ``limit_bytes`` and the arguments are known: it
-    names no other buffer (libtpu 0.0.42 and 0.0.50). ``temporaries_bytes`` is then the difference,
-    and ``activations_bytes`` and ``gradients_bytes`` are ``None``.
+    is not part of the peak: the compiler does not count it. Of a program that was refused
+    ``outputs_bytes`` are those that lie there at the peak, and none counts as aliased. Where it was
+    refused before it was scheduled, or nobody asked for its schedule, only ``peak_bytes`` (if the
+    compiler said it), ``limit_bytes`` and the arguments are known; ``temporaries_bytes`` is then
+    the difference, and ``activations_bytes`` and ``gradients_bytes`` are ``None``.
     """
 
     peak_bytes: int
@@ -147,24 +148,44 @@ def of_compiled(
     )
 
 
-def of_refused(program: Program, needed_bytes: int | None, *, limit_bytes: int) -> Memory:
-    """Return what is known of a program that ran out of memory: arguments without padding."""
-    buffers = _without_padding(program)
+def of_refused(
+    program: Program, module: Module | None, needed_bytes: int | None, *, limit_bytes: int
+) -> Memory:
+    """Return what is known of a program that ran out of memory.
+
+    Args:
+        program: what was to be compiled.
+        module: its schedule, which tells what lies there together; ``None`` where there is none,
+            and only the arguments are known, without padding.
+        needed_bytes: what the compiler says that it needs.
+        limit_bytes: HBM of a device.
+    """
+    buffers = _without_padding(program) if module is None else _arguments(program, module)
     arguments = sum(buffer.padded_bytes for buffer in buffers)
+    live: list[Buffer] = []
+    if module is not None:
+        top, origins = liveness.peak(liveness.values(module)), Origins(module)
+        needed_bytes = needed_bytes or top.bytes
+        live = [_live_buffer(module, origins, v, top) for v in top.live if v.parameter is None]
     peak = max(needed_bytes or arguments, arguments)
+    results = min(_total(live, "new results"), peak - arguments)
+    temporaries = peak - arguments - results
+    activations = min(_total(live, "activations"), temporaries)
+    gradients = min(_total(live, "gradients"), temporaries - activations)
     return Memory(
         peak_bytes=peak,
         limit_bytes=limit_bytes,
         arguments_bytes=arguments,
-        outputs_bytes=0,
+        outputs_bytes=results,
         aliased_bytes=0,
-        temporaries_bytes=peak - arguments,
+        temporaries_bytes=temporaries,
         code_bytes=0,
-        padding_bytes=0,
+        padding_bytes=sum(b.padded_bytes - b.logical_bytes for b in buffers),
         roles=_roles(buffers),
         buffers=buffers,
-        activations_bytes=None,
-        gradients_bytes=None,
+        temporaries=tuple(b for b in live if b.padded_bytes > _SMALLEST_SHARE * peak),
+        activations_bytes=None if module is None else activations,
+        gradients_bytes=None if module is None else gradients,
         host_bytes=sum(leaf.host_bytes for leaf in program.leaves),
     )
 

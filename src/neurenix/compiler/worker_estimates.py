@@ -1,7 +1,8 @@
 """What a worker does for an estimate: compile a module, without JAX.
 
 Owns the way from ``module.bin`` and ``options.bin``, which ``lowering`` made, to the optimised
-program's text and the compiler's count of its memory.
+program's text and the compiler's count of its memory. For a program that takes more memory than
+there is the compiler gives out no executable; its schedule is in what it dumps, if it is told to.
 """
 
 from __future__ import annotations
@@ -12,6 +13,8 @@ from typing import Any
 
 from neurenix._jaxlib import compile_module
 from neurenix.compiler.device_grid import device_grid, devices_of
+
+_DUMP = "dump"
 
 
 def compile_for_estimate(folder: Path, request: dict[str, Any], result: dict[str, Any]) -> None:
@@ -24,12 +27,23 @@ def compile_for_estimate(folder: Path, request: dict[str, Any], result: dict[str
     module = (folder / "module.bin").read_bytes()
     options = (folder / "options.bin").read_bytes()
     started = time.perf_counter()
-    executable = compile_module(module, options, list(grid.flat))
+    dump_to = str(folder / _DUMP) if request.get("dump") else ""
+    try:
+        executable = compile_module(module, options, list(grid.flat), dump_to=dump_to)
+    except Exception:
+        _keep_dumped(folder)
+        raise
     result["seconds"]["compile"] = time.perf_counter() - started
     result["memory"] = memory_of(executable.get_compiled_memory_stats())
     result["device_kind"] = devices[0].device_kind
     (program,) = executable.hlo_modules()
     (folder / "optimized.hlo").write_text(program.to_string())
+
+
+def _keep_dumped(folder: Path) -> None:
+    """Keep the schedule of a program that was refused once it was scheduled, as that of others."""
+    for dumped in (folder / _DUMP).glob("*.after_optimizations.txt"):
+        dumped.replace(folder / "optimized.hlo")
 
 
 def memory_of(stats: Any) -> dict[str, int]:

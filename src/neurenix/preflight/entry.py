@@ -154,7 +154,7 @@ def preflight(
         pairs = [
             (program, Target.of(where)) for program, where in zip(programs, slices, strict=True)
         ]
-        answers = compile_all(pairs, options.compiler)
+        answers = compile_all(pairs, options.compiler, explain=True)
         reports = []
         for program, where, answer in zip(programs, slices, answers, strict=True):
             analysis = analyse(program, where, answer)

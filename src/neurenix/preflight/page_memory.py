@@ -63,7 +63,7 @@ def _words(report: Report) -> str:
     if memory.aliased_bytes:
         words.append(f"{bytes_text(memory.aliased_bytes)} are donated: updated in place.")
     if memory.activations_bytes is None:
-        words.append("The compiler refused it, so only the arguments are known one by one.")
+        words.append("Of what else it needs only the size is known.")
     return " ".join(words)
 
 

@@ -20,7 +20,7 @@ times in seconds, and every time an estimate:
   ``largest_buffers``: those of 1 % of the peak or more, each with its shape and source line. Null
   where it is not known: the compiler crashed, its time was up, or it refused the program for
   another reason than its memory. ``activations_bytes`` and ``gradients_bytes`` are null of a
-  program that it refused for want of memory, and parts of ``temporaries_bytes`` all the same.
+  program that was refused without its schedule, and parts of ``temporaries_bytes`` all the same.
 - ``findings`` (rule, severity, message, fix, source, scope, effect_seconds, effect_bytes).
 - ``suggestions``: of a program that does not fit, the changes that were compiled, those that fit
   first: what to change, the slice and mesh, and what comes of it. Files from before this field
@@ -49,7 +49,8 @@ SCHEMA_VERSION = 1
 NO_ANSWER = ("crash", "timeout")
 """What ``refused`` says where the compiler did not come to say whether the program fits."""
 UNDIVIDED = "activations and others"
-"""What a refused program takes beside its arguments: the compiler says no more than its size."""
+"""What a program that was refused early takes beside its arguments: no more than its size is known.
+"""
 
 
 _ADDED: dict[str, Any] = {"suggestions": []}
@@ -120,15 +121,9 @@ class Record:
     def memory(self) -> dict[str, int] | None:
         """Return the bytes of one device's HBM by what they are for; they add up to the peak.
 
-        ``None`` where they are not known. Older files have activations and gradients of 0 bytes
-        where they were not known.
+        ``None`` where they are not known.
         """
-        memory = self.hbm
-        if memory is None:
-            return None
-        if self.data["refused"] and not (memory["activations_bytes"] or memory["gradients_bytes"]):
-            memory = memory | {"activations_bytes": None, "gradients_bytes": None}
-        return memory_parts(memory)
+        return None if self.hbm is None else memory_parts(self.hbm)
 
 
 def hbm_is_known(refused: str | None) -> bool:

@@ -161,13 +161,14 @@ def _memory(report: Report) -> str:
     if memory.host_bytes:
         said.append(f"{bytes_text(memory.host_bytes)} lie in the host's memory")
     if memory.activations_bytes is None:
-        said.append("of a program that it refuses the compiler names no more")
+        said.append("of what else it needs only the size is known")
     return (_joined(texts) or "nothing in HBM") + "".join(f"; {part}" for part in said)
 
 
 def _largest(report: Report) -> list[str]:
     """Describe the largest buffers at the peak, one to a line; none where little is in use."""
-    if not report.fits or report.hbm.peak_bytes < _SMALL_PEAK * report.hbm.limit_bytes:
+    known = hbm_is_known(report.refused)
+    if not known or report.hbm.peak_bytes < _SMALL_PEAK * report.hbm.limit_bytes:
         return []
     texts = []
     for buffer in largest(report.hbm)[:_SHOWN_BUFFERS]:

@@ -7,6 +7,7 @@ answer is a refusal, and of which kind, is ``compile``'s to say.
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from neurenix._core.units import bytes_text
@@ -15,6 +16,7 @@ from neurenix.compiler.compile import Refusal
 from neurenix.compiler.findings.evidence import Finding
 from neurenix.compiler.findings.whole_state import whole_state
 from neurenix.compiler.hlo import SourceLine
+from neurenix.compiler.memory import Buffer
 from neurenix.compiler.program import Program
 from neurenix.compiler.training import is_training_step
 
@@ -104,6 +106,17 @@ def _without_optimizer(program: Program) -> str:
     )
 
 
+def _because_of(made: Sequence[Buffer]) -> str:
+    """Name the largest that a program makes: what to look at first."""
+    if not made:
+        return ""
+    first = made[0]
+    return (
+        f"The largest that it makes is {first.path}, {first.shape} of "
+        f"{bytes_text(first.padded_bytes)} ({first.role}). "
+    )
+
+
 _DONATE = "(jax.jit(f, donate_argnums=…)), "
 
 
@@ -112,8 +125,17 @@ def _bytes(text: str) -> int:
     return int(float(text.removesuffix(unit)) * _UNITS[unit])
 
 
-def of_refusal(program: Program, where: Slice, answer: Refusal) -> Finding:
-    """Return the one finding of a program that was refused: an error with the way out."""
+def of_refusal(
+    program: Program, where: Slice, answer: Refusal, made: Sequence[Buffer] = ()
+) -> Finding:
+    """Return the one finding of a program that was refused: an error with the way out.
+
+    Args:
+        program: what was to be compiled.
+        where: the slice.
+        answer: the compiler's.
+        made: what the program makes and keeps at its peak, the largest first, where that is known.
+    """
     message = answer.message.strip()
     source: SourceLine | None = None
     missing = 0
@@ -122,8 +144,9 @@ def of_refusal(program: Program, where: Slice, answer: Refusal) -> Finding:
         missing = max(0, answer.needed_bytes - limit)
         message = (
             f"It needs {bytes_text(answer.needed_bytes)} of HBM on each device, and "
-            f"{where.name} has {bytes_text(limit)}. The compiler said: {message}"
+            f"{where.name} has {bytes_text(limit)}. {_because_of(made)}The compiler said: {message}"
         )
+        source = made[0].source if made else None
     if answer.kind == "vmem":
         kernel = kernel_memory(message)
         if kernel:
