@@ -266,6 +266,7 @@ def test_an_option_of_a_callback_or_a_schedule_is_named(kind: Any, options: Any,
         (lambda: nn.BatchNorm2d(3, epsilon=1e-3), "'epsilon'. Here that is eps"),
         (lambda: nn.Dropout(rate=0.1), r"Dropout\(\) has no option 'rate'. Here that is p\."),
         (lambda: nn.Embedding(10, 3, 0), r"Embedding\(\): too many positional arguments. Options"),
+        (lambda: nn.Embedding(10, 3, use_bias=True), "'use_bias'. Options: num_embeddings"),
         (lambda: nn.LSTM(3), r"LSTM\(\): missing a required argument: 'hidden_size'"),
         (lambda: nn.LSTM(3, 4, bidirectional=True), "a second layer with reverse=True"),
         (lambda: nn.GRU(3, 4, return_sequences=True), "the first of what a call returns"),
@@ -288,6 +289,8 @@ def test_an_option_of_a_layer_is_named(make: Any, said: str) -> None:
         (lambda: nx.losses.BinaryCrossentropy(from_logit=True), "Did you mean 'from_logits'"),
         (lambda: nx.losses.MSELoss("sum"), r"MeanSquaredError\(\): too many positional arguments"),
         (lambda: nx.metrics.Precision(thresholds=0.5), r"Precision\(\) .*Here that is threshold"),
+        (lambda: nx.metrics.AUC(top_k=3), r"AUC\(\) has no option 'top_k'. Options: bins"),
+        (lambda: nx.distribute.OneDeviceStrategy(tpu="a"), "'tpu'. Options: device"),
         (lambda: nx.metrics.AUC(curve="PR"), r"AUC\(\) has no option 'curve'. Options: bins"),
         (lambda: nx.distribute.TPUStrategy(tpu="local"), r"resolver=TPUClusterResolver\(tpu=…\)"),
     ],
@@ -300,6 +303,8 @@ def test_an_option_of_a_loss_a_metric_or_a_strategy_is_named(make: Any, said: st
 def test_the_mean_has_the_name_of_keras_too() -> None:
     loss = nx.losses.MeanSquaredError(reduction="sum_over_batch_size")
     assert loss == nx.losses.MeanSquaredError()
+    with pytest.raises(nx.UnknownNameError, match="no reduction of a loss"):
+        nx.losses.MeanSquaredError(reduction=["mean"])  # pyright: ignore
 
 
 def test_a_layer_of_ones_own_is_python_s_own_matter() -> None:

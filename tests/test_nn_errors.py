@@ -290,6 +290,28 @@ def test_flatten_names_an_axis_that_there_is(start: int, shape: tuple[int, ...])
         nn.Flatten(start)(jnp.ones(shape))
 
 
+@pytest.mark.parametrize("axis", ["a", None, 1.5, True, [1]])
+def test_flatten_takes_axes(axis) -> None:
+    with pytest.raises(nx.ArgumentTypeError, match="`start_dim` must be an axis; got"):
+        nn.Flatten(axis)
+    with pytest.raises(nx.ArgumentTypeError, match="`end_dim` must be an axis; got"):
+        nn.Flatten(1, axis)
+
+
+@pytest.mark.parametrize(
+    ("size", "said"),
+    [
+        ((None, 0), "from 1; got 0"),
+        ((None, "a"), "2 of them; got 'a'"),
+        ((None, 1, 2), r"2 of them; got \(None, 1, 2\)"),
+        (None, "got None"),
+    ],
+)
+def test_adaptive_pools_take_sizes(size, said: str) -> None:
+    with pytest.raises(nx.NeurenixError, match=f"`output_size` .*{said}"):
+        nn.AdaptiveAvgPool2d(size)
+
+
 @pytest.mark.parametrize(("start", "end"), [(1, 3), (1, -4), (2, 0)])
 def test_flatten_ends_at_an_axis_that_there_is(start: int, end: int) -> None:
     with pytest.raises(ShapeError, match=rf"start_dim={start}, end_dim={end}\) names axes"):

@@ -129,7 +129,8 @@ def check_call(
         cls: the class, which has an ``__init__`` of its own.
         args: what is given by position.
         options: what is given by name.
-        elsewhere: from options of other libraries to what does the same here.
+        elsewhere: from options of other libraries to what does the same here. Where that is an
+            option, it counts if this class has it: a table may be that of several classes.
 
     Raises:
         ArgumentTypeError: an option that it does not have, too many arguments or too few.
@@ -149,10 +150,11 @@ Options: size, bias.
     _, *known = signature.parameters.values()
     names = [one.name for one in known if one.kind not in _PACKED]
     told = f"Options: {', '.join(names)}."
+    own = {o: here for o, here in elsewhere.items() if here in names or not here.isidentifier()}
     if not any(one.kind is inspect.Parameter.VAR_KEYWORD for one in known):
         for name in options:
             if name not in names:
-                here = meant(name, names, elsewhere)
+                here = meant(name, names, own)
                 raise ArgumentTypeError(f"{cls.__name__}() has no option {name!r}.{here} {told}")
     try:
         signature.bind(None, *args, **options)

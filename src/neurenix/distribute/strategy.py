@@ -56,7 +56,6 @@ from neurenix.distribute.values import PerReplica
 
 _REDUCTIONS = {"sum": jnp.sum, "mean": jnp.mean, "max": jnp.max, "min": jnp.min}
 _REMEMBERED_FUNCTIONS = 64
-_OPTIONS = {"tpu": "resolver=TPUClusterResolver(tpu=…)"}
 
 
 class Strategy(OptionsExplained):
@@ -85,8 +84,6 @@ class Strategy(OptionsExplained):
         >>> strategy.run(lambda x: x * 2, args=(3.0,))[0]
         Array(6., dtype=float32, weak_type=True)
     """
-
-    options_elsewhere: ClassVar[Mapping[str, str]] = _OPTIONS
 
     def __init__(
         self,
@@ -331,6 +328,8 @@ class TPUStrategy(Strategy):
         >>> nx.distribute.TPUStrategy(mesh={"data": 2, "fsdp": 4}).num_replicas_in_sync
         8
     """
+
+    options_elsewhere: ClassVar[Mapping[str, str]] = {"tpu": "resolver=TPUClusterResolver(tpu=…)"}
 
     def __init__(
         self,

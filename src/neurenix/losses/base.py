@@ -25,7 +25,7 @@ ORDER = "The order of arguments is (y_true, y_pred): targets first, as in Keras 
 # What keeps logarithms and quotients finite; the value of Keras (keras.config.epsilon()).
 EPSILON = 1e-7
 REDUCTIONS = ("mean", "sum", "none")
-_BY_KERAS = {"sum_over_batch_size": "mean"}
+_MEAN_OF_KERAS = "sum_over_batch_size"
 _OPTIONS = {
     "axis": "not to be chosen: the last axis",
     "beta": "delta",
@@ -72,8 +72,10 @@ class Loss(OptionsExplained, ABC):
 
     def __post_init__(self) -> None:
         """Check the options."""
-        meant = "none" if self.reduction is None else self.reduction
-        object.__setattr__(self, "reduction", _BY_KERAS.get(meant, meant))
+        if self.reduction is None:
+            object.__setattr__(self, "reduction", "none")
+        if self.reduction == _MEAN_OF_KERAS:
+            object.__setattr__(self, "reduction", "mean")
         if self.reduction not in REDUCTIONS:
             raise unknown_name("reduction of a loss", str(self.reduction), REDUCTIONS)
 

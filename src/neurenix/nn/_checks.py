@@ -163,6 +163,17 @@ def axes_of(name: str, value: int | Sequence[int]) -> tuple[int, ...]:
     return tuple(map(int, given))
 
 
+def axis_of(name: str, value: int) -> int:
+    """Return an axis, a whole number.
+
+    Raises:
+        ArgumentTypeError: it is none.
+    """
+    if not _is_whole(value):
+        raise ArgumentTypeError(f"The argument `{name}` must be an axis; got {value!r}.")
+    return int(value)
+
+
 def expect_axes(layer: object, x: jax.Array, axes: tuple[int, ...], *, name: str) -> None:
     """Check that ``x`` has the axes that an argument of the layer names.
 

@@ -7,7 +7,7 @@ floor(i · size / n) … ceil((i + 1) · size / n) - 1. Fixed windows are in ``p
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import ClassVar
+from typing import ClassVar, cast
 
 import jax
 import jax.numpy as jnp
@@ -22,14 +22,15 @@ class _Adaptive(Module):
     _spatial: ClassVar[int]
 
     def __init__(self, output_size: int | Sequence[int | None]) -> None:
-        given = output_size if isinstance(output_size, Sequence) else (output_size,) * self._spatial
-        kept = [size is None for size in given]
-        sizes = per_axis(
-            "output_size", [1 if size is None else size for size in given], self._spatial, low=1
-        )
-        self.output_size = tuple(
-            None if whole else size for whole, size in zip(kept, sizes, strict=True)
-        )
+        size, count = output_size, self._spatial
+        if isinstance(size, Sequence) and len(size) == count and any(one is None for one in size):
+            self.output_size = tuple(
+                one if one is None else per_axis("output_size", one, count, low=1)[0]
+                for one in size
+            )
+        else:
+            whole = cast("int | Sequence[int]", size)
+            self.output_size = per_axis("output_size", whole, count, low=1)
 
     def _pool(self, x: jax.Array, reduction: Reduction) -> jax.Array:
         expect_channels(type(self).__name__, x, spatial=self._spatial, channels=None)

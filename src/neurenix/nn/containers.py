@@ -14,7 +14,7 @@ import jax
 from neurenix._core.errors import ArgumentTypeError, ShapeError
 from neurenix._nnx import nnx
 from neurenix.nn._callables import expect_layer
-from neurenix.nn._checks import expect_array
+from neurenix.nn._checks import axis_of, expect_array
 from neurenix.nn.module import Module
 
 
@@ -160,6 +160,9 @@ class Flatten(Module):
         start_dim: the first axis to join; the batch is kept by default.
         end_dim: the last one; all that follow by default.
 
+    Raises:
+        ArgumentTypeError: one of them is no whole number.
+
     Example:
         >>> nn.Flatten()(nx.ones((2, 3, 4))).shape
         (2, 12)
@@ -168,7 +171,8 @@ class Flatten(Module):
     """
 
     def __init__(self, start_dim: int = 1, end_dim: int = -1) -> None:
-        self.start_dim, self.end_dim = start_dim, end_dim
+        self.start_dim = axis_of("start_dim", start_dim)
+        self.end_dim = axis_of("end_dim", end_dim)
 
     def __call__(self, x: jax.Array) -> jax.Array:
         """Return ``x`` with its axes joined, in row-major order (channels innermost)."""
