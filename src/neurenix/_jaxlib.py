@@ -55,7 +55,6 @@ def compile_module(
         options: XLA's ``CompileOptions``, serialized, for which the devices are still to be named.
         devices: of ``slice_devices``.
         dump_to: folder into which the compiler writes what it makes of the module as text, if any.
-            That takes it up to a tenth longer.
 
     Returns:
         PJRT's executable: ``hlo_modules()``, ``get_compiled_memory_stats()``, ``serialize()``.
