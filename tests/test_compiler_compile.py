@@ -139,22 +139,37 @@ def test_what_the_compiler_says_is_told_apart(monkeypatch, text, kind, needed) -
     assert "CompilationResultProto" not in answer.message
 
 
-def test_a_refusal_stays_one_where_its_schedule_takes_too_long(monkeypatch, tmp_path: Path) -> None:
-    code = """
+EXPLAINING = {
+    "out of time": ("time.sleep(60)", "ended with timeout (3 s)"),
+    "a crash": ("import os; os.kill(os.getpid(), 11)", "ended with crashed"),
+    "a full disk": (f"raise SystemExit({NOT_WRITTEN + errno.ENOSPC})", "no space left"),
+}
+
+
+@pytest.mark.parametrize("case", EXPLAINING)
+def test_a_refusal_stays_one_where_its_schedule_cannot_be_had(
+    monkeypatch, tmp_path: Path, case: str
+) -> None:
+    happens, said = EXPLAINING[case]
+    code = f"""
         import json, pathlib, time
         folder = pathlib.Path(folder)
         if json.loads((folder / "request.json").read_text()).get("dump"):
-            time.sleep(60)
-        said = {"seconds": {}, "outcome": "refused", "error_type": "X", "again": False,
-                "error": "Ran out of memory in memory space hbm. Used 20.00G of 15.75G hbm."}
+            {happens}
+        said = {{"seconds": {{}}, "outcome": "refused", "error_type": "X", "again": False,
+                "error": "Ran out of memory in memory space hbm. Used 20.00G of 15.75G hbm."}}
         (folder / "partial").write_text(json.dumps(said))
         (folder / "partial").rename(folder / "result.json")
     """
     worker(monkeypatch, code)
     options = CompileOptions(timeout_seconds=3, cache_directory=tmp_path)
-    (answer,) = compile_all([(program(), TARGET)], options, explain=True)
-    assert isinstance(answer, Refusal)
-    assert (answer.kind, answer.needed_bytes, answer.hlo) == ("hbm", 20 * 2**30, "")
+    for from_cache in (False, True):  # what is kept is the refusal, and the rest is tried again
+        (answer,) = compile_all([(program(), TARGET)], options, explain=True)
+        assert isinstance(answer, Refusal)
+        assert (answer.kind, answer.needed_bytes, answer.hlo) == ("hbm", 20 * 2**30, "")
+        assert answer.from_cache is from_cache
+        (note,) = answer.notes
+        assert note.startswith("What else takes its memory is not known") and said in note
 
 
 @pytest.mark.tpu_compile

@@ -547,6 +547,15 @@ def test_what_helps_a_function_without_an_optimizer() -> None:
     assert "donate_argnums" in of_refusal(plain, where, answer).fix
 
 
+@pytest.mark.parametrize(("size", "named"), [(8 * GIB, True), (GIB, False)])
+def test_what_is_large_beside_the_rest_is_named_as_the_cause(size: int, named: bool) -> None:
+    answer = Refusal(Target.of(chips.resolve("v5e-8")), "hbm", "no room", 32 * GIB)
+    made = [Buffer("jvp(net)/dot_general", "activations", "float32[8]", size, size, LINE)]
+    found = of_refusal(evidence().program, chips.resolve("v5e-8"), answer, made)
+    assert ("The largest that it makes is jvp(net)/dot_general" in found.message) is named
+    assert found.source == (LINE if named else None)
+
+
 def test_what_waits_is_a_part_of_the_step_where_the_host_is_the_bound() -> None:
     sent = operation("ici", opcode="all-reduce", name="x")
     found = evidence(operation(products=(product(),)), sent)

@@ -24,7 +24,12 @@ from pathlib import Path
 from threading import Event
 from typing import Any
 
-from neurenix._core.errors import ArgumentError, ArgumentTypeError, DeviceInitializationError
+from neurenix._core.errors import (
+    ArgumentError,
+    ArgumentTypeError,
+    CompilationError,
+    DeviceInitializationError,
+)
 from neurenix._core.limits import check_seconds
 from neurenix.compiler import cache as cache_module
 from neurenix.compiler.lowering import lower
@@ -239,13 +244,23 @@ def _compile(
             check_machine()
         request["executable"] = executables or target.platform != "tpu"
         entry = _run(program, request, options.timeout_seconds, given_up, workers)
-    explained = False
+    new = not cached
     if explain and _is_for_hbm(entry) and "hlo" not in entry:
         told = {**request, "executable": False, "dump": True}
-        again = _run(program, told, options.timeout_seconds, given_up, workers)
-        if explained := _is_for_hbm(again):  # and not out of time
-            entry = {**entry, "hlo": again.get("hlo", "")}
-    if use_cache and (explained or not cached) and entry["outcome"] not in _NO_ANSWER:
+        try:
+            again = _run(program, told, options.timeout_seconds, given_up, workers)
+        except CompilationError as error:
+            if given_up.is_set():
+                raise
+            again = {"outcome": "crashed", "error": str(error)}
+        if _is_for_hbm(again):
+            entry, new = {**entry, "hlo": again.get("hlo", "")}, True
+        else:
+            cache.notes.append(
+                "What else takes its memory is not known: the compile that was to tell ended with "
+                f"{again['outcome']} ({again.get('error', '')})."
+            )
+    if use_cache and new and entry["outcome"] not in _NO_ANSWER:
         cache.store(name, entry)
     return _read(entry, target, cached, tuple(cache.notes))
 

@@ -125,10 +125,7 @@ def of_compiled(
     code = stats["generated_code_size_in_bytes"]
     constants = min(_constant_bytes(module), code) if program.constant_bytes else 0
     held = {"constants": constants} if constants else {}
-    origins = Origins(module)
-    live = [
-        _live_buffer(module, origins, value, top) for value in top.live if value.parameter is None
-    ]
+    live = _made(module, top)
     activations = min(_total(live, "activations"), temporaries)
     return Memory(
         peak_bytes=peak_bytes + constants,
@@ -164,9 +161,9 @@ def of_refused(
     arguments = sum(buffer.padded_bytes for buffer in buffers)
     live: list[Buffer] = []
     if module is not None:
-        top, origins = liveness.peak(liveness.values(module)), Origins(module)
+        top = liveness.peak(liveness.values(module))
         needed_bytes = needed_bytes or top.bytes
-        live = [_live_buffer(module, origins, v, top) for v in top.live if v.parameter is None]
+        live = _made(module, top)
     peak = max(needed_bytes or arguments, arguments)
     results = min(_total(live, "new results"), peak - arguments)
     temporaries = peak - arguments - results
@@ -240,6 +237,12 @@ def _without_padding(program: Program) -> tuple[Buffer, ...]:
 def _buffer(leaf: Leaf, padded_bytes: int) -> Buffer:
     shape = f"{leaf.dtype}[{','.join(map(str, leaf.device_shape))}]"
     return Buffer(leaf.path, leaf.role, shape, leaf.device_bytes, padded_bytes)
+
+
+def _made(module: Module, top: Peak) -> list[Buffer]:
+    """Describe what lies there at the peak beside the arguments."""
+    origins = Origins(module)
+    return [_live_buffer(module, origins, v, top) for v in top.live if v.parameter is None]
 
 
 def _live_buffer(module: Module, origins: Origins, value: Value, top: Peak) -> Buffer:

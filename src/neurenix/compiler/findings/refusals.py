@@ -46,6 +46,7 @@ _OPERATOR = re.compile(r'Operator: op_name="(?:[^"]*/)?([^"/]+)"')
 _LABEL = re.compile(r"XLA label: %?([\w\-]+)(?:\.\d+)? = custom-call")
 _TAG = re.compile(r"Tag: ((?:\w+ )+window) allocation.*? shape is (\w+\[[\d,]*\])")
 _BLOCK = re.compile(r"tag = '([^']*)'")
+_MUCH = 0.05  # of what a program needs, what an array must take to be named as its cause
 _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30}
 
 
@@ -106,11 +107,16 @@ def _without_optimizer(program: Program) -> str:
     )
 
 
-def _because_of(made: Sequence[Buffer]) -> str:
-    """Name the largest that a program makes: what to look at first."""
-    if not made:
+def _to_blame(made: Sequence[Buffer], needed_bytes: int) -> Buffer | None:
+    """Return the largest that a program makes, unless it is little beside what else is there."""
+    first = made[0] if made else None
+    return first if first and first.padded_bytes >= _MUCH * needed_bytes else None
+
+
+def _because_of(first: Buffer | None) -> str:
+    """Say what to look at first."""
+    if first is None:
         return ""
-    first = made[0]
     return (
         f"The largest that it makes is {first.path}, {first.shape} of "
         f"{bytes_text(first.padded_bytes)} ({first.role}). "
@@ -142,11 +148,13 @@ def of_refusal(
     if answer.kind == "hbm" and answer.needed_bytes:
         limit = where.generation.hbm_bytes_per_device
         missing = max(0, answer.needed_bytes - limit)
+        first = _to_blame(made, answer.needed_bytes)
         message = (
             f"It needs {bytes_text(answer.needed_bytes)} of HBM on each device, and "
-            f"{where.name} has {bytes_text(limit)}. {_because_of(made)}The compiler said: {message}"
+            f"{where.name} has {bytes_text(limit)}. {_because_of(first)}"
+            f"The compiler said: {message}"
         )
-        source = made[0].source if made else None
+        source = first.source if first else None
     if answer.kind == "vmem":
         kernel = kernel_memory(message)
         if kernel:
