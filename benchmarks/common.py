@@ -50,7 +50,7 @@ def whole_collections_aside() -> Iterator[None]:
     """Keep what is on the heap by now out of garbage collections.
 
     Steps of a thousand arrays have Python look through all of it every few hundred steps: 0.2 s,
-    which fall on the loop whose turn it is, and made one half as dear again as the other by luck.
+    which fall on the loop whose turn it is.
     """
     gc.collect()
     gc.freeze()

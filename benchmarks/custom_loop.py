@@ -6,7 +6,7 @@ The widths are tiny, so that the host's work is what is timed: the processor tim
 thread, per call, as the difference between long and short runs (set-up falls out). On a machine
 whose caches are shared, one such difference is off by a third and more: the ratio is the median of
 many rounds, in each of which the two stand side by side. `nnx.jit` is so far off that three do. It
-comes last: the objects that it makes and drops scatter those of the others over the memory.
+comes last, so that the other two are timed as in a program that does not use it.
 """
 
 from __future__ import annotations
