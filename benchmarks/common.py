@@ -61,24 +61,32 @@ def whole_collections_aside() -> Iterator[None]:
 
 
 def host_rounds(
-    loops: dict[str, Callable[[int], Any]], steps: int, rounds: int
+    loops: dict[str, Callable[[int, Callable[[], None]], Any]],
+    steps: int,
+    rounds: int,
+    *,
+    warm: int,
 ) -> dict[str, list[float]]:
     """Return processor seconds of the calling thread per step of each loop, of every round.
 
-    A round is a short run and one three times as long, and the loops take turns: what a call costs
-    once falls out of their difference.
+    Args:
+        loops: by name; each makes a number of steps and calls a function once in every one of them.
+        steps: timed in a round, between two such calls: no set-up is in them.
+        rounds: of every loop, which take turns.
+        warm: steps before, until as many calls are in flight as there will be.
     """
     per_step: dict[str, list[float]] = {name: [] for name in loops}
     with whole_collections_aside():
         for _ in range(rounds):
             for name, run in loops.items():
-                began = time.thread_time()
-                run(steps)
-                between = time.thread_time()
-                run(3 * steps)
-                long, short = time.thread_time() - between, between - began
-                per_step[name].append((long - short) / (2 * steps))
+                stamps: list[float] = []
+                run(warm + steps + 1, _stamping(stamps))
+                per_step[name].append((stamps[warm + steps] - stamps[warm]) / steps)
     return per_step
+
+
+def _stamping(stamps: list[float]) -> Callable[[], None]:
+    return lambda: stamps.append(time.thread_time())
 
 
 def host_microseconds(

@@ -1,12 +1,12 @@
 """Host time per call of ``nx.jit(train_step)``, against ``fit`` and ``nnx.jit``.
 
-    python benchmarks/custom_loop.py [--layers 2 6 24] [--calls 100] [--rounds 12]
+    python benchmarks/custom_loop.py [--layers 2 6 24] [--calls 128] [--rounds 24]
 
 The widths are tiny, so that the host's work is what is timed: the processor time of the calling
-thread, per call, as the difference between long and short runs (set-up falls out). On a machine
-whose caches are shared, one such difference is off by a third and more: the ratio is the median of
-many rounds, in each of which the two stand side by side. `nnx.jit` is so far off that three do. It
-comes last, so that the other two are timed as in a program that does not use it.
+thread, per call, in the middle of a run. On a machine whose caches are shared, one such run is off
+by a third and more: the ratio is the median of many rounds, in each of which the two stand side by
+side. `nnx.jit` is so far off that three do. It comes last, so that the other two are timed as in a
+program that does not use it.
 """
 
 from __future__ import annotations
@@ -30,6 +30,8 @@ from neurenix.train import Trainer
 from neurenix.train.loop import MAX_IN_FLIGHT
 
 BATCH = 4
+WARM = 64
+"""Calls before the clock runs; afterwards the time of one rises no more."""
 
 
 def step(model: Any, optimizer: Any, batch: Any) -> Any:
@@ -44,26 +46,32 @@ def step(model: Any, optimizer: Any, batch: Any) -> Any:
     return loss
 
 
-def loop(compile_with: Callable[..., Any], layers: int, optimizer: Any) -> Callable[[int], None]:
-    """Return a loop of a number of calls."""
+Loop = Callable[[int, Callable[[], None]], None]
+"""Makes a number of steps, and calls a function in every one of them."""
+
+
+def loop(compile_with: Callable[..., Any], layers: int, optimizer: Any) -> Loop:
+    """Return a loop of a compiled function."""
     model = Transformer(layers, 8, heads=2)
     optimizer = optimizer(model)
     compiled = compile_with(step)
     x, y = data_for("transformer", BATCH)
 
-    def run(calls: int) -> None:
+    def run(calls: int, tick: Callable[[], None]) -> None:
         in_flight: deque[Any] = deque()
         for _ in range(calls):
+            tick()
             in_flight.append(compiled(model, optimizer, (x, y)))
             if len(in_flight) > MAX_IN_FLIGHT:  # as fit: else JAX computes in this very thread
-                in_flight.popleft().block_until_ready()
+                waited_for = [in_flight.popleft() for _ in range(MAX_IN_FLIGHT // 2)]
+                waited_for[-1].block_until_ready()
         jax.block_until_ready(in_flight.pop())
 
     return run
 
 
-def fit_loop(layers: int) -> Callable[[int], None]:
-    """Return ``fit`` of a number of steps."""
+def fit_loop(layers: int) -> Loop:
+    """Return ``fit``."""
     trainer = Trainer(
         Transformer(layers, 8, heads=2),
         optimizer=nx.optim.Adam(1e-3),
@@ -72,24 +80,28 @@ def fit_loop(layers: int) -> Callable[[int], None]:
     x, y = data_for("transformer", BATCH * 8)
     dataset = nx.data.Dataset.from_arrays(x, y).shuffle(seed=0).repeat().batch(BATCH)
 
-    def run(calls: int) -> None:
-        trainer.fit(dataset, steps_per_epoch=calls)
+    def run(calls: int, tick: Callable[[], None]) -> None:
+        def ticked(x: Any, y: Any) -> Any:
+            tick()
+            return x, y
+
+        trainer.fit(dataset.map(ticked), steps_per_epoch=calls)
 
     return run
 
 
-def warm_up(loops: dict[str, Callable[[int], None]]) -> None:
+def warm_up(loops: dict[str, Loop]) -> None:
     """Compile what the loops run."""
     for run in loops.values():
-        run(2)
+        run(2, lambda: None)
 
 
 def main() -> None:
     """Print one line for each depth."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--layers", type=int, nargs="*", default=[2, 6, 24])
-    parser.add_argument("--calls", type=int, default=100)
-    parser.add_argument("--rounds", type=int, default=12)
+    parser.add_argument("--calls", type=int, default=128)
+    parser.add_argument("--rounds", type=int, default=24)
     options = parser.parse_args()
     for layers in options.layers:
         loops = {
@@ -97,12 +109,12 @@ def main() -> None:
             "nx_jit": loop(nx.jit, layers, lambda m: nx.Optimizer(m, optax.adam(1e-3))),
         }
         warm_up(loops)
-        fast = host_rounds(loops, options.calls, options.rounds)
+        fast = host_rounds(loops, options.calls, options.rounds, warm=WARM)
         loops["nnx_jit"] = loop(
             nnx.jit, layers, lambda m: nnx.Optimizer(m, optax.adam(1e-3), wrt=nnx.Param)
         )
         warm_up(loops)
-        slow = host_rounds(loops, options.calls // 4, 3)
+        slow = host_rounds(loops, options.calls // 4, 3, warm=WARM // 4)
         report(
             f"custom_loop/{layers}_layers",
             nx_jit_over_fit=ratio(fast, "nx_jit", "fit"),
