@@ -114,7 +114,7 @@ def main() -> None:
             nnx.jit, layers, lambda m: nnx.Optimizer(m, optax.adam(1e-3), wrt=nnx.Param)
         )
         warm_up(loops)
-        slow = host_rounds(loops, options.calls // 4, 3, warm=WARM // 4)
+        slow = host_rounds(loops, max(1, options.calls // 4), 3, warm=WARM // 4)
         report(
             f"custom_loop/{layers}_layers",
             nx_jit_over_fit=ratio(fast, "nx_jit", "fit"),
