@@ -22,6 +22,14 @@ from typing import Any
 PACKAGES = ("jax", "flax", "optax", "keras", "torch", "numpy")
 
 
+def count(text: str) -> int:
+    """Return a number of rounds or calls from the command line, 1 or more."""
+    number = int(text)
+    if number < 1:
+        raise ValueError(number)  # argparse says which argument it is
+    return number
+
+
 def rounds(contenders: dict[str, Callable[[], Any]], *, count: int) -> dict[str, list[float]]:
     """Return seconds of every round, the contenders taking turns; one round more warms up."""
     seconds: dict[str, list[float]] = {name: [] for name in contenders}

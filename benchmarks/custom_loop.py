@@ -21,7 +21,7 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
 import jax
 import optax
-from common import host_rounds, median_microseconds, ratio, report
+from common import count, host_rounds, median_microseconds, ratio, report
 from flax import nnx
 from models import Transformer, data_for
 
@@ -100,8 +100,8 @@ def main() -> None:
     """Print one line for each depth."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--layers", type=int, nargs="*", default=[2, 6, 24])
-    parser.add_argument("--calls", type=int, default=128)
-    parser.add_argument("--rounds", type=int, default=24)
+    parser.add_argument("--calls", type=count, default=128)
+    parser.add_argument("--rounds", type=count, default=24)
     options = parser.parse_args()
     for layers in options.layers:
         loops = {

@@ -16,7 +16,7 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
 import jax
 import jax.numpy as jnp
-from common import ratio, report, rounds
+from common import count, ratio, report, rounds
 
 import neurenix as nx
 
@@ -40,7 +40,7 @@ def process_seconds(code: str) -> float:
 def main() -> None:
     """Print four lines."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--rounds", type=count, default=9)
     options = parser.parse_args()
     a = jnp.ones((32, 32))
 

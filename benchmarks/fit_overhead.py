@@ -21,7 +21,7 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 import jax
 import numpy as np
 import optax
-from common import host_microseconds, median_microseconds, ratio, report, rounds
+from common import count, host_microseconds, median_microseconds, ratio, report, rounds
 from flax import nnx
 from models import build, build_keras, build_torch, data_for
 
@@ -125,7 +125,7 @@ def main() -> None:
     """Print one line for each model."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--models", nargs="*", default=["mlp", "cnn", "transformer"])
-    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--rounds", type=count, default=7)
     parser.add_argument("--alone", action="store_true")
     options = parser.parse_args()
     others: dict[str, dict[str, Callable[[], Any]]] = {}

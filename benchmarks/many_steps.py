@@ -20,7 +20,7 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 import jax
 import numpy as np
 import optax
-from common import median_microseconds, ratio, report, rounds
+from common import count, median_microseconds, ratio, report, rounds
 from fit_overhead import BATCH, keras_fit, ours
 from flax import nnx
 from models import build, data_for
@@ -72,7 +72,7 @@ def hand_written(x: np.ndarray, y: np.ndarray) -> Callable[[int], None]:
 def main() -> None:
     """Print one line."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--rounds", type=count, default=7)
     parser.add_argument("--alone", action="store_true")
     options = parser.parse_args()
     x, y = data_for("tiny", PER_CALL * BATCH["tiny"])
