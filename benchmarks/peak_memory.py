@@ -32,13 +32,13 @@ def main() -> None:
     """Print one line for each model."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--models", nargs="*", default=["mlp", "cnn", "transformer", "wide"])
-    parser.add_argument("--rounds", type=count, default=3)
+    parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--child", nargs=2)
     options = parser.parse_args()
     if options.child:
         child(*options.child)
         return
-    from common import count, report
+    from common import report
 
     for name in options.models:
         peaks: dict[str, list[int]] = {"fit": [], "hand": []}
