@@ -49,7 +49,7 @@ def operation(kind: str = "compute", seconds: float = 0.01, name: str = "fusion.
 def evidence(*operations: Operation, slice_name: str = "v5e-8", **memory) -> Evidence:
     where = chips.resolve(slice_name)
     leaf = Leaf("x", "batch", (64,), "float32", ("data",), (8,))
-    program = Program("step", b"", "", {"data": where.num_devices}, (leaf,), (0,), 1e12, 0)
+    program = Program("step", "", {"data": where.num_devices}, (leaf,), (0,), 1e12, 0)
     limit = where.generation.hbm_bytes_per_device
     known = {"arguments_bytes": GIB, "outputs_bytes": GIB, "aliased_bytes": GIB, **memory}
     base = Memory(2 * GIB, limit, 0, 0, 0, 0, 0, 0, {}, ())

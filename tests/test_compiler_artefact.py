@@ -1047,7 +1047,7 @@ def answer_for(program: Program, **more) -> Compiled:
 def test_an_artefact_holds_all_of_its_program(tmp_path: Path, monkeypatch) -> None:
     sharding = NamedSharding(abstract_mesh({"data": 8}), P("data"), memory_kind="pinned_host")
     rows = jax.ShapeDtypeStruct((16, 4), "float32", sharding=sharding)
-    traced = TraceOptions(donate_argnums=(1,))
+    traced = TraceOptions(donate_argnums=(1,), exported=True)
     program = trace(lambda u, w, x: (w @ w.T, w + 1, x), (*ARGUMENTS[:1], nx.spec((16, 4)), rows),
                     axes={"data": 8}, options=traced)  # fmt: skip
     assert program.leaves[1].host_memory == "pinned_host" and program.model_flops
@@ -1057,7 +1057,8 @@ def test_an_artefact_holds_all_of_its_program(tmp_path: Path, monkeypatch) -> No
     with zipfile.ZipFile(tmp_path / "x.nxc") as file:  # equal content, equal bytes
         assert {entry.date_time for entry in file.infolist()} == {(1980, 1, 1, 0, 0, 0)}
     made = read(tmp_path / "x.nxc")
-    assert made.as_program() == dataclasses.replace(program, traits=Traits(), replaceable={})
+    kept = dataclasses.replace(program, traits=Traits(), replaceable={}, lowered=None)
+    assert made.as_program() == kept and kept.serialized
     assert made.manifest["libtpu_init_args"] == "--xla_a=1"
     assert made.manifest["compiler_options"] == {"xla_b": "2"}
 

@@ -20,7 +20,7 @@ from neurenix.compiler.calibration import WEIGHTS
 from neurenix.compiler.compile import CompileOptions, compile_all
 from neurenix.compiler.memory import of_refused
 from neurenix.compiler.placement import abstract_mesh
-from neurenix.compiler.program import Program, spec, trace
+from neurenix.compiler.program import Program, TraceOptions, spec, trace
 from neurenix.compiler.target import Target
 
 DEVICE, HOST = jax.memory.Space.Device, jax.memory.Space.Host
@@ -44,7 +44,7 @@ def doubled(gradient: Any) -> Any:
 
 
 def on_one(function: Callable[..., Any], *args: Any) -> Program:
-    return trace(function, args, axes={"data": 1})
+    return trace(function, args, axes={"data": 1}, options=TraceOptions(exported=True))
 
 
 def spaces(avals: Any) -> list[Any]:

@@ -183,11 +183,11 @@ STATS = {
 
 def described(entry: str, captured: int = 0) -> Memory:
     arrays = (Captured("float32[8]", captured, None),) if captured else ()
-    program = Program("step", b"", "", {"data": 1}, (), (), 0.0, 0, captured=arrays)
+    program = Program("step", "", {"data": 1}, (), (), 0.0, 0, captured=arrays)
     return of_compiled(program, module(entry), STATS, limit_bytes=2**30)
 
 
-EMPTY = Program("step", b"", "", {"data": 1}, (), (), 0.0, 0)
+EMPTY = Program("step", "", {"data": 1}, (), (), 0.0, 0)
 
 
 @pytest.mark.pure

@@ -15,7 +15,6 @@ from jax.experimental.pallas.ops.tpu.megablox import gmm
 from neurenix._core.errors import ArgumentError, ArgumentTypeError, CompilationError, ShapeError
 from neurenix.compiler import traits
 from neurenix.compiler.flops import model_flops, without_dead_code
-from neurenix.compiler.lowering import lower
 from neurenix.compiler.program import TraceOptions, spec, trace
 
 pytestmark = pytest.mark.cpu8
@@ -55,7 +54,7 @@ def test_arguments_that_are_not_used_are_left_out_and_donation_follows() -> None
 
 def test_arrays_and_scalars_are_described_and_not_stored() -> None:
     program = trace(lambda x, k: x * k, (np.ones((1000, 1000), "float32"), 3.0), axes={"data": 1})
-    assert len(program.serialized) < 20_000
+    assert len(program.lowered.module) < 20_000 and not program.serialized
     assert program.leaves[1].dtype == "float32"
 
 
@@ -139,12 +138,12 @@ def test_programs_are_divided_by_shardy_whatever_the_process_was_told() -> None:
     jax.config.update("jax_use_shardy_partitioner", False)
     try:
         without = traced()
-        lowered = lower(without.serialized, without.axes)
+        options = without.lowered.options({})
     finally:
         jax.config.update("jax_use_shardy_partitioner", True)
     assert without.fingerprint == program.fingerprint
-    assert b"sdy" in lowered.module
-    assert lowered.options == lower(program.serialized, program.axes).options
+    assert b"sdy" in without.lowered.module
+    assert options == program.lowered.options({})
 
 
 def test_bad_specs() -> None:

@@ -25,6 +25,8 @@ __all__ = [
     "backends_are_started",
     "compile_options",
     "cpu_lowering",
+    "divided_over",
+    "kept_arguments",
     "make_cpu_client",
     "register_kernel_dialect",
     "scan_counts",
@@ -32,7 +34,6 @@ __all__ = [
     "trace_state_clean",
     "with_shardy",
     "without_compiler_options",
-    "without_last_argument",
 ]
 
 # ``trace_state_clean``: whether nothing is being traced around a call; ``nx.jit`` gives buffers
@@ -120,25 +121,38 @@ def scan_counts(equation: Any) -> tuple[int, int]:
     return as_inside(equation.invars, body.invars) - carried, carried
 
 
-def without_last_argument(module: Any) -> None:
-    """Take the last argument of a module's ``main``, which nothing in it uses, away.
+def kept_arguments(lowered: Any) -> tuple[int, ...]:
+    """Return which of the arguments of a ``jax.stages.Lowered`` its module has as parameters.
 
-    An argument is the one way to tell JAX for how many devices, none of which is here, a program is
-    lowered. ``jax.jit`` and ``jax.export`` would keep it as a parameter of the executable.
+    Those that nothing uses are none. ``jax.export`` says so of what it has lowered once more.
+    """
+    return tuple(sorted(lowered._lowering.compile_args["kept_var_idx"]))
+
+
+def divided_over(module: Any, num_devices: int) -> None:
+    """Make a module that was lowered for one device one for several.
+
+    JAX learns for how many, none of which is here, from the sharding of an argument, and here none
+    has one. What is given away may be written over as the compiler divides it.
 
     Args:
         module: operation of StableHLO that JAX has lowered a program to.
+        num_devices: that it is to be compiled for.
     """
-    functions = module.regions[0].blocks[0].operations
     with module.context:
+        count = ir.IntegerAttr.get(ir.IntegerType.get_signless(32), num_devices)
+        module.attributes["mhlo.num_partitions"] = count
+        functions = module.regions[0].blocks[0].operations
         (main,) = (f for f in functions if _attribute(f, "sym_name", ir.StringAttr) == "main")
-        body = main.regions[0].blocks[0]
-        body.erase_argument(len(body.arguments) - 1)
-        kind = ir.FunctionType(_attribute(main, "function_type", ir.TypeAttr))
-        shorter = ir.FunctionType.get(kind.inputs[:-1], kind.results)
-        main.attributes["function_type"] = ir.TypeAttr.get(shorter)
-        told = list(ir.ArrayAttr(main.attributes["arg_attrs"]))
-        main.attributes["arg_attrs"] = ir.ArrayAttr.get(told[:-1])
+        if num_devices == 1 or "arg_attrs" not in main.attributes:
+            return
+        told = []
+        for own in ir.ArrayAttr(main.attributes["arg_attrs"]):
+            named = {entry.name: entry.attr for entry in ir.DictAttr(own)}
+            if named.pop("tf.aliasing_output", None) is not None:
+                named["jax.buffer_donor"] = ir.BoolAttr.get(True)
+            told.append(ir.DictAttr.get(named))
+        main.attributes["arg_attrs"] = ir.ArrayAttr.get(told)
 
 
 def _attribute(operation: Any, name: str, kind: Any) -> Any:

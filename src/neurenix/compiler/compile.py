@@ -32,7 +32,6 @@ from neurenix._core.errors import (
 )
 from neurenix._core.limits import check_seconds
 from neurenix.compiler import cache as cache_module
-from neurenix.compiler.lowering import lower
 from neurenix.compiler.program import Program
 from neurenix.compiler.target import Target
 from neurenix.compiler.workers import (
@@ -230,8 +229,6 @@ def _compile(
         "donated": list(program.donated),
         "compiler_options": dict(options.compiler_options),
     }
-    if program.unused:  # they are no parameters: other results than version 0.1.0 kept
-        request["used_only"] = True
     cache = cache_module.Cache(Path(options.cache_directory or cache_module.default_directory()))
     name = cache_module.key(program.fingerprint, request)
     use_cache = options.cache and target.platform == "tpu"  # a CPU's answer is for that CPU alone
@@ -242,7 +239,7 @@ def _compile(
     if entry is None:
         if target.platform == "tpu":
             check_machine()
-        request["executable"] = executables or target.platform != "tpu"
+        request["executable"] = executables or target.platform != "tpu" or program.lowered is None
         entry = _run(program, request, options.timeout_seconds, given_up, workers)
     new = not cached
     if explain and _is_for_hbm(entry) and "hlo" not in entry:
@@ -311,17 +308,12 @@ def _run(
 ) -> dict[str, Any]:
     with temporary_folder("neurenix-compile-") as directory:
         folder = Path(directory)
-        if request["executable"]:
+        lowered = None if request["executable"] else program.lowered
+        if lowered is None:
             (folder / "program.bin").write_bytes(program.serialized)
         else:
-            lowered = lower(
-                program.serialized,
-                program.axes,
-                donated=program.donated,
-                options=request["compiler_options"],
-            )
+            (folder / "options.bin").write_bytes(lowered.options(request["compiler_options"]))
             (folder / "module.bin").write_bytes(lowered.module)
-            (folder / "options.bin").write_bytes(lowered.options)
         (folder / "request.json").write_text(json.dumps(request))
         # The number of a CPU's devices can be set once in a process.
         worker = workers.take() if request["target"]["topology_name"] else Worker()

@@ -40,6 +40,7 @@ from neurenix.compiler.flops import model_flops, without_dead_code
 from neurenix.compiler.hlo import SourceLine
 from neurenix.compiler.host_callbacks import has_callbacks, without_callbacks
 from neurenix.compiler.leaves import Leaf, as_their_like, is_placed, leaf_of, may_be_divided, whole
+from neurenix.compiler.lowering import Lowered, lower
 from neurenix.compiler.meshes import mesh_in, meshes_named, outside_of_meshes
 from neurenix.compiler.placement import abstract_mesh as abstract_mesh
 from neurenix.compiler.placement import place
@@ -55,7 +56,6 @@ class Program:
 
     Attributes:
         name: of the function.
-        serialized: ``jax.export`` bytes, with the user's source lines inside.
         fingerprint: the same for the same program, wherever it is asked about from.
         axes: mesh axes and their sizes.
         leaves: the arguments that the program uses, in the order of the compiled parameters.
@@ -63,6 +63,9 @@ class Program:
         model_flops: floating-point operations of all devices together for one call, from the
             matrix products and convolutions of the program as written; recomputation excluded.
         output_bytes: global bytes of the outputs in the memory of the devices.
+        lowered: as the compiler takes it for an estimate; ``None`` of what was read from a file.
+        serialized: ``jax.export`` bytes, from which executables are made; empty where nobody asked
+            for them.
         traits: what the program as written shows and the compiled one does not.
         platform: that it was lowered for.
         unused: paths of the arguments that the program does not look at.
@@ -74,13 +77,14 @@ class Program:
     """
 
     name: str
-    serialized: bytes
     fingerprint: str
     axes: dict[str, int]
     leaves: tuple[Leaf, ...]
     donated: tuple[int, ...]
     model_flops: float
     output_bytes: int
+    lowered: Lowered | None = None
+    serialized: bytes = b""
     traits: Traits = field(default_factory=Traits)
     platform: str = "tpu"
     unused: tuple[str, ...] = ()
@@ -112,7 +116,8 @@ class TraceOptions:
     Python numbers, for the error that their values are needed. ``explicit`` are axes of which the
     types of arrays speak, as ``jax.make_mesh`` makes them. ``any_mesh`` says that a mesh of the
     function's own, of as many devices, may take the place of ``axes``. ``compiler_options`` are
-    those that the function was compiled with.
+    those that the function was compiled with. ``exported`` says that an executable is to be made of
+    the program, and not an estimate.
     """
 
     donate_argnums: tuple[int, ...] = ()
@@ -125,6 +130,7 @@ class TraceOptions:
     any_mesh: bool = False
     donatable: tuple[int | str | None, ...] | None = None
     compiler_options: Mapping[str, Any] = field(default_factory=dict)
+    exported: bool = False
 
 
 def trace(
@@ -241,12 +247,13 @@ def _traced(
     flat.__name__ = name if name.isidentifier() else "program"
     jitted = jax.jit(flat, donate_argnums=donated)
     with jax.sharding.use_abstract_mesh(mesh):
-        exported, jaxpr, compiled = _export(jitted, placed, name, options)
+        made = _lowered(jitted, placed, mesh, name, options)
+    jaxpr = made.jaxpr
     if not jaxpr.out_avals:
         raise ArgumentError(f"{name} returns no array, so there is nothing to compile.")
     out = jax.tree.unflatten(out_tree[0], jaxpr.out_avals)
     carried = traits_module.recompiles(args, out, donate_argnums=_whole(args, donated))
-    kept = {leaf: place for place, leaf in enumerate(exported.module_kept_var_idx)}
+    kept = {leaf: place for place, leaf in enumerate(made.kept)}
     roles = options.leaf_roles or roles_of(args, out, donated)
     leaves = as_their_like(leaf_of(names[i], roles[i], placed[i], mesh) for i in kept)
     spared = {i for i, role in enumerate(roles) if role == "batch"} | set(donated)
@@ -257,15 +264,16 @@ def _traced(
     )
     program = Program(
         name=name,
-        serialized=bytes(exported.serialize()),
-        fingerprint=fingerprint(exported.mlir_module()),
+        lowered=made.lowered,
+        serialized=made.serialized,
+        fingerprint=fingerprint(made.text),
         axes=dict(mesh.shape_tuple),
         leaves=leaves,
         donated=tuple(kept[i] for i in donated if i in kept),
-        model_flops=model_flops(without_dead_code(compiled)),
+        model_flops=model_flops(without_dead_code(made.compiled)),
         output_bytes=sum(
             a.size * a.dtype.itemsize
-            for a in exported.out_avals
+            for a in jaxpr.out_avals
             if a.memory_space != jax.memory.Space.Host
         ),
         platform=options.platform,
@@ -279,10 +287,28 @@ def _traced(
     return program, jaxpr
 
 
-def _export(
-    jitted: Any, placed: list[jax.ShapeDtypeStruct], name: str, options: TraceOptions
-) -> tuple[export.Exported, Any, Any]:
-    """Return the program, its jaxpr as written, and that without calls of the host."""
+@dataclass(frozen=True)
+class _Made:
+    """What JAX makes of a function: its jaxpr as written, that without calls of the host, and more.
+
+    ``kept`` are the arguments that the program uses, and ``text`` is its module's.
+    """
+
+    jaxpr: Any
+    compiled: Any
+    lowered: Lowered
+    kept: tuple[int, ...]
+    text: str
+    serialized: bytes
+
+
+def _lowered(
+    jitted: Any,
+    placed: list[jax.ShapeDtypeStruct],
+    mesh: AbstractMesh,
+    name: str,
+    options: TraceOptions,
+) -> _Made:
     pallas = export.DisabledSafetyCheck.custom_call("tpu_custom_call")
     compiled: Any = None
     try:
@@ -294,9 +320,13 @@ def _export(
                 plain: Any = core.jaxpr_as_fun(compiled)
                 plain.__name__ = name if name.isidentifier() else "program"
                 jitted = jax.jit(plain, donate_argnums=traced.donate_argnums)
-            exported = export.export(
-                jitted, platforms=[options.platform], disabled_checks=[pallas]
-            )(*placed)
+            without_calls = traced if compiled is traced.jaxpr else jitted.trace(*placed)
+            lowered, kept, text = lower(without_calls, placed, mesh.size, options.platform)
+            serialized = b""
+            if options.exported:
+                platforms = [options.platform]
+                exported = export.export(jitted, platforms=platforms, disabled_checks=[pallas])
+                serialized = bytes(exported(*placed).serialize())
     except _NoArray as error:
         raise ArgumentTypeError(str(error)) from None
     except NEEDS_VALUES as error:
@@ -341,7 +371,7 @@ def _export(
         raise
     except Exception as error:
         raise _own_error(error, name) from error
-    return exported, traced.jaxpr, compiled
+    return _Made(traced.jaxpr, compiled, lowered, kept, text, serialized)
 
 
 def _own_error(error: Exception, name: str) -> ArgumentError:

@@ -21,7 +21,6 @@ from jax.sharding import NamedSharding, PartitionSpec
 from neurenix._jax import with_shardy
 from neurenix.compiler.device_grid import device_grid, devices_of
 from neurenix.compiler.host import cpu
-from neurenix.compiler.lowering import callable_of
 from neurenix.compiler.worker_estimates import memory_of
 
 
@@ -35,7 +34,7 @@ def compile_executable(folder: Path, request: dict[str, Any], result: dict[str, 
     with ExitStack() as stack:
         stack.enter_context(with_shardy())
         stack.enter_context(jax.enable_x64(True))  # it keeps its 64-bit types, whoever traced it
-        function, arguments = callable_of(exported, mesh)
+        function, arguments = _callable_of(exported, mesh)
         if not any(argument.sharding for argument in arguments):  # none says which devices
             stack.enter_context(jax.set_mesh(mesh))
         jitted = jax.jit(function, donate_argnums=tuple(request["donated"]), keep_unused=True)
@@ -69,6 +68,25 @@ def _mesh(request: dict[str, Any]) -> Any:
     grid = device_grid(devices, tuple(sizes), target["num_slices"])
     auto = (jax.sharding.AxisType.Auto,) * len(names)
     return jax.sharding.Mesh(grid, tuple(names), axis_types=auto)
+
+
+def _callable_of(exported: export.Exported, mesh: Any) -> tuple[Any, list[Any]]:
+    """Return a function of the arguments that an exported program uses, and their specs."""
+    arguments = [
+        jax.ShapeDtypeStruct(aval.shape, aval.dtype, sharding=sharding)
+        for aval, sharding in zip(exported.in_avals, exported.in_shardings_jax(mesh), strict=True)
+    ]
+    used = exported.module_kept_var_idx
+
+    def call(*given: Any) -> Any:
+        """Take what the program uses; the rest is not a parameter of the compiled program."""
+        whole: list[Any] = [jax.numpy.empty(a.shape, a.dtype) for a in exported.in_avals]
+        for index, value in zip(used, given, strict=True):
+            whole[index] = value
+        return exported.call(*whole)
+
+    function = exported.call if len(used) == len(arguments) else call
+    return function, [arguments[index] for index in used]
 
 
 def _with_axis_types(mesh: Any, exported: Any) -> Any:

@@ -78,7 +78,14 @@ def compile_for(
     options = given("options", options, PreflightOptions)
     where = _where(on)
     program = describe(
-        target, args, where, input_shape=input_shape, dtype=dtype, mesh=mesh, options=options
+        target,
+        args,
+        where,
+        input_shape=input_shape,
+        dtype=dtype,
+        mesh=mesh,
+        options=options,
+        exported=True,
     )
     called = None
     if trainer_of(target) is None:

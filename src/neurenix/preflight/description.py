@@ -32,7 +32,7 @@ from neurenix.compiler.target import CpuHost, kind_of, platform_of
 from neurenix.distribute.mesh import MESH_AXES, check_axes, replicas_of
 from neurenix.preflight.arguments import given
 from neurenix.preflight.bound import bind
-from neurenix.preflight.script_step import ScriptStep
+from neurenix.preflight.script_step import Asked, ScriptStep
 from neurenix.train.transforms import CompiledFunction
 
 
@@ -75,15 +75,18 @@ def describe(
     dtype: Any = None,
     mesh: Mapping[str, int] | None = None,
     options: PreflightOptions | None = None,
+    exported: bool = False,
 ) -> Program:
     """Return the program that ``preflight`` would compile for one slice.
+
+    One that is ``exported`` can be made an executable.
 
     Raises:
         ShapeError, NotCompiledError, ArgumentError: as ``preflight``.
     """
     shape = Shape(input_shape, dtype)
     options = given("options", options, PreflightOptions)
-    return describer(target, tuple(args), shape, mesh, options)(where)
+    return describer(target, tuple(args), shape, mesh, options, exported)(where)
 
 
 @dataclass(frozen=True)
@@ -106,6 +109,7 @@ def describer(
     shape: Shape,
     mesh: Mapping[str, int] | None,
     options: PreflightOptions,
+    exported: bool = False,
 ) -> Callable[[chips.Slice | CpuHost], Program]:
     """Return what describes the program for a slice; the target and its batch are checked now."""
     trainer = trainer_of(target)
@@ -115,11 +119,12 @@ def describer(
                 "The examples of a training step are its batch; leave examples= out."
             )
         batch = _batch(args, shape)
-        return lambda where: _training_step(trainer, batch, where, mesh)
+        return lambda where: _training_step(trainer, batch, where, mesh, exported)
     if isinstance(target, ScriptStep):
         with jax.sharding.use_abstract_mesh(target.mesh):
-            here = describer(target.function, args, shape, mesh, options)
-        return lambda where: target.program(where, here, mesh, options, laid=_laid(args, target))
+            here = describer(target.function, args, shape, mesh, options, exported)
+        asked = Asked(dict(mesh) if mesh else None, options, exported)
+        return lambda where: target.program(where, here, asked, laid=_laid(args, target))
     if not callable(target):
         raise ArgumentTypeError(
             f"preflight takes a compiled model, a Trainer, a function or a module; got "
@@ -146,6 +151,7 @@ def describer(
                 device_kind=kind_of(where),
                 explicit=explicit,
                 any_mesh=mesh is None,
+                exported=exported,
             ),
         )
         if not places:
@@ -217,6 +223,7 @@ def _training_step(
     batch: tuple[Any, Any],
     where: chips.Slice | CpuHost,
     given: Mapping[str, int] | None,
+    exported: bool,
 ) -> Program:
     axes = axes_on(where, given or trainer.mesh_axes(where.num_devices))
     known = _known_axes(trainer)
@@ -238,6 +245,7 @@ def _training_step(
             name="training step",
             platform=platform_of(where),
             device_kind=kind_of(where),
+            exported=exported,
         ),
     )
     steps = trainer.options.steps_per_execution
