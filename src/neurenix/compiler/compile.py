@@ -263,14 +263,14 @@ def _compile(
 
 
 @contextmanager
-def compiler_ready(options: CompileOptions | None = None) -> Iterator[None]:
+def compiler_ready(options: CompileOptions | None = None) -> Iterator[Workers]:
     """Start workers ahead, while programs are still traced, and keep them for the whole block.
 
     A machine on which the TPU compiler does not run starts none; ``compile_all`` says why.
     """
     ahead = (options or CompileOptions()).at_once if not _why_not_here() else 0
-    with kept_workers(ahead):
-        yield
+    with kept_workers(ahead) as workers:
+        yield workers
 
 
 def check_machine() -> None:

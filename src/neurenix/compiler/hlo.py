@@ -21,6 +21,7 @@ from neurenix.compiler.shapes import Shape, parse_shapes
 from neurenix.compiler.source import is_entrance, is_on_the_way
 
 _QUOTED = re.compile(r'"(?:[^"\\]|\\.)*"', re.DOTALL)
+_TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"|[()]')
 _COMMENT = re.compile(r"/\*.*?\*/")
 _HEADER = re.compile(r"^(ENTRY )?%?([\w.\-]+) \(.*\{$")
 _END = re.compile(r"^\}(?:, execution_thread=\S+)?$")  # of a computation, on a SparseCore perhaps
@@ -379,7 +380,7 @@ def _read_computation(lines: list[str], index: int, name: str) -> tuple[int, Com
 
 
 def _is_whole(line: str) -> bool:
-    bare = _QUOTED.sub("", line)
+    bare = _QUOTED.sub("", line) if '"' in line else line
     return '"' not in bare and bare.count("{") <= bare.count("}")
 
 
@@ -410,14 +411,18 @@ def _read_instruction(line: str) -> Instruction:
 
 
 def _closing(text: str, start: int) -> int:
+    """Return the place of the parenthesis that closes the one at ``start``."""
+    plain = text.find(")", start)
+    if plain > 0 and text.find("(", start + 1, plain) < 0 and text.find('"', start, plain) < 0:
+        return plain
     depth = 0
-    for token in re.finditer(r'"(?:[^"\\]|\\.)*"|[()]', text[start:]):
+    for token in _TOKEN.finditer(text, start):
         if token[0] == "(":
             depth += 1
         elif token[0] == ")":
             depth -= 1
             if depth == 0:
-                return start + token.start()
+                return token.start()
     raise CompilationError(f"Unbalanced parentheses in the HLO: {text[:120]!r}")
 
 

@@ -6,6 +6,7 @@ lie in time (``neurenix.compiler.memory``).
 
 from __future__ import annotations
 
+import functools
 import math
 import re
 from dataclasses import dataclass
@@ -47,7 +48,7 @@ class Shape:
         """Bytes of the elements alone."""
         return -(-math.prod(self.sizes) * self.bits // 8)
 
-    @property
+    @functools.cached_property
     def padded_bytes(self) -> int:
         """Bytes of the buffer with the padding of its tiles.
 
@@ -85,6 +86,7 @@ def parse_shapes(text: str) -> tuple[Shape, ...]:
     return tuple(_read(*found.groups()) for found in _SHAPE.finditer(text))
 
 
+@functools.lru_cache(maxsize=2**14)
 def _read(dtype: str, sizes: str, layout: str | None) -> Shape:
     layout = layout or ""
     order, _, rest = layout.partition(":")

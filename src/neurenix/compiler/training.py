@@ -22,7 +22,7 @@ def is_training_step(program: Program) -> bool:
     """Return whether it trains: a trainer's step, or a function that is given an optimizer.
 
     Example:
-        >>> is_training_step(Program("predict", b"", "", {"data": 1}, (), (), 0.0, 0))
+        >>> is_training_step(Program("predict", "", {"data": 1}, (), (), 0.0, 0))
         False
     """
     return is_trainers_step(program) or any(leaf.role == "optimizer" for leaf in program.leaves)

@@ -62,8 +62,9 @@ def _serve(told: list[Path]) -> None:
         told[:] = [folder]
         request = json.loads((folder / "request.json").read_text())
         result: dict[str, Any] = {"seconds": {}}
+        executable = None  # of an estimate, freed once it is answered
         try:
-            _compile(folder, request, result)
+            executable = _compile(folder, request, result)
             result["outcome"] = "compiled"
         except OSError:  # of a file; the compiler's own errors are others
             raise
@@ -77,17 +78,18 @@ def _serve(told: list[Path]) -> None:
         partial = folder / "result.json.partial"
         partial.write_text(json.dumps(result))
         os.replace(partial, folder / "result.json")
+        del executable
 
 
-def _compile(folder: Path, request: dict[str, Any], result: dict[str, Any]) -> None:
+def _compile(folder: Path, request: dict[str, Any], result: dict[str, Any]) -> Any:
     if request["executable"]:
         from neurenix.compiler.worker_executables import compile_executable
 
         compile_executable(folder, request, result)
-    else:
-        from neurenix.compiler.worker_estimates import compile_for_estimate
+        return None
+    from neurenix.compiler.worker_estimates import compile_for_estimate
 
-        compile_for_estimate(folder, request, result)
+    return compile_for_estimate(folder, request, result)
 
 
 def _untold() -> list[Path]:

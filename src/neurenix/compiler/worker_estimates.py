@@ -17,8 +17,12 @@ from neurenix.compiler.device_grid import device_grid, devices_of
 _DUMP = "dump"
 
 
-def compile_for_estimate(folder: Path, request: dict[str, Any], result: dict[str, Any]) -> None:
-    """Compile what lies in ``folder``, write ``optimized.hlo`` there and fill in ``result``."""
+def compile_for_estimate(folder: Path, request: dict[str, Any], result: dict[str, Any]) -> Any:
+    """Compile what lies in ``folder``, write ``optimized.hlo`` there and fill in ``result``.
+
+    Returns:
+        The executable, of which nothing is wanted any more: to free it takes milliseconds.
+    """
     started = time.perf_counter()
     target = request["target"]
     devices = devices_of(target)
@@ -33,11 +37,13 @@ def compile_for_estimate(folder: Path, request: dict[str, Any], result: dict[str
     except Exception:
         _keep_dumped(folder)
         raise
-    result["seconds"]["compile"] = time.perf_counter() - started
     result["memory"] = memory_of(executable.get_compiled_memory_stats())
-    result["device_kind"] = devices[0].device_kind
     (program,) = executable.hlo_modules()
-    (folder / "optimized.hlo").write_text(program.to_string())
+    text = program.to_string()
+    result["seconds"]["compile"] = time.perf_counter() - started
+    result["device_kind"] = devices[0].device_kind
+    (folder / "optimized.hlo").write_text(text)
+    return executable
 
 
 def _keep_dumped(folder: Path) -> None:

@@ -25,7 +25,7 @@ NOT_WRITTEN = 100
 """Exit code of a worker that could not read or write its files, and the ``errno`` added to it."""
 FOLDERS = "neurenix-"
 """Beginning of the name of every folder for temporary files."""
-_POLL_SECONDS = 0.005
+_POLL_SECONDS = 0.002
 
 
 @contextmanager
@@ -126,10 +126,14 @@ class Worker:
         text = self._log.read_bytes()[self._logged :].decode(errors="replace")
         return "\n".join(text.strip().splitlines()[-12:])
 
-    def stop(self) -> None:
-        """End the process and remove what it left."""
+    def end(self) -> None:
+        """Have the process end, and do not wait for it."""
         if self.alive:
             self._process.kill()
+
+    def stop(self) -> None:
+        """End the process and remove what it left."""
+        self.end()
         self._process.wait()
         if self._process.stdin is not None:
             try:
@@ -140,11 +144,13 @@ class Worker:
 
 
 class Workers:
-    """Workers that wait for their next request."""
+    """Workers that wait for their next request, for ``blocks`` inside of one another."""
 
     def __init__(self) -> None:
+        self.blocks = 1
         self._lock = threading.Lock()
         self._idle: list[Worker] = []
+        self._ending: list[Worker] = []
         self._open = True
 
     def start(self, count: int) -> None:
@@ -173,11 +179,26 @@ class Workers:
                 return
         worker.stop()
 
+    def dismiss(self) -> None:
+        """Have those that wait end meanwhile, unless a block around this one keeps them too.
+
+        It takes a process that has loaded libtpu 20 ms to end, in which others can be at work.
+        """
+        with self._lock:
+            idle = self._idle if self.blocks == 1 else []
+            self._ending += idle
+            self._idle = [worker for worker in self._idle if worker not in idle]
+        for worker in idle:
+            worker.end()
+
     def close(self) -> None:
         """Stop those that wait, and let none wait any more."""
         with self._lock:
-            idle, self._idle, self._open = self._idle, [], False
-        for worker in idle:
+            left, self._idle, self._ending = self._idle + self._ending, [], []
+            self._open = False
+        for worker in left:
+            worker.end()
+        for worker in left:
             worker.stop()
 
 
@@ -193,7 +214,11 @@ def kept_workers(ahead: int = 0) -> Iterator[Workers]:
     """
     outer = _KEPT.get()
     if outer is not None:
-        yield outer
+        outer.blocks += 1
+        try:
+            yield outer
+        finally:
+            outer.blocks -= 1
         return
     workers = Workers()
     token = _KEPT.set(workers)

@@ -11,7 +11,7 @@ from typing import Any, overload
 from neurenix import chips
 from neurenix._core.errors import ArgumentTypeError, NeurenixError
 from neurenix.compiler.analysis import analyse
-from neurenix.compiler.compile import compile_all, compiler_ready
+from neurenix.compiler.compile import Compiled, compile_all, compiler_ready
 from neurenix.compiler.program import Program
 from neurenix.compiler.target import Target
 from neurenix.preflight.advice import suggestions
@@ -148,13 +148,15 @@ def preflight(
     if not slices:
         raise ArgumentTypeError('on= names no slice; write on="v5e-8" or a list of names.')
     check_input_shape(target, input_shape, dtype)
-    with compiler_ready(options.compiler):
+    with compiler_ready(options.compiler) as workers:
         describe = describer(target, args, Shape(input_shape, dtype), mesh, options)
         programs = _described(describe, slices)
         pairs = [
             (program, Target.of(where)) for program, where in zip(programs, slices, strict=True)
         ]
         answers = compile_all(pairs, options.compiler, explain=True)
+        if not options.suggest or all(isinstance(answer, Compiled) for answer in answers):
+            workers.dismiss()
         reports = []
         for program, where, answer in zip(programs, slices, answers, strict=True):
             analysis = analyse(program, where, answer)
