@@ -1,12 +1,14 @@
-"""The largest batch that fits, foretold from two small compiles, against real compiles.
+"""The largest batch that fits, foretold from what batches take, against what the compiler accepts.
 
 python benchmarks/memory_limit.py [--programs mlp decoder remat offload] [--on v5e-1]
 
 As ``nx.preflight.largest_batch`` foretells it: ``Report.hbm.peak_bytes`` of two small batches,
 compiled so that they take as little as the compiler can bring them to, is continued as a straight
-line to the limit. The compiler is then asked from there on, in doubling strides and by halves,
-until the largest batch that it accepts and the smallest that it refuses are one step apart. Nothing
-runs on a TPU.
+line to the limit (``line_steps``); where the ``peak_bytes`` of the batch that it leads to are above
+the limit, the forecast is brought down by them (``foretold_steps``, from so many
+``foretold_from`` compiles). The compiler is then asked which batches it accepts, from there on in
+doubling strides and by halves, until the largest that it accepts and the smallest that it refuses
+are one step apart. Nothing runs on a TPU.
 """
 
 from __future__ import annotations
@@ -27,7 +29,7 @@ from common import report
 import neurenix as nx
 from neurenix import chips, models, nn
 from neurenix.preflight import CompileOptions, PreflightOptions, Report
-from neurenix.preflight.largest import pressed
+from neurenix.preflight.largest import corrected, pressed
 
 LENGTH = 1024
 DECODER = {
@@ -110,20 +112,24 @@ def _compare(name: str, on: str) -> dict[str, Any]:
     least = replace(plain, compiler=pressed(CompileOptions(), limit))
     one, two = (ask(steps * step, on, least).hbm for steps in (small, large))
     slope = (two.peak_bytes - one.peak_bytes) / (large - small)
-    foretold = large + math.floor((limit - two.peak_bytes) / slope)
+    line = large + math.floor((limit - two.peak_bytes) / slope)
     known: dict[int, Report] = {}
 
-    def fits(steps: int) -> bool:
+    def asked(steps: int) -> Report:
         known[steps] = known.get(steps) or ask(steps * step, on, plain)
         if known[steps].refused not in (None, "hbm"):
             raise SystemExit(f"{name}: {known[steps]}")
-        return known[steps].fits
+        return known[steps]
 
-    low, high = _bracket(fits, foretold, large)
+    foretold = corrected(line, lambda steps: asked(steps).hbm.peak_bytes, limit)
+    compiles = 2 + len(known)
+    low, high = _bracket(lambda steps: asked(steps).fits, foretold, large)
     last, first = known[low].hbm, known[high].hbm
     return {
         "batch_step": step,
+        "line_steps": line,
         "foretold_steps": foretold,
+        "foretold_from": compiles,
         "found_steps": low,
         "steps_apart": foretold - low,
         "small_batches_gib": [_gib(one.peak_bytes), _gib(two.peak_bytes)],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -80,6 +81,32 @@ def test_any_limit_is_found_from_any_guess(limit: int, guess: int) -> None:
 
     assert largest._last_that_fits(fits, guess) == limit
     assert {limit, limit + 1} <= set(asked) and min(asked) > 0
+
+
+@pytest.mark.parametrize("guess", [1, 2, 163, 164, 165, 196, 5000])
+@pytest.mark.parametrize(
+    ("peak", "answers"),
+    [
+        pytest.param(lambda n: 95 * n, range(163, 165), id="straight"),
+        pytest.param(lambda n: 95 * n + 500, range(157, 159), id="with parameters"),
+        pytest.param(lambda n: 95 * n if n < 164 else 110 * n, range(140, 164), id="a step"),
+        pytest.param(lambda n: 15_700 + n // 16 if n > 80 else 100 * n, range(40, 81), id="flat"),
+        pytest.param(lambda n: 20_000, range(1, 2), id="whatever the batch"),
+    ],
+)
+def test_a_forecast_comes_down_to_where_the_peak_is_below_the_limit(
+    peak: Callable[[int], int], answers: range, guess: int
+) -> None:
+    asked: list[int] = []
+
+    def ask(steps: int) -> int:
+        asked.append(steps)
+        return peak(steps)
+
+    found = largest.corrected(guess, ask, 15_600)
+    assert found == 1 or peak(found) <= 15_600
+    assert len(asked) <= 16
+    assert found in answers if guess >= answers[0] else found == guess
 
 
 def test_mistakes_are_told_before_any_compile() -> None:

@@ -7,8 +7,9 @@ Near the limit the compiler computes values twice in place of keeping them, so a
 batches as they are compiled says nothing of large ones. Small batches are compiled with nearly all
 of the memory reserved: what they take then is the least that the compiler knows to bring them to,
 and that is a straight line up to the limit. (libtpu 0.0.42 comes to the same program there; 0.0.50
-keeps more of some large batches, and the forecast may be a fifth too high.) So the forecast is
-where the search begins, and no more.
+keeps more of some large batches, and the line leads a fifth too far.) Where the compiler refuses
+the batch that the line foretells, it says what that takes, and the forecast is brought down by it.
+So the forecast is where the search begins, and no more.
 """
 
 from __future__ import annotations
@@ -89,9 +90,9 @@ def largest_batch(
 ) -> LargestBatch:
     """Find the largest global batch whose training step the TPU compiler accepts for a slice.
 
-    It is foretold by the least memory that small batches take, and then looked for around that
-    batch in strides that double and halve, every batch compiled: four compiles in all where the
-    forecast is right.
+    It is foretold by the least memory that small batches take, brought down by what the compiler
+    says that a batch takes which it refuses, and then looked for in strides that double and halve,
+    every batch compiled: four compiles in all where the first forecast is right.
 
     Args:
         target: a compiled model or a ``Trainer``.
@@ -141,7 +142,9 @@ def largest_batch(
         guess = hunt.forecast(max(1, round(workload.batch / finest)) * finest)
         fine = finest << max(0, (guess // (finest * _FINENESS)).bit_length() - 1)
         unit = fine if step is None else step
-        last = unit * _last_that_fits(lambda units: hunt.ask(units * unit).fits, guess // unit)
+        limit = slices[0].generation.hbm_bytes_per_device
+        units = corrected(guess // unit, lambda n: hunt.ask(n * unit).hbm.peak_bytes, limit)
+        last = unit * _last_that_fits(lambda n: hunt.ask(n * unit).fits, units)
     reports = hunt.reports
     return LargestBatch(
         last, reports.get(last), reports[last + unit], unit, guess, tuple(hunt.compiled)
@@ -161,6 +164,30 @@ def pressed(options: CompileOptions, limit_bytes: int) -> CompileOptions:
     """
     reserved = {_RESERVE: str(int(limit_bytes * _RESERVED))}
     return replace(options, compiler_options={**options.compiler_options, **reserved})
+
+
+def corrected(guess: int, peak_bytes: Callable[[int], int], limit_bytes: int) -> int:
+    """Return a forecast, brought down until the batch that it foretells is below the limit.
+
+    Args:
+        guess: of the largest batch, in steps of batches.
+        peak_bytes: what the compiler says that a batch takes, also where it refuses it.
+        limit_bytes: HBM of a device.
+
+    Example:
+        Large batches may be made in another way than the small ones, whose line led to 196:
+
+        >>> corrected(196, lambda steps: 50 + 10 * steps, 1700)
+        165
+    """
+    before, taken, least = 0, 0, 0.5
+    while guess > 1 and (peak := peak_bytes(guess)) > limit_bytes:
+        growth = (peak - taken) / (guess - before)
+        fewer = math.ceil((peak - limit_bytes) / growth) if growth > 0 else guess
+        before, taken = guess, peak
+        guess -= min(max(fewer, math.ceil(least)), guess // 2)
+        least *= 2  # so that it ends soon, whatever the peaks are
+    return guess
 
 
 class _Hunt:
