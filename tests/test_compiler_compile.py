@@ -378,6 +378,22 @@ def test_a_worker_is_used_again_inside_of_a_block_and_stopped_after_it(monkeypat
     assert len(set(pids(2))) == 2  # outside of a block each request has a worker of its own
 
 
+def test_a_worker_is_dismissed_by_the_outermost_block_alone(monkeypatch) -> None:
+    worker(monkeypatch, ECHO.replace("AGAIN", "True"))
+    with kept_workers() as outer:
+        (first,) = pids(1)
+        with kept_workers() as inner:
+            inner.dismiss()
+            assert pids(1) == [first]
+        outer.dismiss()
+        deadline = time.monotonic() + 10
+        while "Z" not in Path(f"/proc/{first}/stat").read_text() and time.monotonic() < deadline:
+            time.sleep(0.01)
+        (second,) = pids(1)
+        assert second != first
+    assert not any(Path(f"/proc/{pid}").exists() for pid in (first, second))
+
+
 def test_a_worker_that_is_not_to_be_used_again_or_is_of_another_environment(monkeypatch) -> None:
     with kept_workers():
         worker(monkeypatch, ECHO.replace("AGAIN", "False"))
