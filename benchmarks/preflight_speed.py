@@ -2,9 +2,10 @@
 
     python benchmarks/preflight_speed.py [--programs digits gpt2 llama8b]
 
-The first run uses a cache of its own that is empty. ``compiler_seconds`` is libtpu's,
-``jax_seconds`` what JAX takes to trace and to lower the program, as ``jax.jit`` does for whoever
-compiles it, and ``own_share`` what is left over what is libtpu's: describing the step, starting and
+The first run uses a cache of its own that is empty. ``compiler_seconds`` is libtpu's, until it has
+handed out its program as text and its count of memory. ``jax_seconds`` is what JAX takes to trace
+the step and to lower it, as ``jax.jit`` does for whoever compiles one. ``own_share`` is the rest
+over what is libtpu's: describing the step, for which its outputs are traced once more, starting and
 ending the compiler's process, reading its program, judging it and printing. ``own_and_jax_share``
 counts JAX as our own.
 """
@@ -61,25 +62,22 @@ PROGRAMS: dict[str, Callable[[], tuple[Any, Any, str, dict[str, int]]]] = {
 
 
 class JaxClock:
-    """The time in which JAX traces and lowers, as it reports it: spans may lie in one another."""
+    """The longest trace and the longest lowering that JAX has reported: the step's."""
 
     def __init__(self) -> None:
-        self.spans: list[tuple[float, float]] = []
+        self.longest: dict[str, float] = {}
         jax.monitoring.register_event_duration_secs_listener(self._listen)
 
     def _listen(self, event: str, duration_secs: float, **_: str | int) -> None:
-        if event.endswith(("/jaxpr_trace_duration", "/jaxpr_to_mlir_module_duration")):
-            now = time.perf_counter()
-            self.spans.append((now - duration_secs, now))
+        name = event.rpartition("/")[2]
+        if name in ("jaxpr_trace_duration", "jaxpr_to_mlir_module_duration"):
+            self.longest[name] = max(duration_secs, self.longest.get(name, 0.0))
 
-    def between(self, began: float, ended: float) -> float:
-        """Return the seconds in which any span lies."""
-        total, end = 0.0, began
-        for start, stop in sorted(self.spans):
-            start, stop = max(start, end), min(stop, ended)
-            total += max(0.0, stop - start)
-            end = max(end, stop)
-        return total
+    def taken(self) -> float:
+        """Return the seconds of both, and begin anew."""
+        seconds = sum(self.longest.values())
+        self.longest.clear()
+        return seconds
 
 
 def main() -> None:
@@ -97,12 +95,12 @@ def main() -> None:
             )
             seconds, jax_seconds = [], []
             for _ in range(2):
+                clock.taken()
                 began = time.perf_counter()
                 report = nx.preflight(target, batch, on=where, mesh=mesh, options=options)
                 str(report)
-                ended = time.perf_counter()
-                seconds.append(ended - began)
-                jax_seconds.append(clock.between(began, ended))
+                seconds.append(time.perf_counter() - began)
+                jax_seconds.append(clock.taken())
         compiling = report.analysis.compile_seconds
         print_json(
             f"preflight_speed/{name}",

@@ -38,6 +38,7 @@ from neurenix.compiler.compile import (
     check_machine,
     compile_all,
 )
+from neurenix.compiler.placement import UnplacedSpec, abstract_mesh
 from neurenix.compiler.program import Program, TraceOptions, spec, trace
 from neurenix.compiler.target import Target
 from neurenix.compiler.workers import NOT_WRITTEN, kept_workers
@@ -433,6 +434,11 @@ def of_nothing() -> jax.Array:
     return jax.lax.iota("float32", 1024) @ jax.numpy.ones((1024, 128))
 
 
+def over_a_mesh_of_its_own(weights: jax.Array, batch: jax.Array) -> tuple[jax.Array, jax.Array]:
+    rows = NamedSharding(abstract_mesh({"data": 8}), PartitionSpec("data"))
+    return weights * 2, jax.lax.with_sharding_constraint(batch, rows) @ weights
+
+
 WEIGHTS, BATCH = spec((512, 512)), spec((64, 512), partition=("data",))
 DIVIDED = spec((512, 512), partition=("model", None))
 PROGRAMS = {
@@ -442,6 +448,10 @@ PROGRAMS = {
         "2x v5e-8", {"data": 4, "model": 4}, training, (DIVIDED, WEIGHTS, BATCH), (),
     ),
     "from the host": ("v5e-8", {"data": 8}, from_host, (on_host((64, 128)),), ()),
+    "placed by nobody": (
+        "v5e-8", {"data": 8}, over_a_mesh_of_its_own,
+        (UnplacedSpec((512, 512), "float32"), UnplacedSpec((64, 512), "float32")), (0,),
+    ),
     "no arguments": ("v4-8", {"data": 4}, of_nothing, (), ()),
     "64 bits": ("v5e-1", {"data": 1}, lambda x: x + 2**40, (spec((8, 128), "int64"),), ()),
 }  # fmt: skip

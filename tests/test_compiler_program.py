@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from functools import partial
 from itertools import product
 from typing import Any
@@ -10,12 +11,18 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.experimental import pallas
+from jax.experimental.pallas import tpu as pltpu
 from jax.experimental.pallas.ops.tpu.megablox import gmm
 
 from neurenix._core.errors import ArgumentError, ArgumentTypeError, CompilationError, ShapeError
+from neurenix.compiler import program as program_module
 from neurenix.compiler import traits
+from neurenix.compiler.fingerprint import fingerprint
 from neurenix.compiler.flops import model_flops, without_dead_code
+from neurenix.compiler.placement import UnplacedSpec, abstract_mesh
 from neurenix.compiler.program import TraceOptions, spec, trace
+from program_helpers import module_text, signature
 
 pytestmark = pytest.mark.cpu8
 
@@ -144,6 +151,73 @@ def test_programs_are_divided_by_shardy_whatever_the_process_was_told() -> None:
     assert without.fingerprint == program.fingerprint
     assert b"sdy" in without.lowered.module
     assert options == program.lowered.options({})
+
+
+def test_a_program_is_the_same_wherever_neurenix_lies(monkeypatch) -> None:
+    texts: list[str] = []
+    monkeypatch.setattr(program_module, "fingerprint", lambda text: texts.append(text) or "")
+    trace(lambda x: jnp.sin(x) @ x, (spec((8, 8)),), axes={"data": 1})
+    (text,) = texts
+    other = re.sub(r'"/[^"]*(/neurenix/[^"]+)":\d+', r'"/elsewhere\1":1', text)
+    assert other != text and fingerprint(other) == fingerprint(text)
+    assert fingerprint(text.replace(__file__, "/another.py")) != fingerprint(text)
+
+
+def test_a_kernel_is_lowered_for_what_is_not_here() -> None:
+    """JAX writes kernels in the version of Mosaic that it has, or in one for any TPU."""
+
+    def kernel(x: Any, y: Any, out: Any) -> None:
+        over = (((0,), (0,)), ((), ()))
+        out[...] = jax.lax.dot_general(x[...], y[...], over, preferred_element_type=jnp.float32)
+
+    def product(x: Any, y: Any) -> Any:
+        return pallas.pallas_call(
+            kernel,
+            out_shape=jax.ShapeDtypeStruct((128, 128), jnp.float32),
+            compiler_params=pltpu.CompilerParams(fuse_transposed_lhs_in_matmul=True),
+        )(x, y)
+
+    x = spec((128, 128), "bfloat16")
+    program = trace(product, (x, x), axes={"data": 1}, options=TraceOptions(device_kind="TPU v5e"))
+    assert "tpu_custom_call" in module_text(program)
+
+
+def test_a_captured_array_is_no_argument() -> None:
+    table = np.arange(8.0, dtype="float32")
+    jax.config.update("jax_use_simplified_jaxpr_constants", True)
+    try:
+        program = trace(lambda x, y: y + table, (spec((4,)), spec((8,))), axes={"data": 1})
+    finally:
+        jax.config.update("jax_use_simplified_jaxpr_constants", False)
+    assert [leaf.path for leaf in program.leaves] == ["1"]
+    assert signature(program).count("%arg") == 1
+
+
+def test_a_mesh_of_another_size_is_told_from_that_of_the_slice() -> None:
+    mesh = jax.sharding.Mesh(np.array(jax.devices()[:4]), ("i",))
+    rows = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("i"))
+
+    def of_nothing() -> Any:
+        return jax.lax.with_sharding_constraint(jnp.ones((8, 8)), rows)
+
+    assert trace(of_nothing, (), axes={"data": 4}).lowered.num_devices == 4
+    with pytest.raises(ArgumentError, match="mesh of its own with 4 devices, and .* is for 8"):
+        trace(of_nothing, (), axes={"data": 8})
+
+
+def test_what_nobody_placed_and_is_donated_is_given_to_the_compiler() -> None:
+    """JAX, which lowers for one device then, would name the results that take its memory."""
+    divided = jax.sharding.PartitionSpec("data")
+    rows = jax.sharding.NamedSharding(abstract_mesh({"data": 8}), divided)
+    unused, x, y = (UnplacedSpec((64, size), "float32") for size in (8, 16, 32))
+
+    def step(_: Any, x: Any, y: Any) -> Any:
+        return 2 * x, jax.lax.with_sharding_constraint(y, rows).sum()
+
+    options = TraceOptions(donate_argnums=(0, 1, 2))
+    with pytest.warns(UserWarning, match="donated buffers were not usable"):
+        told = signature(trace(step, (unused, x, y), axes={"data": 8}, options=options))
+    assert told.count("jax.buffer_donor = true") == 2 and "tf.aliasing_output" not in told
 
 
 def test_bad_specs() -> None:

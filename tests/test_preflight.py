@@ -20,6 +20,7 @@ from neurenix._core.errors import (
     UnknownNameError,
 )
 from neurenix._nnx import nnx
+from neurenix.compiler.workers import Workers
 from neurenix.preflight import CompileOptions, PreflightOptions, Report
 
 pytestmark = pytest.mark.tpu_compile
@@ -46,6 +47,19 @@ def test_a_report_for_each_slice_in_order(reports: list[Report]) -> None:
     assert [report.slice.name for report in reports] == ["v5e-8", "v6e-8"]
     assert all(report.fits for report in reports)
     assert [report.hbm.limit_bytes / 2**30 for report in reports] == [15.75, 31.25]
+
+
+@pytest.mark.parametrize(("suggest", "fits"), [(True, True), (True, False), (False, False)])
+def test_the_compiler_ends_once_nothing_more_is_compiled(
+    suggest: bool, fits: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dismissed: list[Workers] = []
+    monkeypatch.setattr(Workers, "dismiss", lambda workers: dismissed.append(workers))
+    size = 64 if fits else 1 << 17
+    x = nx.spec((size, size), "bfloat16")
+    options = PreflightOptions(suggest=suggest)
+    report = nx.preflight(lambda x: (x @ x).sum(), x, on="v5e-1", options=options)
+    assert report.fits is fits and len(dismissed) == (fits or not suggest)
 
 
 def test_model_flops_are_those_of_the_model(reports: list[Report]) -> None:

@@ -7,7 +7,7 @@ Flax (``_nnx``), and not the compiler without JAX (``_jaxlib``).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -27,7 +27,9 @@ __all__ = [
     "cpu_lowering",
     "divided_over",
     "kept_arguments",
+    "lowered",
     "make_cpu_client",
+    "num_partitions",
     "register_kernel_dialect",
     "scan_counts",
     "select_and_scatter_add",
@@ -121,15 +123,30 @@ def scan_counts(equation: Any) -> tuple[int, int]:
     return as_inside(equation.invars, body.invars) - carried, carried
 
 
+def lowered(traced: Any, platform: str) -> Any:
+    """Lower a ``jax.stages.Traced`` for a platform that is not here, as ``jax.export`` does.
+
+    ``Traced.lower`` takes kernels for what is here at hand, and may write them in a version of
+    Mosaic that it then cannot turn into the one that it serializes.
+    """
+    parameters = mlir.LoweringParameters(for_export=True, hoist_constants_as_args=False)
+    return traced.lower(lowering_platforms=(platform,), _private_parameters=parameters)
+
+
 def kept_arguments(lowered: Any) -> tuple[int, ...]:
     """Return which of the arguments of a ``jax.stages.Lowered`` its module has as parameters.
 
-    Those that nothing uses are none. ``jax.export`` says so of what it has lowered once more.
+    Those that nothing uses are none. ``jax.export`` says the same, of what it lowers again.
     """
     return tuple(sorted(lowered._lowering.compile_args["kept_var_idx"]))
 
 
-def divided_over(module: Any, num_devices: int) -> None:
+def num_partitions(module: Any) -> int:
+    """Return for how many devices JAX has lowered a program to a module: 1 if it was not told."""
+    return _attribute(module, "mhlo.num_partitions", ir.IntegerAttr) or 1
+
+
+def divided_over(module: Any, num_devices: int, donated: Collection[int]) -> None:
     """Make a module that was lowered for one device one for several.
 
     JAX learns for how many, none of which is here, from the sharding of an argument, and here none
@@ -138,18 +155,20 @@ def divided_over(module: Any, num_devices: int) -> None:
     Args:
         module: operation of StableHLO that JAX has lowered a program to.
         num_devices: that it is to be compiled for.
+        donated: its parameters that are given away.
     """
     with module.context:
         count = ir.IntegerAttr.get(ir.IntegerType.get_signless(32), num_devices)
         module.attributes["mhlo.num_partitions"] = count
         functions = module.regions[0].blocks[0].operations
         (main,) = (f for f in functions if _attribute(f, "sym_name", ir.StringAttr) == "main")
-        if num_devices == 1 or "arg_attrs" not in main.attributes:
+        if num_devices == 1 or not donated:
             return
         told = []
-        for own in ir.ArrayAttr(main.attributes["arg_attrs"]):
+        for index, own in enumerate(ir.ArrayAttr(main.attributes["arg_attrs"])):
             named = {entry.name: entry.attr for entry in ir.DictAttr(own)}
-            if named.pop("tf.aliasing_output", None) is not None:
+            named.pop("tf.aliasing_output", None)
+            if index in donated:
                 named["jax.buffer_donor"] = ir.BoolAttr.get(True)
             told.append(ir.DictAttr.get(named))
         main.attributes["arg_attrs"] = ir.ArrayAttr.get(told)

@@ -242,7 +242,7 @@ def _compile(
         request["executable"] = executables or target.platform != "tpu" or program.lowered is None
         entry = _run(program, request, options.timeout_seconds, given_up, workers)
     new = not cached
-    if explain and _is_for_hbm(entry) and "hlo" not in entry:
+    if explain and program.lowered and _is_for_hbm(entry) and "hlo" not in entry:
         told = {**request, "executable": False, "dump": True}
         try:
             again = _run(program, told, options.timeout_seconds, given_up, workers)
@@ -310,6 +310,8 @@ def _run(
         folder = Path(directory)
         lowered = None if request["executable"] else program.lowered
         if lowered is None:
+            if not program.serialized:
+                raise ValueError(f"{program.name} was not exported, so it gives no executable")
             (folder / "program.bin").write_bytes(program.serialized)
         else:
             (folder / "options.bin").write_bytes(lowered.options(request["compiler_options"]))

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import re
 
-from neurenix.compiler.source import is_entrance
+from neurenix.compiler.source import is_entrance, is_on_the_way
 
 _DEFINITION = re.compile(r"^#(loc\d*) = loc\((.*)\)$\n?", re.MULTILINE)
 _REFERENCE = re.compile(r"#(loc\d*)\b")
@@ -48,7 +48,7 @@ def _expanded(
         inner, at_entrance = _expanded(call[1], definitions, known)
         outer = "" if at_entrance else _expanded(call[2], definitions, known)[0]
         expanded = f"{inner}<{outer}"
-    elif file and is_entrance(file[1]):
+    elif file and (is_entrance(file[1]) or is_on_the_way(file[1])):
         expanded, at_entrance = "entrance", True
     else:
         at_entrance = False

@@ -14,7 +14,14 @@ from typing import Any
 import jax
 
 from neurenix._core.errors import ArgumentError
-from neurenix._jax import compile_options, divided_over, kept_arguments, with_shardy
+from neurenix._jax import (
+    compile_options,
+    divided_over,
+    kept_arguments,
+    lowered,
+    num_partitions,
+    with_shardy,
+)
 
 _MOST_PARAMETERS = 2000
 """Of a TPU's program, after which JAX hands them over as one tuple."""
@@ -26,7 +33,8 @@ class Lowered:
 
     Attributes:
         module: the bytecode, with the user's source lines inside.
-        num_devices: that the module is divided over.
+        num_devices: that the module is divided over, those of a mesh that the function names where
+            no argument lies on one.
         undecided: for each parameter, whether the compiler is to divide it.
         num_results: arrays that it returns.
     """
@@ -70,17 +78,19 @@ def lower(
         What the compiler takes, which of the arguments are its parameters, and its module as text
         with locations.
     """
-    lowered = traced.lower(lowering_platforms=(platform,))
-    module: Any = lowered.compiler_ir("stablehlo").operation
-    kept = kept_arguments(lowered)
+    stage = lowered(traced, platform)
+    module: Any = stage.compiler_ir("stablehlo").operation
+    kept = kept_arguments(stage)
     undecided = tuple(args[index].sharding is None for index in kept)
-    if all(undecided):  # no argument tells JAX of the devices
-        divided_over(module, num_devices)
+    if num_partitions(module) == 1:  # no argument tells JAX of the devices, or there is one
+        given = set(traced.donate_argnums)
+        divided_over(module, num_devices, {n for n, index in enumerate(kept) if index in given})
     bytecode = io.BytesIO()
     module.write_bytecode(bytecode)
-    results = len(jax.tree.leaves(lowered.out_info))
+    results = len(jax.tree.leaves(stage.out_info))
     text = module.get_asm(enable_debug_info=True)
-    return Lowered(bytecode.getvalue(), num_devices, undecided, results), kept, text
+    own = num_partitions(module)
+    return Lowered(bytecode.getvalue(), own, undecided, results), kept, text
 
 
 def _compile_options(num_devices: int, options: Mapping[str, Any]) -> Any:

@@ -1,6 +1,6 @@
 """A program as data: a jittable function traced for a mesh of devices that are not here.
 
-Owns tracing on an abstract mesh, serialisation, the list of leaves with roles and partitions, and
+Owns tracing on an abstract mesh, exporting, the list of leaves with roles and partitions, and
 the errors of functions that cannot be traced. It does not own specs and meshes (``placement``) or
 the compiler (``compile``).
 """
@@ -52,7 +52,7 @@ from neurenix.compiler.traits import Traits, leaf_path
 
 @dataclass(frozen=True)
 class Program:
-    """A serialised program and what is known of it before it is compiled.
+    """A program as data, and what is known of it before it is compiled.
 
     Attributes:
         name: of the function.
@@ -140,7 +140,7 @@ def trace(
     axes: Mapping[str, int],
     options: TraceOptions | None = None,
 ) -> Program:
-    """Trace ``function(*args)`` for a mesh and serialise it.
+    """Trace ``function(*args)`` for a mesh and lower it.
 
     Args:
         function: pure and jittable; a function that is already jitted will do.
@@ -248,7 +248,12 @@ def _traced(
     jitted = jax.jit(flat, donate_argnums=donated)
     with jax.sharding.use_abstract_mesh(mesh):
         made = _lowered(jitted, placed, mesh, name, options)
-    jaxpr = made.jaxpr
+    jaxpr, own = made.jaxpr, made.lowered.num_devices
+    if own != mesh.size:
+        raise ArgumentError(
+            f"{name} divides over a mesh of its own with {own} devices, and the program is for "
+            f"{mesh.size}. Take a slice with as many devices, or name the mesh's axes alone."
+        )
     if not jaxpr.out_avals:
         raise ArgumentError(f"{name} returns no array, so there is nothing to compile.")
     out = jax.tree.unflatten(out_tree[0], jaxpr.out_avals)
@@ -309,7 +314,6 @@ def _lowered(
     name: str,
     options: TraceOptions,
 ) -> _Made:
-    pallas = export.DisabledSafetyCheck.custom_call("tpu_custom_call")
     compiled: Any = None
     try:
         with _deep_locations():
@@ -324,8 +328,10 @@ def _lowered(
             lowered, kept, text = lower(without_calls, placed, mesh.size, options.platform)
             serialized = b""
             if options.exported:
-                platforms = [options.platform]
-                exported = export.export(jitted, platforms=platforms, disabled_checks=[pallas])
+                pallas = export.DisabledSafetyCheck.custom_call("tpu_custom_call")
+                exported = export.export(
+                    jitted, platforms=[options.platform], disabled_checks=[pallas]
+                )
                 serialized = bytes(exported(*placed).serialize())
     except _NoArray as error:
         raise ArgumentTypeError(str(error)) from None

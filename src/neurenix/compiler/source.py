@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 
 _ENTRANCE = "/neurenix/compiler/program.py"
-_ON_THE_WAY = re.compile(r"/neurenix/compiler/(lowering|worker\w*)\.py$")
+_ON_THE_WAY = re.compile(r"/neurenix/(_jax|compiler/(lowering|worker\w*))\.py$")
 
 
 def is_entrance(path: str) -> bool:

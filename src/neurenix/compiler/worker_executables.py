@@ -46,10 +46,11 @@ def compile_executable(folder: Path, request: dict[str, Any], result: dict[str, 
             if "mesh_shape" not in str(error):
                 raise
             raise ValueError(f"{_unnamed(mesh)}. JAX said: {error}") from error
-    result["seconds"]["compile"] = time.perf_counter() - started
     result["memory"] = memory_of(compiled.memory_analysis())
+    text = compiled.as_text() or ""
+    result["seconds"]["compile"] = time.perf_counter() - started
     result["device_kind"] = mesh.devices.flat[0].device_kind
-    (folder / "optimized.hlo").write_text(compiled.as_text() or "")
+    (folder / "optimized.hlo").write_text(text)
     result["placement"] = placement = _placement(exported, compiled, mesh)
     executable = compiled.runtime_executable()
     if executable is not None and "problem" not in placement:

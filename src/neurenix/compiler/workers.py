@@ -185,9 +185,10 @@ class Workers:
         It takes a process that has loaded libtpu 20 ms to end, in which others can be at work.
         """
         with self._lock:
-            idle = self._idle if self.blocks == 1 else []
+            if self.blocks > 1:
+                return
+            idle, self._idle = self._idle, []
             self._ending += idle
-            self._idle = [worker for worker in self._idle if worker not in idle]
         for worker in idle:
             worker.end()
 

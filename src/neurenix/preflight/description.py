@@ -32,7 +32,7 @@ from neurenix.compiler.target import CpuHost, kind_of, platform_of
 from neurenix.distribute.mesh import MESH_AXES, check_axes, replicas_of
 from neurenix.preflight.arguments import given
 from neurenix.preflight.bound import bind
-from neurenix.preflight.script_step import Asked, ScriptStep
+from neurenix.preflight.script_step import ScriptStep
 from neurenix.train.transforms import CompiledFunction
 
 
@@ -79,7 +79,7 @@ def describe(
 ) -> Program:
     """Return the program that ``preflight`` would compile for one slice.
 
-    One that is ``exported`` can be made an executable.
+    One that is ``exported`` can be made an executable; a ``ScriptStep`` is for estimates alone.
 
     Raises:
         ShapeError, NotCompiledError, ArgumentError: as ``preflight``.
@@ -122,9 +122,8 @@ def describer(
         return lambda where: _training_step(trainer, batch, where, mesh, exported)
     if isinstance(target, ScriptStep):
         with jax.sharding.use_abstract_mesh(target.mesh):
-            here = describer(target.function, args, shape, mesh, options, exported)
-        asked = Asked(dict(mesh) if mesh else None, options, exported)
-        return lambda where: target.program(where, here, asked, laid=_laid(args, target))
+            here = describer(target.function, args, shape, mesh, options)
+        return lambda where: target.program(where, here, mesh, options, laid=_laid(args, target))
     if not callable(target):
         raise ArgumentTypeError(
             f"preflight takes a compiled model, a Trainer, a function or a module; got "

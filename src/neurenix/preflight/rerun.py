@@ -46,7 +46,7 @@ def main(asked: str, answered: str, parent: str) -> None:
 
 
 def _programs(request: Request) -> list[Program | NeurenixError]:
-    run, asked = request.run, request.asked
+    run = request.run
     try:
         step = first_step(
             run.path, run.arguments, timeout_seconds=run.timeout_seconds, step=run.step
@@ -59,12 +59,7 @@ def _programs(request: Request) -> list[Program | NeurenixError]:
         try:
             with step.context():
                 program = describe(
-                    step.target,
-                    step.args,
-                    where,
-                    mesh=asked.mesh,
-                    options=asked.options,
-                    exported=asked.exported,
+                    step.target, step.args, where, mesh=request.mesh, options=request.options
                 )
             programs.append(program)
         except NeurenixError as error:

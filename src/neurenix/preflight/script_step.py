@@ -54,21 +54,13 @@ class ScriptRun:
 
 
 @dataclass(frozen=True)
-class Asked:
-    """What is asked about a step on any slice, as ``description.describe`` takes it."""
-
-    mesh: dict[str, int] | None
-    options: Any
-    exported: bool
-
-
-@dataclass(frozen=True)
 class Request:
     """What another run is asked: the programs for slices that all have as many devices."""
 
     run: ScriptRun
     slices: tuple[str, ...]
-    asked: Asked
+    mesh: dict[str, int] | None
+    options: Any
 
 
 @dataclass
@@ -96,7 +88,8 @@ class ScriptStep:
         self,
         where: chips.Slice | CpuHost,
         here: Describe,
-        asked: Asked,
+        mesh: Mapping[str, int] | None,
+        options: Any,
         *,
         laid: bool = False,
     ) -> Program:
@@ -105,7 +98,8 @@ class ScriptStep:
         Args:
             where: the slice.
             here: what describes the function that this process has.
-            asked: what of it.
+            mesh: as for ``preflight``.
+            options: as for ``preflight``.
             laid: whether the arguments are laid over a mesh of the script's own devices.
 
         Raises:
@@ -118,15 +112,15 @@ class ScriptStep:
                 return here(where)
         except ArgumentError:
             pass  # its mesh may stand in the function; another run says what is wrong, if anything
-        axes = _axes(asked)
-        if (where.name, axes) not in self._found:
-            self._run_again(where, asked)
-        found = self._found[where.name, axes]
+        asked = (where.name, tuple(mesh.items()) if mesh else None)
+        if asked not in self._found:
+            self._run_again(where, mesh, options)
+        found = self._found[asked]
         if isinstance(found, Exception):
             raise found
         return found
 
-    def _run_again(self, where: chips.Slice, asked: Asked) -> None:
+    def _run_again(self, where: chips.Slice, mesh: Mapping[str, int] | None, options: Any) -> None:
         same = {s.name for s in self.slices if s.num_devices == where.num_devices}
         names = (where.name, *sorted(same - {where.name}))
         if sys.stderr.isatty():
@@ -135,12 +129,10 @@ class ScriptStep:
                 file=sys.stderr,
                 flush=True,
             )
-        for name, answer in zip(names, _answers(Request(self.run, names, asked)), strict=True):
-            self._found[name, _axes(asked)] = answer
-
-
-def _axes(asked: Asked) -> tuple[tuple[str, int], ...] | None:
-    return tuple(asked.mesh.items()) if asked.mesh else None
+        request = Request(self.run, names, dict(mesh) if mesh else None, options)
+        axes = tuple(mesh.items()) if mesh else None
+        for name, answer in zip(names, _answers(request), strict=True):
+            self._found[name, axes] = answer
 
 
 def _answers(request: Request) -> list[Program | Exception]:
