@@ -17,6 +17,7 @@ import pytest
 import neurenix as nx
 from neurenix import chips, nn
 from neurenix._core.errors import ArgumentError, ArgumentTypeError, UnknownNameError
+from neurenix.compiler import cache
 from neurenix.compiler.analysis import analyse
 from neurenix.compiler.compile import Refusal
 from neurenix.compiler.target import Target
@@ -90,6 +91,7 @@ def test_another_compiler_than_the_numbers_are_for_is_told(
         return str(version) if package == "libtpu" else known(package)
 
     monkeypatch.setattr(metadata, "version", installed)
+    monkeypatch.setattr(cache, "_version", cache._version.__wrapped__)
     options = PreflightOptions(compiler=CompileOptions(cache_directory=tmp_path))
     report = nx.preflight(jnp.tanh, nx.spec((8, 128)), on="v5e-1", options=options)
     (note,) = report.to_dict()["notes"]

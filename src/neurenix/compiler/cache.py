@@ -6,6 +6,7 @@ caller is told so; a directory that cannot be written costs the next run its tim
 
 from __future__ import annotations
 
+import functools
 import gzip
 import hashlib
 import json
@@ -31,13 +32,15 @@ def default_directory() -> Path:
 
 def versions() -> dict[str, str]:
     """Return the versions that decide what the compiler answers; ``"absent"`` for a missing one."""
-    found = {}
-    for package in ("jax", "jaxlib", "libtpu"):
-        try:
-            found[package] = metadata.version(package)
-        except metadata.PackageNotFoundError:
-            found[package] = "absent"
-    return found
+    return {package: _version(package) for package in ("jax", "jaxlib", "libtpu")}
+
+
+@functools.cache
+def _version(package: str) -> str:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return "absent"
 
 
 def key(fingerprint: str, request: dict[str, Any]) -> str:

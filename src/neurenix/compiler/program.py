@@ -267,6 +267,8 @@ def _traced(
         out,
         [n for n, own in enumerate(_spans(args)) if spared.intersection(own)],
     )
+    written = without_dead_code(jaxpr)
+    compiled = written if made.compiled is jaxpr else without_dead_code(made.compiled)
     program = Program(
         name=name,
         lowered=made.lowered,
@@ -275,7 +277,7 @@ def _traced(
         axes=dict(mesh.shape_tuple),
         leaves=leaves,
         donated=tuple(kept[i] for i in donated if i in kept),
-        model_flops=model_flops(without_dead_code(made.compiled)),
+        model_flops=model_flops(compiled),
         output_bytes=sum(
             a.size * a.dtype.itemsize
             for a in jaxpr.out_avals
@@ -287,7 +289,7 @@ def _traced(
         captured=captured(jaxpr),
         compiler_options=options.compiler_options,
         replaceable=_named_leaves(options, jax.tree.unflatten(tree, placed), kept, matched),
-        traits=replace(traits_module.read(without_dead_code(jaxpr)), recompiles=carried),
+        traits=replace(traits_module.read(written), recompiles=carried),
     )
     return program, jaxpr
 
