@@ -1,15 +1,14 @@
 """A program as data: a jittable function traced for a mesh of devices that are not here.
 
-Owns tracing on an abstract mesh, exporting, the list of leaves with roles and partitions, and
-the errors of functions that cannot be traced. It does not own specs and meshes (``placement``) or
-the compiler (``compile``).
+Owns tracing on an abstract mesh, exporting, and the list of leaves with roles and partitions. It
+does not own specs and meshes (``placement``), what is said of a function that cannot be traced
+(``untraceable``), or the compiler (``compile``).
 """
 
 from __future__ import annotations
 
 import itertools
 import math
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -22,22 +21,15 @@ from jax.sharding import AbstractMesh
 
 from neurenix._core.errors import (
     ArgumentError,
-    ArgumentTypeError,
-    CompilationError,
-    NeurenixError,
 )
-from neurenix._core.source_files import is_library, users_line
-from neurenix._functions.arguments import NEEDS_VALUES
 from neurenix._functions.traced_for import tracing_for
 from neurenix._jax import with_shardy
-from neurenix._nnx import TraceContextError
 from neurenix.compiler import plain_tree
 from neurenix.compiler import traits as traits_module
 from neurenix.compiler.captured_arrays import Captured, captured
 from neurenix.compiler.compiled_before import compiled_before, donated_already, kept_on_host
 from neurenix.compiler.fingerprint import fingerprint
 from neurenix.compiler.flops import model_flops, without_dead_code
-from neurenix.compiler.hlo import SourceLine
 from neurenix.compiler.host_callbacks import has_callbacks, without_callbacks
 from neurenix.compiler.leaves import Leaf, as_their_like, is_placed, leaf_of, may_be_divided, whole
 from neurenix.compiler.lowering import Lowered, lower
@@ -48,6 +40,7 @@ from neurenix.compiler.placement import spec as spec
 from neurenix.compiler.replaceable import replaceable
 from neurenix.compiler.roles import roles_of
 from neurenix.compiler.traits import Traits, leaf_path
+from neurenix.compiler.untraceable import NoArray, check_results, explained
 
 
 @dataclass(frozen=True)
@@ -240,7 +233,7 @@ def _traced(
 
     def flat(*leaves: Any) -> list[Any]:
         out = function(*jax.tree.unflatten(tree, leaves))
-        _check_results(out, name)
+        check_results(out, name)
         out_tree[:] = [jax.tree.structure(out)]
         return kept_on_host(jax.tree.leaves(out), before)
 
@@ -335,133 +328,12 @@ def _lowered(
                     jitted, platforms=[options.platform], disabled_checks=[pallas]
                 )
                 serialized = bytes(exported(*placed).serialize())
-    except _NoArray as error:
-        raise ArgumentTypeError(str(error)) from None
-    except NEEDS_VALUES as error:
-        raise ArgumentError(
-            f"{name} cannot be compiled: {users_line(error)} needs the value of an array, and "
-            "while a program is traced there are only shapes. Use jax.numpy instead of NumPy, "
-            "jnp.where or jax.lax.cond instead of if, and keep float(), int() and print outside."
-            + _fixing(name, options.numbers)
-        ) from error
-    except NotImplementedError as error:
-        raise _not_implemented(error, compiled, name) from error
-    except TraceContextError as error:
-        raise ArgumentError(
-            f"{name} changes a module that it was not given, at {users_line(error)}: BatchNorm and "
-            "Dropout, for example, change theirs. Give it the module as an argument: "
-            "nx.preflight(lambda model, x: model(x), model, x, on=…), or the module alone: "
-            f"nx.preflight(model, x, on=…). It said: {_first_line(error)}"
-        ) from error
-    except (AssertionError, TypeError, ValueError) as error:
-        first = _first_line(error) or "an assertion fails"
-        told = f" ({users_line(error)})"
-        if _LACKING.search(first):
-            told = f". What goes by name is given with functools.partial({name}, …)."
-            if "positional" in first:
-                told = (
-                    ". Give it an array or nx.spec(shape, dtype) for each: "
-                    f"nx.preflight({name}, nx.spec((8, 128)), on=…){told}"
-                )
-        elif axis := _NO_AXIS.search(first):
-            told = (
-                f"{told}. Name the axes and their sizes, mesh={{'{axis[1]}': …}}, or ask inside of "
-                "`with jax.set_mesh(mesh):` (`with mesh:` names them to jax.jit alone)."
-            )
-        elif "compiler_options" in first:
-            raise ArgumentError(
-                f"{name} calls a function that jax.jit compiles with compiler_options, which JAX "
-                "takes of the outermost function alone. Leave them out, and give them to "
-                "nx.preflight.CompileOptions(compiler_options={…})."
-            ) from error
-        raise ArgumentError(f"{name} cannot be traced with these shapes: {first}{told}") from error
-    except NeurenixError:
-        raise
-    except Exception as error:
-        raise _own_error(error, name) from error
+    except Exception as error:  # whatever tracing raises is explained, its cause beside it
+        told = explained(error, name, options.numbers, compiled)
+        if told is error:
+            raise
+        raise told from (None if isinstance(error, NoArray) else error)
     return _Made(traced.jaxpr, compiled, lowered, kept, text, serialized)
-
-
-def _own_error(error: Exception, name: str) -> ArgumentError:
-    """Return what to say of any other error, which is one of the function's own code."""
-    if axis := _UNBOUND_AXIS.search(str(error)):
-        return ArgumentError(
-            f"{name} computes over the axis {axis[1]!r} at {users_line(error)}, and nothing around "
-            f"it names one. Give jax.shard_map({name}, in_specs=…, out_specs=…), and preflight "
-            f"mesh={{{axis[1]!r}: …}} with as many devices as the slice has."
-        )
-    said = f": {first}" if (first := _first_line(error)) else ""
-    return ArgumentError(
-        f"{name} failed while it was traced, at {users_line(error)}: {type(error).__name__}{said}"
-    )
-
-
-def _not_implemented(error: NotImplementedError, jaxpr: Any, name: str) -> CompilationError:
-    """Return what to say of an operation that JAX cannot bring to the platform, or transform."""
-    found = _NO_RULE.search(str(error))
-    if found is None or jaxpr is None:
-        return CompilationError(
-            f"{name} cannot be compiled: {_first_line(error)} ({users_line(error)})"
-        )
-    primitive, platform = found.groups()
-    line = _line_of(primitive, jaxpr, None)
-    at = f" at {line}" if line else ""
-    return CompilationError(
-        f"{name} cannot be compiled: JAX has no {primitive!r} for the platform {platform}, and it "
-        f"is asked for{at}. Compute it on the host, outside of the step, or from inside of it with "
-        "jax.pure_callback."
-    )
-
-
-def _line_of(primitive: str, jaxpr: Any, outer: SourceLine | None) -> SourceLine | None:
-    """Return the user's line behind the first equation of a primitive.
-
-    Equations of functions that JAX has compiled itself have no line: that of their call is taken.
-    """
-    for equation in getattr(jaxpr, "jaxpr", jaxpr).eqns:
-        own = traits_module.source_of(equation)
-        line = own if own and not is_library(own.file) else outer
-        if equation.primitive.name == primitive:
-            return line or own
-        for inner in traits_module.inner_jaxprs(equation.params):
-            found = _line_of(primitive, inner, line)
-            if found:
-                return found
-    return None
-
-
-_NO_RULE = re.compile(r"translation rule for primitive '([^']+)' not found for platform (\w+)")
-
-
-class _NoArray(Exception):
-    """A function returned what no program can."""
-
-
-def _check_results(out: Any, name: str) -> None:
-    for path, leaf in jax.tree_util.tree_flatten_with_path(out)[0]:
-        number = isinstance(leaf, (bool, int, float, complex))
-        if not number and not (hasattr(leaf, "shape") and hasattr(leaf, "dtype")):
-            place = f" at {leaf_path(path)}" if path else ""
-            raise _NoArray(
-                f"{name} returns a {type(leaf).__name__}{place}, and a program can return arrays "
-                "only. Leave it out of what is returned."
-            )
-
-
-_UNBOUND_AXIS = re.compile(r"unbound axis name: (\w+)")
-_NO_AXIS = re.compile(r"axis: (\w+) of .* not found in mesh")
-_LACKING = re.compile(r"missing \d+ required (keyword-only|positional) argument")
-
-
-def _fixing(name: str, numbers: tuple[str, ...]) -> str:
-    """Say how Python numbers are made part of the program, if any are arguments."""
-    if not numbers:
-        return ""
-    named = ", ".join(f"{number}=…" for number in numbers)
-    return (
-        f" Or is it the number {' or '.join(numbers)}? Python numbers are traced too; fix one with "
-        f'functools.partial({name}, {named}) or jax.jit({name}, static_argnames="{numbers[0]}").'
-    )
 
 
 @contextmanager
@@ -482,10 +354,6 @@ def _deep_locations() -> Iterator[None]:
 
 
 _FRAMES = 40
-
-
-def _first_line(error: BaseException) -> str:
-    return str(error).strip().split("\n", 1)[0]
 
 
 def _spans(args: Sequence[Any]) -> list[range]:
