@@ -19,9 +19,7 @@ from jax import export
 from jax.extend import core
 from jax.sharding import AbstractMesh
 
-from neurenix._core.errors import (
-    ArgumentError,
-)
+from neurenix._core.errors import ArgumentError
 from neurenix._functions.traced_for import tracing_for
 from neurenix._jax import with_shardy
 from neurenix.compiler import plain_tree
@@ -289,9 +287,10 @@ def _traced(
 
 @dataclass(frozen=True)
 class _Made:
-    """What JAX makes of a function: its jaxpr as written, that without calls of the host, and more.
+    """What JAX makes of a function.
 
-    ``kept`` are the arguments that the program uses, and ``text`` is its module's.
+    ``jaxpr`` is as written, ``compiled`` without calls of the host; ``kept`` are the arguments that
+    the program uses, and ``text`` is its module's.
     """
 
     jaxpr: Any
