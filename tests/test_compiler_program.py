@@ -159,7 +159,8 @@ def test_a_program_is_the_same_wherever_neurenix_lies(monkeypatch) -> None:
     monkeypatch.setattr(program_module, "fingerprint", lambda text: texts.append(text) or "")
     trace(lambda x: jnp.sin(x) @ x, (spec((8, 8)),), axes={"data": 1})
     (text,) = texts
-    package = re.escape(str(Path(program_module.__file__).parents[1]))  # a clone may be called so too
+    # By its whole path: the folder of a clone may be called neurenix, too.
+    package = re.escape(str(Path(program_module.__file__).parents[1]))
     other = re.sub(rf'"{package}(/[^"]+)":\d+', r'"/elsewhere/neurenix\1":1', text)
     assert other != text and fingerprint(other) == fingerprint(text)
     assert fingerprint(text.replace(__file__, "/another.py")) != fingerprint(text)
