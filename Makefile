@@ -6,6 +6,8 @@ BIN := $(VENV)/bin
 # More workers than cores only wait: each test process already drives eight virtual devices.
 WORKERS ?= $(shell n=$$(nproc 2>/dev/null || echo 2); [ $$n -gt 4 ] && echo 4 || echo $$n)
 PYTEST_ARGS ?=
+# What pip is asked for by `make test-bridges`.
+TORCH ?= torch==2.13.0
 
 # The first interpreter that runs and is new enough; `make demo PYTHON=...` names another.
 PYTHON ?= $(shell for python in python3.11 python3 python3.12 python3.13 python; do \
@@ -15,16 +17,20 @@ PIP := $(BIN)/python -m pip install --disable-pip-version-check --no-input -qq
 
 # An environment left by somebody else, cut off half-way, or whose interpreter is gone is made anew.
 ifneq ($(shell $(BIN)/python -c pass 2>/dev/null && echo works),works)
-$(shell rm -f $(VENV)/.created $(VENV)/.runtime $(VENV)/.dev)
+$(shell rm -f $(VENV)/.created $(VENV)/.runtime $(VENV)/.dev $(VENV)/.bridges)
 endif
 
-.PHONY: demo test lint docs wheel python lock clean
+.PHONY: demo test test-bridges lint docs wheel python lock clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/.runtime
 	$(BIN)/python examples/demo.py
 
 test: $(VENV)/.dev
+	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal $(PYTEST_ARGS)
+
+# The same tests beside the frameworks that they compare with; without them those tests skip.
+test-bridges: $(VENV)/.bridges
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal $(PYTEST_ARGS)
 
 lint: $(VENV)/.dev
@@ -61,6 +67,12 @@ $(VENV)/.runtime: requirements.lock pyproject.toml | $(VENV)/.created
 $(VENV)/.dev: requirements-dev.lock $(VENV)/.runtime
 	@echo "Installing the tools for tests and checks into $(VENV) ..."
 	$(PIP) --require-hashes -r requirements-dev.lock
+	@touch $@
+
+# Not of the lock file: which build of PyTorch is right depends on the machine.
+$(VENV)/.bridges: $(VENV)/.dev
+	@echo "Installing PyTorch into $(VENV) ..."
+	$(PIP) $(TORCH)
 	@touch $@
 
 # Needs uv. The locks hold for every Python from 3.11 on, and name no index. `editables` and

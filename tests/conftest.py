@@ -40,6 +40,38 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 
 SLICE = "v5e-8"
 
+# Skips that tell a fact of the machine or of the compiler, and not that a package is missing.
+FACTS = ("this machine has", "this libtpu has")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add ``--no-skips``, for CI, which installs all that any test needs."""
+    parser.addoption(
+        "--no-skips",
+        action="store_true",
+        help="fail where a test is skipped because something is not installed",
+    )
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """With ``--no-skips``, name the tests that were skipped and fail."""
+    terminal = session.config.pluginmanager.get_plugin("terminalreporter")
+    if terminal is None or not session.config.getoption("--no-skips"):
+        return  # a worker of xdist, which reports to the process that has the terminal
+    skipped = []
+    for report in terminal.stats.get("skipped", []):
+        _, _, reason = report.longrepr
+        reason = reason.removeprefix("Skipped: ")
+        if not reason.startswith(FACTS):
+            skipped.append(f"{report.nodeid}: {reason}")
+    if skipped:
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+        terminal.write_line("")
+        terminal.write_line("--no-skips, and these were skipped:", red=True)
+        for line in skipped:
+            terminal.write_line(f"  {line}", red=True)
+
 
 @pytest.fixture(scope="session", autouse=True)
 def simulated_slice(tmp_path_factory: pytest.TempPathFactory) -> object:

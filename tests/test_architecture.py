@@ -17,7 +17,7 @@ import pytest
 import neurenix
 from neurenix import tensor
 
-pytestmark = pytest.mark.pure
+pytestmark = [pytest.mark.pure, pytest.mark.newest]
 
 ROOT = Path(neurenix.__file__).parent
 REPOSITORY = Path(__file__).parent.parent

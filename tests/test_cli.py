@@ -13,7 +13,7 @@ import pytest
 import neurenix
 from neurenix.preflight import condition
 
-pytestmark = pytest.mark.cpu8
+pytestmark = [pytest.mark.cpu8, pytest.mark.newest]
 
 CLI = ("-m", "neurenix")
 

@@ -50,7 +50,7 @@ from neurenix.compiler.workers import kept_workers
 from neurenix.hardware.tpu_topology import topology_of_devices
 from neurenix.preflight import CompileOptions, PreflightOptions, recompile
 
-pytestmark = pytest.mark.tpu_compile
+pytestmark = [pytest.mark.tpu_compile, pytest.mark.newest]
 
 
 class Logs(NamedTuple):

@@ -43,7 +43,11 @@ from neurenix.compiler.program import Program, TraceOptions, spec, trace
 from neurenix.compiler.target import Target
 from neurenix.compiler.workers import NOT_WRITTEN, kept_workers
 
-pytestmark = [pytest.mark.multiprocess, pytest.mark.usefixtures("own_compilers")]
+pytestmark = [
+    pytest.mark.multiprocess,
+    pytest.mark.usefixtures("own_compilers"),
+    pytest.mark.newest,
+]
 
 TARGET = Target.of(chips.resolve("v5e-1"))
 

@@ -51,7 +51,6 @@ def trained(loss: Callable[..., Any]) -> Callable[..., Any]:
     return step
 
 
-@pytest.mark.long
 def test_an_ensemble_is_no_attention(ask) -> None:
     def perceptron(p: Any, x: Any) -> Any:
         h = jax.nn.softplus(x @ p["w1"] + p["b1"])  # which has an exponential, as attention
@@ -101,7 +100,6 @@ def test_attention_is_seen_however_it_is_written(ask, attention, heads: int) -> 
     assert rules(ask(gradient, bf16(4, 8, 1024, 64), keys, keys)) >= ATTENTION
 
 
-@pytest.mark.long
 def test_attention_of_layers_in_a_loop_is_seen_on_many_devices(ask) -> None:
     def layer(x: Any, p: Any) -> Any:
         q, k, v = (jnp.einsum("btd,dhe->bhte", x, p[name]) for name in "qkv")
@@ -116,7 +114,6 @@ def test_attention_of_layers_in_a_loop_is_seen_on_many_devices(ask) -> None:
     assert rules(ask(trained(loss), weights, x, on="v5e-8")) >= ATTENTION
 
 
-@pytest.mark.long
 def test_attention_of_flax_is_seen(ask) -> None:
     model = nnx.MultiHeadAttention(
         num_heads=8, in_features=512, dtype=jnp.bfloat16, decode=False, rngs=nnx.Rngs(0)

@@ -16,7 +16,7 @@ from neurenix.compiler.operations import matrix_products
 from neurenix.compiler.schedule import Schedule
 from neurenix.compiler.shapes import parse_shapes
 
-pytestmark = pytest.mark.pure
+pytestmark = [pytest.mark.pure, pytest.mark.newest]
 
 DATA = Path(__file__).parent / "data"
 TRAIN_LINES = {"scan_body": 6, "first_product": 7, "last_product": 8, "update": 12}

@@ -25,7 +25,7 @@ from neurenix.compiler.placement import UnplacedSpec, abstract_mesh
 from neurenix.compiler.program import TraceOptions, spec, trace
 from program_helpers import module_text, signature
 
-pytestmark = pytest.mark.cpu8
+pytestmark = [pytest.mark.cpu8, pytest.mark.newest]
 
 
 def flops(function, *args) -> float:

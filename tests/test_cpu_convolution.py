@@ -14,7 +14,7 @@ from scipy.signal import correlate
 from neurenix._cpu.convolution import channels_last, use_channels_last
 from neurenix._jax import cpu_lowering
 
-pytestmark = pytest.mark.cpu8
+pytestmark = [pytest.mark.cpu8, pytest.mark.newest]
 
 LAYOUTS = [
     ("NHWC", "HWIO", "NHWC"),

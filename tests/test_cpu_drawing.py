@@ -15,7 +15,7 @@ from neurenix import nn
 from neurenix._cpu import drawn
 from neurenix._nnx import nnx
 
-pytestmark = pytest.mark.cpu8
+pytestmark = [pytest.mark.cpu8, pytest.mark.newest]
 
 SHAPES = [(), (1,), (5,), (3, 4), (3, 3, 3, 8), (27, 8), (33, 31), (4097,), (1025, 1025)]
 SAMPLES: dict[str, Callable[..., jax.Array]] = {

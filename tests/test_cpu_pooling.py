@@ -14,7 +14,7 @@ from jax.interpreters import mlir
 from neurenix._cpu import pooling
 from neurenix._jax import cpu_lowering, select_and_scatter_add
 
-pytestmark = pytest.mark.cpu8
+pytestmark = [pytest.mark.cpu8, pytest.mark.newest]
 
 
 def lowered(x: Any, gradient: Any, window: Any, strides: Any, padding: Any, how: Any) -> Any:

@@ -15,7 +15,7 @@ from neurenix import _cpu
 from neurenix._cpu import product
 from neurenix._jax import cpu_lowering
 
-pytestmark = pytest.mark.cpu8
+pytestmark = [pytest.mark.cpu8, pytest.mark.newest]
 
 
 def lowered(function: Any, given: Any, how: Any = product.turned_product) -> Any:

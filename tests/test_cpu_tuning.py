@@ -15,7 +15,7 @@ import pytest
 import neurenix as nx
 from neurenix import _cpu, nn
 
-pytestmark = pytest.mark.cpu8
+pytestmark = [pytest.mark.cpu8, pytest.mark.newest]
 
 KEEP = """
 from neurenix._cpu.memory import keep_freed_memory

@@ -13,7 +13,7 @@ from neurenix import nn
 from neurenix._core.errors import DataError
 from neurenix.data import Dataset
 
-pytestmark = pytest.mark.cpu8
+pytestmark = [pytest.mark.cpu8, pytest.mark.newest]
 
 X = np.arange(32.0, dtype=np.float32)[:, None]
 ROWS = Dataset.from_arrays(X, X)

@@ -24,7 +24,7 @@ from neurenix.device import Device, DeviceType, device_of, devices, from_jax, to
 from neurenix.hardware.availability import Availability
 from neurenix.hardware.memory import MemoryStats, memory_stats_of
 
-pytestmark = pytest.mark.cpu8
+pytestmark = [pytest.mark.cpu8, pytest.mark.newest]
 
 
 def test_names() -> None:

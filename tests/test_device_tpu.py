@@ -32,6 +32,8 @@ from neurenix.hardware.tpu import TPUBackend, is_tpu_available, raise_diagnosed
 from neurenix.hardware.tpu_failures import CATALOGUE, diagnose
 from neurenix.hardware.tpu_topology import topology_of_devices, topology_of_slice
 
+pytestmark = pytest.mark.newest
+
 # The exact texts, as they were seen: the threads are named in the catalogue.
 TEXTS = [
     (

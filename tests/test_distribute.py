@@ -26,7 +26,7 @@ from neurenix.distribute import (
 from neurenix.distribute import strategy as strategy_module
 from train_helpers import MLP, Noisy, assert_same_weights, classification, hand_written
 
-pytestmark = pytest.mark.cpu8
+pytestmark = [pytest.mark.cpu8, pytest.mark.newest]
 
 
 @pytest.fixture(scope="module")

@@ -13,7 +13,7 @@ from jax.experimental import io_callback
 
 from neurenix.distribute.dataflow import Flow, flows_of
 
-pytestmark = pytest.mark.pure
+pytestmark = [pytest.mark.pure, pytest.mark.newest]
 
 HALVES = [[0, 1, 2, 3], [4, 5, 6, 7]]
 ALIKE, APART = Flow(), Flow(differs=True)

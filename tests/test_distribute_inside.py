@@ -15,7 +15,7 @@ from neurenix import nn
 from neurenix._core.errors import ArgumentError
 from neurenix.distribute import OneDeviceStrategy, PerReplica, TPUStrategy
 
-pytestmark = pytest.mark.cpu8
+pytestmark = [pytest.mark.cpu8, pytest.mark.newest]
 
 SHARES = [float(2 * n + 2 * n + 1) for n in range(8)]  # of 0 … 15, two numbers each
 

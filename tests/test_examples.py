@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = pytest.mark.multiprocess
+pytestmark = [pytest.mark.multiprocess, pytest.mark.newest]
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 ON_A_SLICE = sorted(path.name for path in EXAMPLES.glob("0[1-7]_*.py"))

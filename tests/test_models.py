@@ -259,7 +259,6 @@ VARIANTS = {
 }
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("name", VARIANTS)
 def test_loops_and_recomputation_change_no_number(name: str) -> None:
     plain, ids = models.build("tiny"), tokens()

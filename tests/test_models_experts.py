@@ -99,7 +99,6 @@ def test_chunks_of_an_encoder_see_each_other_as_little() -> None:
     np.testing.assert_allclose(whole(ids[:, :5]), found[:, :5], atol=1e-5)
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("name", SMALL)
 def test_recomputation_changes_no_gradient(name: str) -> None:
     plain = moved(models.build(name, **SMALL[name]))
@@ -129,7 +128,6 @@ STRATEGIES = {
 }
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("name", SMALL)
 def test_it_trains_alike_with_fit_on_one_device_and_on_eight(name: str) -> None:
     rows = (np.arange(17)[None] + np.arange(64)[:, None]) % 8

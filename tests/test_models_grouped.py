@@ -123,7 +123,6 @@ def test_tiles_have_few_rows_for_many_groups(
     assert rows_of_tile(rows, groups, 2, chips.generation(name)) == wanted
 
 
-@pytest.mark.long
 @pytest.mark.tpu_compile
 def test_a_training_step_multiplies_each_row_with_the_matrix_of_its_expert_alone(tmp_path) -> None:
     """The compiler's own gradient of the matrices takes as many products as there are experts."""

@@ -59,7 +59,6 @@ VARIANTS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("variant", VARIANTS)
 @pytest.mark.parametrize("name", SIZES)
 def test_loops_and_recomputation_change_no_number(name: str, variant: str) -> None:
@@ -109,7 +108,6 @@ def repeated(count: int = 64, length: int = 12) -> tuple[np.ndarray, np.ndarray]
 OF_TRAINING = {"gemma4-e2b": SHARING, "gemma4-26b-a4b": BESIDE_EXPERTS}
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("name", OF_TRAINING)
 def test_a_step_divided_over_two_axes_is_that_of_one_device(name: str) -> None:
     """One step of plain SGD: what is compared is every parameter's gradient."""

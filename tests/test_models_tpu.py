@@ -15,7 +15,7 @@ from neurenix.compiler.flops import model_flops
 from neurenix.nn import splash
 from neurenix.preflight import CompileOptions, PreflightOptions, Report
 
-pytestmark = pytest.mark.tpu_compile
+pytestmark = [pytest.mark.tpu_compile, pytest.mark.newest]
 
 LOSS = nx.losses.SparseCategoricalCrossentropy(from_logits=True)
 BATCH = (8, 256)
@@ -35,7 +35,6 @@ def preflight(options: PreflightOptions, on: str, mesh: dict[str, int], **change
     return nx.preflight(model, nx.spec(BATCH, "int32"), on=on, mesh=mesh, options=options)
 
 
-@pytest.mark.long
 def test_a_decoder_of_shapes_compiles_divided_over_two_axes(options: PreflightOptions) -> None:
     report = preflight(options, "v5e-8", {"fsdp": 4, "tensor": 2})
     assert report.fits
@@ -48,7 +47,6 @@ def test_a_decoder_of_shapes_compiles_divided_over_two_axes(options: PreflightOp
     assert kernels == {"fwd": 2 * product * layers, "dkv": 5 * product * layers}
 
 
-@pytest.mark.long
 def test_named_values_wait_on_the_host(options: PreflightOptions) -> None:
     names = ("decoder_layer_input", "query_proj", "key_proj", "value_proj", "out_proj")
     report = preflight(
@@ -57,7 +55,6 @@ def test_named_values_wait_on_the_host(options: PreflightOptions) -> None:
     assert report.fits
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("on", ["v3-8", "v4-8"])
 def test_bfloat16_attention_where_kernels_cannot_multiply_it(
     options: PreflightOptions, on: str
@@ -102,7 +99,6 @@ def test_model_flops_of_attention_count_what_lies_in_a_window() -> None:
     assert model_flops(traced) == pytest.approx(wanted, rel=2e-3)
 
 
-@pytest.mark.long
 def test_windows_of_a_pattern_have_kernels_of_their_own(options: PreflightOptions) -> None:
     report = preflight(
         options, "v5e-8", {"fsdp": 4, "tensor": 2}, num_layers=3, window=100, global_every=2
@@ -113,7 +109,6 @@ def test_windows_of_a_pattern_have_kernels_of_their_own(options: PreflightOption
     assert sum(o.flops for o in kernels) == 2 * product * 3
 
 
-@pytest.mark.long
 def test_heads_of_two_sizes_have_kernels_of_their_own(options: PreflightOptions) -> None:
     sizes = {"num_layers": 4, "global_every": 2, "embed_dim": 256, "num_heads": 2, "mlp_dim": 256,
              "kv_shared_mlp_dim": 512, "num_kv_shared_layers": 2, "window": 128, "max_length": 256,
@@ -129,7 +124,6 @@ def test_heads_of_two_sizes_have_kernels_of_their_own(options: PreflightOptions)
     assert sum(kernels) == 2 * product * layers
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("name", ["gpt-oss-20b", "deepseek3-671b", "llama4-maverick"])
 def test_models_of_experts_compile_divided(options: PreflightOptions, name: str) -> None:
     sizes = {"num_layers": 2, "embed_dim": 256, "num_heads": 4, "vocab_size": 512,

@@ -97,7 +97,6 @@ def scanned(layers: int) -> tuple[models.Decoder, jax.Array, np.ndarray, dict[st
     return model, ids, ref.gemma_3(model, np.asarray(ids[0])), gradients(model, ids)
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("name", VARIANTS)
 def test_loops_over_patterns_change_no_number(name: str) -> None:
     plain, ids, wanted, of_plain = scanned(VARIANTS[name].get("num_layers", 8))
@@ -117,7 +116,6 @@ STRATEGIES = {
 }
 
 
-@pytest.mark.long
 def test_gemma_trains_with_fit() -> None:
     rows = (np.arange(17)[None] + np.arange(64)[:, None]) % 8
     x, y = rows[:, :-1].astype(np.int32), rows[:, 1:].astype(np.int32)

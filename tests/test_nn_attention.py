@@ -16,6 +16,8 @@ from neurenix._nnx import nnx
 from neurenix.nn import splash
 from neurenix.nn.dot_product import dot_product_attention
 
+pytestmark = pytest.mark.newest
+
 RNG = np.random.default_rng(0)
 
 # A kernel that is interpreted runs for longer than it is compiled.

@@ -118,7 +118,6 @@ KERNEL_CASES = {
 }
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("name", KERNEL_CASES)
 def test_the_tpu_kernel_and_its_gradients_are_those_of_plain_attention(
     name: str, monkeypatch: pytest.MonkeyPatch

@@ -14,6 +14,8 @@ from neurenix._nnx import nnx
 from neurenix.nn import activations
 from nn_reference import array
 
+pytestmark = pytest.mark.newest
+
 RNG = np.random.default_rng(0)
 IMAGES = RNG.normal(size=(2, 7, 6, 4))
 SEQUENCE = RNG.normal(size=(2, 9, 4))

@@ -20,6 +20,8 @@ from neurenix._core.errors import (
 )
 from neurenix._nnx import nnx
 
+pytestmark = pytest.mark.newest
+
 
 def make_cnn(classes=5):
     return nn.Sequential(

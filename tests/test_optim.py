@@ -21,6 +21,8 @@ from neurenix.optim import schedules
 from neurenix.train import load_weights, save_weights
 from optim_reference import GRADIENTS, START
 
+pytestmark = pytest.mark.newest
+
 
 def run(spec, gradients=GRADIENTS, start=START):
     tx = optim.get(spec)

@@ -14,7 +14,7 @@ import neurenix as nx
 from neurenix._core.keys import keys_explained
 from neurenix.hardware.tpu import TPUBackend
 
-pytestmark = pytest.mark.cpu8
+pytestmark = [pytest.mark.cpu8, pytest.mark.newest]
 
 SIZE = 2**16
 

@@ -23,7 +23,7 @@ from neurenix._nnx import nnx
 from neurenix.compiler.workers import Workers
 from neurenix.preflight import CompileOptions, PreflightOptions, Report
 
-pytestmark = pytest.mark.tpu_compile
+pytestmark = [pytest.mark.tpu_compile, pytest.mark.newest]
 
 BATCH = 200
 

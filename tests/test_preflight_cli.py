@@ -17,7 +17,7 @@ import pytest
 
 from cli_helpers import SCRIPT
 
-pytestmark = pytest.mark.tpu_compile
+pytestmark = [pytest.mark.tpu_compile, pytest.mark.newest]
 
 
 @pytest.fixture

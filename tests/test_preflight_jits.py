@@ -26,7 +26,7 @@ from neurenix.preflight.description import describe
 from neurenix.preflight.jits import compiled_in
 from neurenix.preflight.script import first_step, preflight_script
 
-pytestmark = pytest.mark.cpu8
+pytestmark = [pytest.mark.cpu8, pytest.mark.newest]
 
 BEGIN = """
 import functools

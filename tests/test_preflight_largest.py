@@ -21,7 +21,6 @@ def model(**options: Any) -> Any:
     return net
 
 
-@pytest.mark.long
 def test_the_next_batch_is_refused_by_the_compiler() -> None:
     found = nx.preflight.largest_batch(
         model(), on="v5e-4", input_shape=(1 << 20, 256), step=1 << 20
@@ -38,7 +37,6 @@ def test_the_next_batch_is_refused_by_the_compiler() -> None:
     assert f"{found.batch:,} examples" in str(found) and "GiB" in str(found)
 
 
-@pytest.mark.long
 def test_a_forecast_is_of_a_program_that_computes_twice_what_it_need_not_keep() -> None:
     """As the compiler makes it near the limit; of a small batch it keeps all."""
     wide = nn.Linear(512, 512), nn.Tanh()

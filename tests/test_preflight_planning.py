@@ -26,7 +26,7 @@ from neurenix.preflight.choice import Choice, Workload
 from neurenix.preflight.html import plan_page
 from neurenix.preflight.planning import share_left
 
-pytestmark = [pytest.mark.cpu8, pytest.mark.tpu_compile]
+pytestmark = [pytest.mark.cpu8, pytest.mark.tpu_compile, pytest.mark.newest]
 
 
 def model(width: int = 512) -> Any:
@@ -326,7 +326,6 @@ def test_compiler_options_are_part_of_the_choice() -> None:
     }
 
 
-@pytest.mark.long
 def test_a_model_with_policies_of_its_own_is_searched_over_them() -> None:
     sizes = {"num_layers": 4, "embed_dim": 128, "mlp_dim": 512, "head_dim": 32}
     config = nx.models.get("tiny").replace(**sizes, dtype="bfloat16")
@@ -365,7 +364,6 @@ def test_mistakes() -> None:
         )
 
 
-@pytest.mark.long
 def test_what_does_not_fit_is_told_what_would_each_change_compiled() -> None:
     net = nn.Sequential(nn.Linear(128, 65536), nn.ReLU(), nn.Linear(65536, 128))
     net.compile(optimizer="adam", loss="mse")

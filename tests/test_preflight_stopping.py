@@ -14,7 +14,7 @@ from neurenix._core.errors import ArgumentError
 from neurenix.preflight import script as script_module
 from neurenix.preflight.script import first_step
 
-pytestmark = pytest.mark.cpu8
+pytestmark = [pytest.mark.cpu8, pytest.mark.newest]
 
 BEGIN = """
 import time

@@ -9,7 +9,7 @@ import pytest
 from neurenix import random
 from neurenix._core.errors import ArgumentError, ArgumentTypeError
 
-pytestmark = pytest.mark.cpu8
+pytestmark = [pytest.mark.cpu8, pytest.mark.newest]
 
 
 def test_a_seed_repeats_the_stream() -> None:

@@ -18,7 +18,7 @@ REPOSITORY = Path(__file__).parent.parent
 README = (REPOSITORY / "README.md").read_text()
 EXAMPLES = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
 
-pytestmark = pytest.mark.multiprocess
+pytestmark = [pytest.mark.multiprocess, pytest.mark.newest]
 
 
 def test_there_are_five_examples() -> None:

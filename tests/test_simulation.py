@@ -10,7 +10,7 @@ import pytest
 from neurenix import simulation
 from neurenix._core.errors import SimulationError, UnknownNameError
 
-pytestmark = pytest.mark.cpu8
+pytestmark = [pytest.mark.cpu8, pytest.mark.newest]
 
 SHOW = "print([len(jax.devices()), len(jax.devices('tpu')), len(jax.devices('cpu'))])"
 

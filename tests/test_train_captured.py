@@ -19,7 +19,7 @@ from neurenix._functions import intercept
 from neurenix._functions.recompilation import RecompilationWarning
 from train_helpers import MLP, classification
 
-pytestmark = pytest.mark.cpu8
+pytestmark = [pytest.mark.cpu8, pytest.mark.newest]
 
 X, Y = classification(64)
 

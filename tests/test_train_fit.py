@@ -26,7 +26,7 @@ from train_helpers import (
     weights_of,
 )
 
-pytestmark = pytest.mark.cpu8
+pytestmark = [pytest.mark.cpu8, pytest.mark.newest]
 
 LOSS = nx.losses.SparseCategoricalCrossentropy(from_logits=True)
 IN_ORDER = FitOptions(shuffle=False)

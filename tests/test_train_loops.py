@@ -22,7 +22,7 @@ from neurenix._functions.binding import Binding
 from neurenix._functions.recompilation import RecompilationWarning
 from train_helpers import MLP, Noisy, assert_same_weights, classification, hand_written
 
-pytestmark = pytest.mark.cpu8
+pytestmark = [pytest.mark.cpu8, pytest.mark.newest]
 
 X, Y = classification(64)
 

@@ -18,7 +18,7 @@ from neurenix import nn
 from neurenix.train import Trainer, TrainOptions, load_weights, save_weights
 from train_helpers import MLP, Noisy, classification
 
-pytestmark = pytest.mark.cpu8
+pytestmark = [pytest.mark.cpu8, pytest.mark.newest]
 
 X, Y = classification(48)
 LOSS = nx.losses.SparseCategoricalCrossentropy(from_logits=True)

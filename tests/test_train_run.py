@@ -20,7 +20,7 @@ from neurenix.train.loop import calls_in_flight
 from neurenix.train.progress import BarProgress
 from train_helpers import MLP, assert_same_weights, classification, prepared
 
-pytestmark = pytest.mark.cpu8
+pytestmark = [pytest.mark.cpu8, pytest.mark.newest]
 
 LOSS = nx.losses.SparseCategoricalCrossentropy(from_logits=True)
 X, Y = classification(48)

@@ -19,7 +19,7 @@ import neurenix as nx
 from neurenix import nn
 from train_helpers import assert_same_weights, classification, weights_of
 
-pytestmark = pytest.mark.cpu8
+pytestmark = [pytest.mark.cpu8, pytest.mark.newest]
 
 LOSS = nx.losses.SparseCategoricalCrossentropy(from_logits=True)
 X, Y = classification(50)
