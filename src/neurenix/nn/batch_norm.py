@@ -11,6 +11,7 @@ from jax import lax
 
 from neurenix._batches.examples import examples_of
 from neurenix._core.errors import ShapeError
+from neurenix._functions.mode import evaluates
 from neurenix._nnx import nnx
 from neurenix.distribute import get_replica_context
 from neurenix.nn._checks import expect_features, positive, share
@@ -75,7 +76,7 @@ class BatchNorm(Module):
         """Return ``x`` normalised; in training, move the running statistics."""
         expect_features("BatchNorm", x, self.num_features, channels=True)
         wide = widen(x)
-        if self.use_running_average:
+        if evaluates(self, self.use_running_average):
             mean, variance = self.mean[...], self.var[...]
         else:
             mean, variance = self._batch_statistics(wide)

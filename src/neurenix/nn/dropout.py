@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 import jax
 
+from neurenix._functions.mode import evaluates
 from neurenix._nnx import nnx
 from neurenix.nn._checks import as_inexact, axes_of, expect_axes, share
 from neurenix.nn._parameters import rngs_or_default
@@ -56,4 +57,6 @@ class Dropout(Module, nnx.Dropout):
         """Return ``x``, masked in training; options are those of ``nnx.Dropout``."""
         x = as_inexact(self, x)
         expect_axes(self, x, tuple(self.broadcast_dims), name="broadcast_dims")
+        if options.get("deterministic") is None:
+            options["deterministic"] = evaluates(self, self.deterministic)
         return super().__call__(x, **options)

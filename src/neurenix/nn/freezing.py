@@ -12,11 +12,11 @@ from typing import Any
 
 import jax
 
+from neurenix._functions.mode import FROZEN  # a change that bound functions notice
 from neurenix._nnx import nnx
 from neurenix.nn.summary import Summary
 from neurenix.train.split import Frozen
 
-_MARK = "_frozen"  # on every module that was frozen: a change that bound functions notice
 _KIND = "thawed_kind"  # metadata of a variable that was of a subclass of nnx.Param
 
 
@@ -47,8 +47,8 @@ def freeze(module: nnx.Module) -> None:
             variable.set_metadata(_KIND, type(variable))
         object.__setattr__(variable, "__class__", Frozen)
     for node in _modules(module):
-        if thawed or not hasattr(node, _MARK):
-            setattr(node, _MARK, getattr(node, _MARK, 0) + 1)
+        if thawed or not hasattr(node, FROZEN):
+            setattr(node, FROZEN, getattr(node, FROZEN, 0) + 1)
     keep_statistics(module)
 
 
@@ -61,14 +61,14 @@ def unfreeze(module: nnx.Module) -> None:
             if variable.has_metadata(_KIND):
                 variable.del_metadata(_KIND)
     for node in _modules(module):
-        if hasattr(node, _MARK):
-            delattr(node, _MARK)
+        if hasattr(node, FROZEN):
+            delattr(node, FROZEN)
 
 
 def keep_statistics(module: nnx.Module) -> None:
     """Let the frozen layers with running statistics use them and leave them as they are."""
     for node in _modules(module):
-        if hasattr(node, _MARK) and hasattr(node, "use_running_average"):
+        if hasattr(node, FROZEN) and hasattr(node, "use_running_average"):
             node.use_running_average = True
 
 

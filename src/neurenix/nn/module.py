@@ -17,6 +17,7 @@ import jax.numpy as jnp
 from neurenix._core.errors import ArgumentTypeError, NotCompiledError
 from neurenix._core.names import MissingAttributeError, check_call
 from neurenix._dtypes import dtype as dtype_named
+from neurenix._functions.mode import following_mode, mode_of, set_mode
 from neurenix._nnx import nnx
 from neurenix.device import Device, DeviceType, expect_floating
 from neurenix.device import to as move
@@ -90,6 +91,7 @@ class Module(_Slots, nnx.Module):
     """
 
     __slots__ = ()
+    _training = nnx.static()  # absent from a new module; see ``_functions.mode``
 
     def __init_subclass__(cls, **options: Any) -> None:
         """See to it that a call of the module tells what is wrong in the user's words."""
@@ -100,7 +102,10 @@ class Module(_Slots, nnx.Module):
         if other and (owner is None or owner.__module__.startswith(_NEVER_CALLING)):
             layer.__call__ = property(functools.partial(_not_called, other))
         elif cls.__module__.startswith("neurenix.nn.") and "__call__" in vars(cls):
-            layer.__call__ = explained(layer.__call__)
+            layer.__call__ = following_mode(explained(layer.__call__))
+        elif owner is not None and (owner is cls or not issubclass(owner, Module)):
+            if callable(own := vars(owner)["__call__"]) and not isinstance(own, staticmethod):
+                layer.__call__ = following_mode(own)
 
     if not TYPE_CHECKING:  # a type checker would take any attribute for one that exists
 
@@ -126,10 +131,13 @@ class Module(_Slots, nnx.Module):
             if name == "stop_training":  # the trainer's; here it would be part of the structure
                 _running(self).stop_training = bool(value)
                 return
-            if name == "trainable":
+            if name in ("trainable", "training"):
                 if not isinstance(value, bool):
-                    raise ArgumentTypeError(f"trainable is True or False; got {value!r}.")
-                _ = self.unfreeze() if value else self.freeze()
+                    raise ArgumentTypeError(f"{name} is True or False; got {value!r}.")
+                if name == "training":
+                    self.train(value)
+                else:
+                    _ = self.unfreeze() if value else self.freeze()
                 return
             try:
                 super().__setattr__(name, value)
@@ -145,6 +153,34 @@ class Module(_Slots, nnx.Module):
 
     @stop_training.setter
     def stop_training(self, value: bool) -> None: ...
+
+    @property
+    def training(self) -> bool:
+        """Whether the module trains: True in ``fit``, False in ``evaluate`` and ``predict``.
+
+        Elsewhere it is what ``train()`` or ``eval()`` has set, or setting it, and True for a new
+        module, as in PyTorch. In a call that was given ``training=``, and in the calls inside of
+        it, it is that. It is a Python bool: each mode is compiled by itself.
+
+        A ``__call__`` may take the mode as an argument instead, as in Keras:
+        ``def __call__(self, x, training=False)``. ``fit`` gives it True, ``evaluate`` and
+        ``predict`` give it False, also to modules inside of others whose callers leave it out.
+        Flax's ``train`` and ``deterministic`` are given in the same way.
+
+        Example:
+            >>> from neurenix import nn
+            >>> class Noise(nn.Module):
+            ...     def __call__(self, x):
+            ...         return x + 1 if self.training else x
+            >>> layer = Noise()
+            >>> layer(0), layer(0, training=False), layer.eval()(0)
+            (1, 0, 0)
+        """
+        known = mode_of(self)
+        return True if known is None else known
+
+    @training.setter
+    def training(self, value: bool) -> None: ...
 
     @property
     def trainable(self) -> bool:
@@ -287,16 +323,17 @@ class Module(_Slots, nnx.Module):
         Returns:
             The module itself.
         """
-        if mode:
-            super().train(**attributes)
-            freezing.keep_statistics(self)
-        else:
-            super().eval(**attributes)
+        if not mode:
+            return self.eval(**attributes)
+        super().train(**attributes)
+        set_mode(self, training=True)
+        freezing.keep_statistics(self)
         return self
 
     def eval(self, **attributes: Any) -> Self:
         """Switch to evaluation: dropout off, running statistics. Returns the module."""
         super().eval(**attributes)
+        set_mode(self, training=False)
         return self
 
     def to(

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from neurenix._core.errors import ArgumentError, ShapeError
+from neurenix._functions.mode import evaluates
 from neurenix._nnx import nnx
 from neurenix.nn._checks import as_inexact, expect_array, expect_features, positive
 from neurenix.nn._parameters import rngs_or_default, symmetric_uniform
@@ -119,7 +120,7 @@ class MultiHeadAttention(Module):
         v = self._heads(self.value(value.astype(query.dtype)), self.num_kv_heads)
         if key_padding_mask is not None:
             mask = _without_padding(key_padding_mask, mask, q, k)
-        if self.dropout.rate and not self.dropout.deterministic:
+        if self.dropout.rate and not evaluates(self.dropout, self.dropout.deterministic):
             mixed = self._with_dropout(q, k, v, mask)
         else:
             mixed = dot_product_attention(q, k, v, mask=mask, causal=self.causal)

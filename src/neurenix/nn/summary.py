@@ -105,7 +105,7 @@ def summarize(module: nnx.Module, input_shape: Any, *, dtype: Any = "float32") -
         model.eval()
         paths = {id(node): path for path, node in _modules(model)}
         with _recording(model, paths, shapes):
-            return call(model, x)
+            return call(model, x, training=False)
 
     jax.eval_shape(trace, state, inputs)
     found = dict(_modules(module))

@@ -41,7 +41,7 @@ def explain(definition: StepDefinition, state: TrainState, batch: Batch) -> str:
         return f"Parameter {bad_parameter} was not finite before the step already."
     module = definition.model.build(state.parameters, state.model_state, training=True)
     with _recording(module) as outputs:
-        prediction = call(module, batch.x)
+        prediction = call(module, batch.x, training=True)
     for path, output in outputs:
         if not _finite(output):
             return f"The first output that is not finite is that of layer {path}."
@@ -55,7 +55,7 @@ def explain(definition: StepDefinition, state: TrainState, batch: Batch) -> str:
 
     def mean_loss(parameters: Any) -> Any:
         module = definition.model.build(parameters, state.model_state, training=True)
-        return definition.loss(batch.y, call(module, batch.x), weight)
+        return definition.loss(batch.y, call(module, batch.x, training=True), weight)
 
     bad_gradient = _first_bad(jax.grad(mean_loss)(state.parameters))
     if bad_gradient is not None:

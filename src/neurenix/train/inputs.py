@@ -15,6 +15,7 @@ import numpy as np
 from neurenix import random
 from neurenix._core.errors import ArgumentError, DataError
 from neurenix._core.keys import keys_explained
+from neurenix._functions.mode import inputs_only
 from neurenix.data import Dataset, StreamDataset
 from neurenix.data.columns import as_array
 from neurenix.train.batch import named_inputs
@@ -69,7 +70,7 @@ def make_inputs(x: Any, batch_size: int | None, module: Any) -> Dataset | Stream
         ArgumentError: as ``make_dataset``.
     """
     if isinstance(x, dict) and is_arrays(x):
-        x = named_inputs(x, inspect.signature(module).parameters)
+        x = named_inputs(x, inputs_only(inspect.signature(module)).parameters)
     _check_batches(x, module)
     if isinstance(x, dict):  # in a tuple, so that no name is read as that of the targets
         return Dataset.from_arrays((x,)).batch(batch_size or DEFAULT_BATCH_SIZE)
@@ -138,7 +139,7 @@ def _check_batches(x: Any, module: Any) -> None:
     if rows is None:
         return
     try:
-        inspect.signature(module).bind(*x)
+        inputs_only(inspect.signature(module)).bind(*x)
     except TypeError:
         return
     raise DataError(

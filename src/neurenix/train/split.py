@@ -13,11 +13,13 @@ import jax
 
 from neurenix._core.errors import ArgumentError, RecompilationError
 from neurenix._functions.binding import Binding, Structures
+from neurenix._functions.mode import set_mode
 from neurenix._nnx import nnx
 
 Tree = Any
 # Every other variable holds numbers of the model, trained or not.
 _NO_WEIGHTS = (nnx.BatchStat, nnx.RngState)
+_NONE = object()
 
 
 class Frozen(nnx.Variable):
@@ -56,14 +58,18 @@ class ModuleSplit:
         self._name = type(module).__name__
         before = [(node, dict(vars(node))) for _, node in nnx.iter_graph(module)
                   if isinstance(node, nnx.Pytree)]  # fmt: skip
+        set_mode(module, training=False)  # of modules inside of another library's too
         module.eval()
         evaluation = Binding((module,), structures)
+        set_mode(module, training=True)
         module.train()
         self._binding = Binding((module,), structures)
         self._training, self._evaluation = self._binding.structure, evaluation.structure
         for node, attributes in before:
+            for name in [name for name in vars(node) if name not in attributes]:
+                object.__delattr__(node, name)
             for name, value in attributes.items():
-                if vars(node)[name] is not value:
+                if vars(node).get(name, _NONE) is not value:
                     object.__setattr__(node, name, value)
         self._binding.accept()  # what is bound is the training mode, found in whichever mode
         self._paths = [path[1:] for path in self._binding.paths]

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -23,6 +24,7 @@ import optax
 from neurenix._batches.examples import examples_among_rows
 from neurenix._core.errors import ArgumentError, ArgumentTypeError, ShapeError
 from neurenix._functions.binding import Binding, Structure
+from neurenix._functions.mode import give_mode, inputs_only
 from neurenix.losses import Loss
 from neurenix.optim.extra import takes_value
 from neurenix.train.batch import Batch
@@ -280,7 +282,9 @@ class StepDefinition:
             module = self.model.build(
                 _cast(parameters, self.compute_dtype), used, training=training
             )
-            prediction = jax.tree.map(_as_array, call(module, _cast(x, self.compute_dtype)))
+            prediction = jax.tree.map(
+                _as_array, call(module, _cast(x, self.compute_dtype), training=training)
+            )
             after = self.model.other_of(module, used, model_state) if training else model_state
             return _cast(prediction, self.compute_dtype and jnp.float32), after
 
@@ -337,8 +341,11 @@ def expect_callable(module: Any) -> None:
         )
 
 
-def call(module: Any, x: Any) -> Any:
+def call(module: Any, x: Any, *, training: bool) -> Any:
     """Call a module: a tuple is its positional arguments, a dict its keyword arguments.
+
+    Arguments that say the mode (``training``, ``train``, ``deterministic``) are given, unless the
+    dict has them.
 
     Raises:
         ArgumentTypeError: the module takes other arguments, or cannot be called.
@@ -350,8 +357,10 @@ def call(module: Any, x: Any) -> Any:
     else:
         positional = tuple(x) if isinstance(x, (tuple, list)) else (x,)
     signature = inspect.signature(module)
+    inputs = inputs_only(signature)
+    names = [name for name in signature.parameters if name not in inputs.parameters]
     try:
-        signature.bind(*positional, **named)
+        bound = inputs.bind(*positional, **{k: v for k, v in named.items() if k not in names})
     except TypeError as error:
         bare = [p.replace(annotation=p.empty) for p in signature.parameters.values()]
         takes = signature.replace(parameters=bare, return_annotation=signature.empty)
@@ -360,7 +369,12 @@ def call(module: Any, x: Any) -> Any:
             f"The model is {type(module).__name__}{takes}, and a batch has {given}: {error}. "
             "Several inputs of a model are a tuple of arrays, in its order, or a dict by name."
         ) from error
-    return module(*positional, **named)
+    if not names:
+        return module(*positional, **named)
+    flags = {name: named[name] for name in names if name in named}
+    whole = inspect.BoundArguments(signature, OrderedDict(bound.arguments | flags))
+    give_mode(whole, names, training)
+    return module(*whole.args, **whole.kwargs)
 
 
 def _of_all_parts(leaf: jax.Array, *, size: int) -> jax.Array:
