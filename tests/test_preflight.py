@@ -313,11 +313,19 @@ def test_the_batches_of_all_steps_of_a_call_lie_on_the_device() -> None:
     batch_bytes = one.hbm.roles["batch"]
     assert batch_bytes >= 4 * 32768 * (4096 + 8)
     assert four.hbm.roles["batch"] == 4 * batch_bytes
-    assert four.hbm.peak_bytes == one.hbm.peak_bytes + 3 * batch_bytes
+    assert four.hbm.peak_bytes >= one.hbm.peak_bytes + 3 * batch_bytes  # and slices of them
     assert sum(b.padded_bytes for b in four.hbm.buffers if b.role == "batch") == 4 * batch_bytes
     assert [report.refused for report in reports] == [None, None, "hbm"]
-    assert many.hbm.peak_bytes == one.hbm.peak_bytes + 63 * batch_bytes
-    assert many.hbm.outputs_bytes == one.hbm.outputs_bytes  # one step was compiled
+    assert many.hbm.peak_bytes >= one.hbm.peak_bytes + 63 * batch_bytes
+    assert four.hbm.outputs_bytes == one.hbm.outputs_bytes
+    assert one.step_time is not None
+    assert four.step_time is not None
+    assert four.mfu is not None
+    # Of one step each, with the copy of a batch out of four on top.
+    assert one.step_time.seconds <= four.step_time.seconds < 4 * one.step_time.seconds
+    assert (one.analysis.program.model_flops, four.analysis.program.model_flops) == (
+        (many.analysis.program.model_flops,) * 2
+    )
     assert "steps_per_execution=64 sends the batches of 64 steps" in many.findings[0].message
     (smaller,) = [s for s in many.suggestions if s.change.startswith("a global batch of")]
     assert smaller.fits

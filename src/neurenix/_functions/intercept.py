@@ -5,8 +5,9 @@ function by ``nx.jit`` or ``strategy.run``. ``neurenix preflight script.py`` fil
 trains calls them. This module decides nothing and knows nobody.
 
     >>> from neurenix._functions import intercept
-    >>> with intercept.listening(on_first_step=lambda trainer, x, y, steps: print(steps)):
-    ...     intercept.first_step(None, None, None, 8)
+    >>> def told(trainer, batch, steps, whole_calls): print(steps)
+    >>> with intercept.listening(on_first_step=told):
+    ...     intercept.first_step(None, (), 8, whole_calls=True)
     8
 """
 
@@ -16,7 +17,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-on_first_step: Callable[[Any, Any, Any, int | None], None] | None = None
+FirstStep = Callable[[Any, tuple[Any, ...], "int | None", bool], None]
+
+on_first_step: FirstStep | None = None
 on_first_call: Callable[[Callable[..., Any], tuple[Any, ...]], None] | None = None
 
 
@@ -29,7 +32,7 @@ class StopScript(BaseException):
 
 @contextmanager
 def listening(
-    on_first_step: Callable[[Any, Any, Any, int | None], None] | None = None,
+    on_first_step: FirstStep | None = None,
     on_first_call: Callable[[Callable[..., Any], tuple[Any, ...]], None] | None = None,
 ) -> Iterator[None]:
     """Fill the slots inside a ``with`` block and empty them after it."""
@@ -42,13 +45,19 @@ def listening(
         module["on_first_step"], module["on_first_call"] = before
 
 
-def first_step(trainer: Any, x: Any, y: Any, steps_per_epoch: int | None) -> None:
-    """Tell the listener, if any, of a trainer about to take its first step on ``x`` and ``y``.
+def first_step(
+    trainer: Any, batch: tuple[Any, ...], steps_per_epoch: int | None, *, whole_calls: bool
+) -> None:
+    """Tell the listener, if any, of a trainer about to take its first step.
 
-    It is the first of so many in an epoch, where that is known.
+    Args:
+        trainer: the trainer.
+        batch: shapes of inputs, targets and, where the step takes them, weights.
+        steps_per_epoch: steps of an epoch, where that is known.
+        whole_calls: whether every compiled call makes all steps that it can make.
     """
     if on_first_step is not None:
-        on_first_step(trainer, x, y, steps_per_epoch)
+        on_first_step(trainer, batch, steps_per_epoch, whole_calls)
 
 
 def first_call(function: Callable[..., Any], args: tuple[Any, ...]) -> None:

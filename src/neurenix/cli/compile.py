@@ -69,7 +69,7 @@ def compile(
     with compiler_ready():
         found = first_step(script, arguments or [], timeout_seconds=timeout, step=step)
         with _refusals(), found.context():
-            options = PreflightOptions(compiler=compiler)
+            options = found.options(PreflightOptions(compiler=compiler))
             print(compile_for(found.target, *found.args, on=on, path=output, options=options))
 
 

@@ -117,8 +117,13 @@ def plan(
             hint_at_steps(script, step)
             simulate_first(slices)
             with compiler_ready():
-                target, args = step_for(
-                    script, arguments or [], slices, timeout_seconds=timeout, step=step
+                target, args, options = step_for(
+                    script,
+                    arguments or [],
+                    slices,
+                    timeout_seconds=timeout,
+                    step=step,
+                    options=options,
                 )
                 found = search(
                     target,

@@ -17,7 +17,7 @@ from neurenix.compiler.compile import Compiled, Refusal
 from neurenix.compiler.findings import Evidence, Finding, find, of_refusal
 from neurenix.compiler.hlo import parse
 from neurenix.compiler.leaves import as_compiled
-from neurenix.compiler.memory import Buffer, Memory
+from neurenix.compiler.memory import Memory
 from neurenix.compiler.operations import Operation
 from neurenix.compiler.program import Program
 from neurenix.compiler.schedule import Schedule
@@ -66,14 +66,9 @@ def analyse(program: Program, where: Slice, answer: Compiled | Refusal) -> Analy
     program = replace(program, leaves=as_compiled(program.leaves, module))
     memory = memory_module.of_compiled(program, module, answer.memory, limit_bytes=limit)
     sent = sent_bytes(program, memory)
-    steps = program.traits.steps_per_call
-    one_step, memory = memory, _with_batches_of(memory, steps)
-    if one_step.peak_bytes <= limit < memory.peak_bytes:
-        too_many = _too_many_batches(where, one_step, memory, steps)
-        return _not_fitting(program, where, memory, too_many, answer)
-    schedule = Schedule(module, where)
+    schedule = Schedule(module, where, steps=program.traits.steps_counted)
     raw = schedule.run()
-    time = step_time(schedule, raw, sent, steps)
+    time = step_time(schedule, raw, sent, program.traits.steps_per_call)
     operations = tuple(sorted(schedule.operations.values(), key=lambda o: -o.seconds))
     spent = sum(answer.seconds.values())
     evidence = Evidence(program, where, memory, operations, time, raw, module, spent)
@@ -96,6 +91,8 @@ def _notes(schedule: Schedule, time: StepTime, raw_seconds: float) -> tuple[str,
     notes = []
     for loop in schedule.unknown_loops:
         place = schedule.module.source(loop)
+        if place is not None and is_neurenix(place.file):
+            continue  # the step's own, over the steps of a call
         notes.append(
             f"The loop at {place or loop.name} runs as often as the data says; it is counted once."
         )
@@ -120,35 +117,19 @@ def _notes(schedule: Schedule, time: StepTime, raw_seconds: float) -> tuple[str,
     return tuple(dict.fromkeys(notes))
 
 
-def _with_batches_of(memory: Memory, steps: int) -> Memory:
-    """Return the memory of a call that makes several steps: all their batches lie there at once."""
-    ours = [buffer for buffer in memory.buffers if buffer.role == "batch"]
-    logical, padded = (
-        (steps - 1) * sum(sizes)
-        for sizes in ([b.logical_bytes for b in ours], [b.padded_bytes for b in ours])
-    )
-    if not padded:
-        return memory
-    others = Buffer(f"{steps - 1} more batches", "batch", "", logical, padded)
-    return replace(
-        memory,
-        peak_bytes=memory.peak_bytes + padded,
-        arguments_bytes=memory.arguments_bytes + padded,
-        padding_bytes=memory.padding_bytes + padded - logical,
-        roles=memory.roles | {"batch": memory.roles.get("batch", 0) + padded},
-        buffers=(*memory.buffers, others),
-    )
-
-
-def _too_many_batches(where: Slice, one_step: Memory, memory: Memory, steps: int) -> Finding:
-    one, needed, limit = (
-        bytes_text(size) for size in (one_step.peak_bytes, memory.peak_bytes, memory.limit_bytes)
-    )
+def _too_many_batches(program: Program, memory: Memory) -> Finding | None:
+    """Say of a call of several steps that is refused that one step would fit, if it would."""
+    steps = program.traits.steps_per_call
+    batches = sum(buffer.padded_bytes for buffer in memory.buffers if buffer.role == "batch")
+    one_step = memory.peak_bytes - batches * (steps - 1) // steps
+    if one_step > memory.limit_bytes:
+        return None
+    one, needed, limit = map(bytes_text, (one_step, memory.peak_bytes, memory.limit_bytes))
     return Finding(
         "refused-hbm",
         "error",
-        f"It needs {needed} of HBM on each device, and {where.name} has {limit}. One step would "
-        f"fit, with {one}; steps_per_execution={steps} sends the batches of {steps} steps at once.",
+        f"It needs {needed} of HBM on each device, which has {limit}. One step would fit, with "
+        f"about {one}; steps_per_execution={steps} sends the batches of {steps} steps at once.",
         "Make fewer steps in one call (a smaller steps_per_execution), or take a smaller batch.",
         effect_bytes=max(0, -memory.headroom_bytes),
     )
@@ -160,6 +141,8 @@ def _refused(program: Program, where: Slice, answer: Refusal, limit: int) -> Ana
         program = replace(program, leaves=as_compiled(program.leaves, module))
     memory = memory_module.of_refused(program, module, answer.needed_bytes, limit_bytes=limit)
     why = of_refusal(program, where, answer, memory.temporaries)
+    if why.rule == "refused-hbm" and program.traits.steps_per_call > 1:
+        why = _too_many_batches(program, memory) or why
     return _not_fitting(program, where, memory, why, answer)
 
 

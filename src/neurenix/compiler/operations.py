@@ -111,6 +111,18 @@ class Operation:
         self.unstated = other.unstated
         self.attention = other.attention
 
+    def divide(self, steps: int) -> None:
+        """Count the part of one of so many steps."""
+        if steps == 1:
+            return
+        self.seconds /= steps
+        self.floor_seconds /= steps
+        self.busy_seconds /= steps
+        self.cycles_seconds /= steps
+        self.flops /= steps
+        self.bytes //= steps
+        self.count = max(1, self.count // steps)
+
     @property
     def well_used_product(self) -> bool:
         """Whether its time is as sure as published runs make it: they consist of such products.

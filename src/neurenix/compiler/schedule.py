@@ -76,7 +76,8 @@ class Schedule:
     """The walk over one program for one slice; ``operations`` is filled by ``run``.
 
     ``calibrated`` is whether operations are weighed as published runs have it (``calibration``), or
-    left as the compiler's cycles and the model of transfers have them. Filled by ``run`` are also
+    left as the compiler's cycles and the model of transfers have them. ``steps`` is how many steps
+    the program makes in loops that are counted. Filled by ``run`` are also
     ``unknown_loops``, which were counted once, ``unmodelled``, by name what the compiler gives no
     cycles, ``branches``, by name the conditionals and how many seconds a step takes less if it
     always takes the cheapest branch, and ``links``, by the links that carry them seconds of the
@@ -86,6 +87,7 @@ class Schedule:
     module: Module
     where: Slice
     calibrated: bool = True
+    steps: int = 1
     operations: dict[str, Operation] = field(default_factory=dict)
     unknown_loops: list[Instruction] = field(default_factory=list)
     unmodelled: dict[str, int] = field(default_factory=dict)
@@ -95,7 +97,20 @@ class Schedule:
     def run(self) -> float:
         """Return the seconds of one step by the compiler's cycles, and fill ``operations``."""
         seconds = self._computation(self.module.entry, 1)
-        return seconds + self._queue(seconds) if self.calibrated else seconds
+        if self.calibrated:
+            seconds += self._queue(seconds)
+        return self._of_one_step(seconds)
+
+    def _of_one_step(self, seconds: float) -> float:
+        """Return the seconds of one step, and make one step of what was found for several."""
+        for operation in self.operations.values():
+            operation.divide(self.steps)
+        for name, (conditional, spread) in self.branches.items():
+            self.branches[name] = conditional, spread / self.steps
+        for carried in self.links.values():
+            for name in carried:
+                carried[name] /= self.steps
+        return seconds / self.steps
 
     @property
     def factor(self) -> float:

@@ -6,6 +6,8 @@ Owns what is known of how a program is called. That the trainer's step has this 
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from neurenix.compiler.memory import Memory
 from neurenix.compiler.program import Program
 
@@ -36,4 +38,27 @@ def sent_bytes(program: Program, memory: Memory) -> int:
     """
     if not is_training_step(program):
         return 0
-    return sum(buffer.logical_bytes for buffer in memory.buffers if buffer.role == "batch")
+    batches = sum(buffer.logical_bytes for buffer in memory.buffers if buffer.role == "batch")
+    return batches // program.traits.steps_per_call
+
+
+def of_several_steps(program: Program, steps: int, *, counted: bool) -> Program:
+    """Return the program of a call that makes several steps, told as one step of it is told.
+
+    Args:
+        program: of the call.
+        steps: that it makes.
+        counted: whether their number stands in the program. Otherwise its loop over them counts
+            once as it is.
+    """
+    traits = replace(program.traits, steps_per_call=steps, steps_counted=steps if counted else 1)
+    times = traits.steps_counted
+    if times == 1:
+        return replace(program, traits=traits)
+    products = tuple(replace(one, count=max(1, one.count // times)) for one in traits.products)
+    callbacks = tuple(replace(one, count=max(1, one.count // times)) for one in traits.callbacks)
+    return replace(
+        program,
+        model_flops=program.model_flops / times,
+        traits=replace(traits, products=products, callbacks=callbacks),
+    )

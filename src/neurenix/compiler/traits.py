@@ -99,7 +99,8 @@ class Traits:
     ``divided_axes`` are the mesh axes over which the program itself divides: those of its
     ``shard_map``s and sharding constraints. ``row_by_row`` are the uses of each argument that the
     program looks at, where all of them take it apart along its leading axis. ``steps_per_call`` is
-    not seen but told: how many steps the host starts with one call.
+    not seen but told: how many steps the host starts with one call. ``steps_counted`` is how many
+    of them loops of the compiled program show; one whose length is an argument shows 1.
     """
 
     products: tuple[WrittenProduct, ...] = ()
@@ -109,6 +110,7 @@ class Traits:
     divided_axes: tuple[str, ...] = ()
     row_by_row: tuple[Uses, ...] = ()
     steps_per_call: int = 1
+    steps_counted: int = 1
 
 
 def read(jaxpr: Any) -> Traits:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from neurenix.compiler.leading_axis import Uses
 from neurenix.compiler.leaves import Leaf
@@ -54,8 +54,11 @@ def batch_of(program: Program, examples: int | None = None) -> Batch:
         examples: of one call, where whoever asks knows better.
     """
     leaves = [leaf for leaf in program.leaves if leaf.role == "batch"]
+    several = program.traits.steps_per_call > 1  # whose batches are stacked
+    if several:
+        leaves = [replace(leaf, shape=leaf.shape[1:]) for leaf in leaves]
     of_model = [leaf for leaf in leaves if "x" in leaf.path.split(".")[:2]]
-    axes = _axes_of_examples(program, of_model or leaves)
+    axes = 1 if several else _axes_of_examples(program, of_model or leaves)
     for leaf in of_model or leaves[:1]:
         if axes and is_training_step(program) and _is_tokens(leaf, axes):
             known = examples or math.prod(leaf.shape[:axes])

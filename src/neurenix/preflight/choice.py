@@ -139,7 +139,7 @@ class Workload:
             ArgumentError: the first input has not as many rows as the targets; or there are none,
                 and the inputs do not agree.
         """
-        named = dict(zip(("x", "y"), self.args, strict=False))
+        named = dict(zip(("x", "y", "weight"), self.args, strict=False))
         rows = {
             name + jax.tree_util.keystr(path): leaf.shape[0] if leaf.shape else None
             for name, tree in named.items()

@@ -29,6 +29,7 @@ from neurenix.compiler.meshes import axes_of_arguments, check_devices
 from neurenix.compiler.placement import abstract_mesh, spec, unplaced
 from neurenix.compiler.program import Program, TraceOptions, trace
 from neurenix.compiler.target import CpuHost, kind_of, platform_of
+from neurenix.compiler.training import of_several_steps
 from neurenix.distribute.mesh import MESH_AXES, check_axes, replicas_of
 from neurenix.preflight.arguments import given
 from neurenix.preflight.bound import bind
@@ -46,18 +47,23 @@ class PreflightOptions:
         compiler: time limit, cache, XLA options.
         suggest: when the program does not fit, compile what may make it fit.
         examples: that one call of a plain function works on, where its arguments do not show it.
+        whole_calls: whether ``steps_per_execution`` of a model divides the steps of an epoch. Where
+            it does not, ``fit`` compiles a loop that is told how many steps to make.
     """
 
     donate_argnums: int | Sequence[int] = ()
     compiler: CompileOptions = field(default_factory=CompileOptions)
     suggest: bool = True
     examples: int | None = None
+    whole_calls: bool = True
 
     def __post_init__(self) -> None:
         if not isinstance(self.compiler, CompileOptions):
             raise ArgumentTypeError(
                 f"compiler is an nx.preflight.CompileOptions(…); got {self.compiler!r}."
             )
+        if not isinstance(self.whole_calls, bool):
+            raise ArgumentTypeError(f"whole_calls is True or False; got {self.whole_calls!r}.")
         if self.examples is None:
             return
         if not isinstance(self.examples, numbers.Integral) or isinstance(self.examples, bool):
@@ -119,7 +125,8 @@ def describer(
                 "The examples of a training step are its batch; leave examples= out."
             )
         batch = _batch(args, shape)
-        return lambda where: _training_step(trainer, batch, where, mesh, exported)
+        whole = options.whole_calls
+        return lambda where: _training_step(trainer, batch, where, mesh, exported, whole)
     if isinstance(target, ScriptStep):
         with jax.sharding.use_abstract_mesh(target.mesh):
             here = describer(target.function, args, shape, mesh, options)
@@ -199,18 +206,25 @@ def trainer_of(target: Any) -> Any:
     return trainer
 
 
-def _batch(args: tuple[Any, ...], shape: Shape) -> tuple[Any, Any]:
+def _batch(args: tuple[Any, ...], shape: Shape) -> tuple[Any, ...]:
     if shape.sizes is not None:
         if args:
             raise ArgumentTypeError("Give either input_shape or the specs of a batch, not both.")
-        return *shape.specs(), None
-    if not 1 <= len(args) <= 2:
+        return shape.specs()
+    if not 1 <= len(args) <= 3:
         raise ArgumentTypeError(
             "The shape of a batch is needed: input_shape=(256, 784), the batch first, or "
-            "nx.spec(…) of the inputs and, if wanted, of the targets."
+            "nx.spec(…) of the inputs and, if wanted, of the targets and of the weights, (N,), "
+            "that fit gives to examples where the last batch is filled up."
         )
-    x, y = (*args, None)[:2]
-    return _specs(x), _specs(y)
+    x, *_, weight = batch = (*map(_specs, args), *[None] * (3 - len(args)))
+    rows = {leaf.shape[:1] for leaf in jax.tree.leaves(x)}
+    if weight is not None and rows != {getattr(weight, "shape", None)}:
+        raise ShapeError(
+            f"The weights have shape {getattr(weight, 'shape', weight)}, and the inputs have "
+            f"{sorted(rows)} examples: there is one weight for each."
+        )
+    return batch
 
 
 def _specs(tree: Any) -> Any:
@@ -219,10 +233,11 @@ def _specs(tree: Any) -> Any:
 
 def _training_step(
     trainer: Any,
-    batch: tuple[Any, Any],
+    batch: tuple[Any, ...],
     where: chips.Slice | CpuHost,
     given: Mapping[str, int] | None,
     exported: bool,
+    whole_calls: bool,
 ) -> Program:
     axes = axes_on(where, given or trainer.mesh_axes(where.num_devices))
     known = _known_axes(trainer)
@@ -230,13 +245,12 @@ def _training_step(
         if name not in known:
             raise unknown_name("mesh axis", name, known)
     mesh = abstract_mesh(axes, kind_of(where))
-    x, y = batch
-    for leaf in jax.tree.leaves(x):
+    for leaf in jax.tree.leaves(batch[0]):
         _check_batch(leaf.shape, replicas_of(mesh), where)
-    step = trainer.step_program(mesh, x, y)
+    step = trainer.step_program(mesh, *batch, whole_calls=whole_calls)
     program = trace(
         step.function,
-        (step.state, step.batch),
+        (step.state, *step.arguments),
         axes=axes,
         options=TraceOptions(
             donate_argnums=tuple(step.donate_argnums),
@@ -247,8 +261,7 @@ def _training_step(
             exported=exported,
         ),
     )
-    steps = trainer.options.steps_per_execution
-    return replace(program, traits=replace(program.traits, steps_per_call=steps))
+    return of_several_steps(program, step.call.steps, counted=step.call.exact)
 
 
 def _check_batch(shape: tuple[int, ...], replicas: int, where: chips.Slice | CpuHost) -> None:

@@ -109,7 +109,9 @@ def preflight(
             the program, go with ``functools.partial(function, name=…)``. An array that nobody has
             placed is divided by the compiler where others are placed, as for ``jax.jit``; a spec
             without a partition is whole on every device. Of a model: the spec of
-            one global batch of inputs, and optionally of targets, in place of ``input_shape``.
+            one global batch of inputs, and optionally of targets and weights (N,), in place of
+            ``input_shape``. ``fit`` gives its batches weights where the last is filled up; with
+            ``steps_per_execution=K`` the program is that of K steps, and times are of one.
         on: a slice such as ``"v5e-8"``, or a list of them, compiled side by side.
         input_shape: of one global batch of a model's inputs, the batch first.
         dtype: of the inputs that ``input_shape`` describes; float32 by default.

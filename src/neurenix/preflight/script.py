@@ -14,6 +14,7 @@ import threading
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
@@ -58,13 +59,19 @@ class FirstStep(NamedTuple):
     """What a script was about to run: on which arguments, and on the mesh of which context.
 
     ``mesh`` is what ``jax.set_mesh`` had set there, an empty one if nothing; ``steps_per_epoch``
-    how many steps ``fit`` was to make in an epoch, None where that is not known.
+    how many steps ``fit`` was to make in an epoch, None where that is not known; ``whole_calls``
+    whether each of its compiled calls was to make all of ``steps_per_execution`` steps.
     """
 
     target: Any
     args: tuple[Any, ...]
     mesh: AbstractMesh
     steps_per_epoch: int | None = None
+    whole_calls: bool = True
+
+    def options(self, options: PreflightOptions | None) -> PreflightOptions:
+        """Return the options with which the step is described as the script makes it."""
+        return replace(options or PreflightOptions(), whole_calls=self.whole_calls)
 
     def context(self) -> AbstractContextManager[Any]:
         """Return what enters that mesh, so that the step is described as the script calls it."""
@@ -115,6 +122,7 @@ def preflight_script(
         run = ScriptRun(os.fspath(path), tuple(arguments), timeout_seconds, step)
         found = first_step(path, arguments, timeout_seconds=timeout_seconds, step=step)
         target = _target(found, run, on)
+        options = found.options(options)
         reports = preflight(target, *found.args, on=list(on), mesh=mesh, options=options)
     for report in reports:
         report.steps_per_epoch = found.steps_per_epoch
@@ -128,8 +136,11 @@ def step_for(
     *,
     timeout_seconds: float = 600.0,
     step: str | None = None,
-) -> tuple[Any, tuple[Any, ...]]:
+    options: PreflightOptions | None = None,
+) -> tuple[Any, tuple[Any, ...], PreflightOptions]:
     """Return a script's first step as what can be asked about, slices of other sizes included.
+
+    With it are returned its arguments, and the options with which it is the script's.
 
     ``fit``'s step can be laid over any slice. A function that cannot, since the script has laid its
     arrays over the devices that it found, is looked for in another run, with as many devices.
@@ -140,13 +151,14 @@ def step_for(
         on: the slices that will be asked about.
         timeout_seconds: in which the script must reach a step.
         step: name of the function that is the step, as for ``preflight_script``.
+        options: as for ``preflight``.
 
     Raises:
         ArgumentError, CompilationError, ArgumentTypeError: as ``first_step``.
     """
     run = ScriptRun(os.fspath(path), tuple(arguments), timeout_seconds, step)
     found = first_step(path, arguments, timeout_seconds=timeout_seconds, step=step)
-    return _target(found, run, on), found.args
+    return _target(found, run, on), found.args, found.options(options)
 
 
 def _target(found: FirstStep, run: ScriptRun, on: Sequence[On]) -> Any:
@@ -242,9 +254,11 @@ class _ScriptRun:
                 self._waker.close()
                 sys.settrace(tracing)
 
-    def _at_fit(self, trainer: Any, x: Any, y: Any, steps: int | None) -> None:
+    def _at_fit(
+        self, trainer: Any, batch: tuple[Any, ...], steps: int | None, whole_calls: bool
+    ) -> None:
         if self._step is None or self._step in _STEPS_OF_FIT:
-            self._at_step(trainer, (x,) if y is None else (x, y), steps)
+            self._at_step(trainer, batch, steps, whole_calls)
         self._fitted = True
 
     def _at_call(self, function: Any, args: tuple[Any, ...]) -> None:
@@ -253,7 +267,11 @@ class _ScriptRun:
         self._compiled.append(jits.name_of(function))
 
     def _at_step(
-        self, target: Any, args: tuple[Any, ...], steps_per_epoch: int | None = None
+        self,
+        target: Any,
+        args: tuple[Any, ...],
+        steps_per_epoch: int | None = None,
+        whole_calls: bool = True,
     ) -> NoReturn:
         if os.getpid() != self._process:
             _end_child(
@@ -261,7 +279,8 @@ class _ScriptRun:
                 "only a step of the script's own process is looked at"
             )
         context = jax.sharding.get_abstract_mesh()
-        self._reached.append(_Reached(FirstStep(target, args, context, steps_per_epoch)))
+        step = FirstStep(target, args, context, steps_per_epoch, whole_calls)
+        self._reached.append(_Reached(step))
         if threading.current_thread() is not threading.main_thread():
             self._stop_from_thread()
         if len(self._reached) == 1:

@@ -15,7 +15,7 @@ from jax.sharding import NamedSharding, Sharding
 from neurenix import _cpu
 from neurenix._functions.binding import uninterrupted
 from neurenix._functions.recompilation import RecompilationWatch
-from neurenix.distribute.mesh import known_mesh
+from neurenix.train.calls import StepCall, in_place
 from neurenix.train.step import StepDefinition
 
 
@@ -85,12 +85,10 @@ class FlatFunction:
         return results[-1]
 
     def _flat(self, leaves: list[Any], *rest: Any) -> tuple[list[Any], Any]:
-        with known_mesh(self._sharding):
-            state, out = self._function(self._unflatten(leaves), *rest)
-        after = jax.tree.leaves(state)
-        if self._sharding is not None:
-            after = list(map(jax.lax.with_sharding_constraint, after, self._lie))
-        return after, out
+        lie = self._unflatten(self._lie) if self._sharding is not None else None
+        function = in_place(self._function, self._sharding, lie)
+        state, out = function(self._unflatten(leaves), *rest)
+        return jax.tree.leaves(state), out
 
 
 class CompiledStep:
@@ -98,21 +96,14 @@ class CompiledStep:
 
     Args:
         definition: what is computed.
-        steps: optimizer steps in one call.
-        exact: every call makes all ``steps``; otherwise it makes as many as it is told.
+        call: which program of it.
         sharding: where the state lies.
     """
 
-    def __init__(
-        self, definition: StepDefinition, *, steps: int, exact: bool, sharding: Sharding
-    ) -> None:
-        self.steps, self.exact, self.sharding = steps, exact, sharding
-        if steps == 1:
-            function: Callable[..., Any] = definition.train
-        else:
-            function = definition.train_many if exact else definition.train_up_to
-        self.train = FlatFunction(function, "train_step", sharding)
-        self.takes_count = steps > 1 and not exact
+    def __init__(self, definition: StepDefinition, call: StepCall, sharding: Sharding) -> None:
+        self.call, self.steps, self.sharding = call, call.steps, sharding
+        self.train = FlatFunction(call.function(definition), "train_step", sharding)
+        self.takes_count = not call.exact
 
 
 class _Prediction:
@@ -163,12 +154,11 @@ class Compiled:
         """Programs that the step has been compiled to."""
         return 0 if self._step is None else self._step.train.compilations
 
-    def step(self, steps: int, exact: bool, sharding: Sharding) -> CompiledStep:
+    def step(self, call: StepCall, sharding: Sharding) -> CompiledStep:
         """Return the step; the arguments are those of ``CompiledStep``."""
         known = self._step
-        if known is None or (known.steps, known.exact, known.sharding) != (steps, exact, sharding):
-            known = CompiledStep(self._definition, steps=steps, exact=exact, sharding=sharding)
-            self._step = known
+        if known is None or (known.call, known.sharding) != (call, sharding):
+            known = self._step = CompiledStep(self._definition, call, sharding)
         return known
 
     def evaluation(self, sharding: Sharding) -> CompiledEvaluation:

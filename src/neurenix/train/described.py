@@ -16,6 +16,7 @@ from neurenix.distribute.placement import Placement
 from neurenix.distribute.rules import ShardingRules, as_rules
 from neurenix.distribute.strategy import made_in
 from neurenix.train.batch import Batch
+from neurenix.train.calls import StepCall
 from neurenix.train.kept import Kept
 from neurenix.train.options import TrainOptions
 from neurenix.train.program import StepProgram, describe_step
@@ -28,13 +29,18 @@ class Described:
     options: TrainOptions
     _kept: Kept
 
-    def step_program(self, mesh: Any, x: Any, y: Any = None) -> StepProgram:
-        """Return the step that ``fit`` runs, described for a mesh that need not exist.
+    def step_program(
+        self, mesh: Any, x: Any, y: Any = None, weight: Any = None, *, whole_calls: bool = True
+    ) -> StepProgram:
+        """Return the call of the step that ``fit`` makes, for a mesh that need not exist.
 
         Args:
             mesh: with axes of a strategy's names; ``jax.sharding.AbstractMesh`` will do.
             x: ``jax.ShapeDtypeStruct`` (or a tree) of the inputs of one global batch.
             y: the same of the targets; by default what the loss takes.
+            weight: the same of the weights, which ``fit`` gives every batch where the last one is
+                filled up or the user gives some; None where it gives none.
+            whole_calls: whether ``steps_per_execution`` divides the steps of an epoch.
         """
         prepared = self._kept.prepared()
         definition = prepared.definition
@@ -42,7 +48,9 @@ class Described:
         if y is None:
             y = self._kept.recipe.needed_loss().target_spec(prepared.check.output_spec(x))
         placement = Placement(mesh, definition.model.weights(), self.rules())
-        return describe_step(definition, Batch(x, y), placement)
+        steps = self.options.steps_per_execution
+        call = StepCall(steps, exact=steps == 1 or whole_calls)
+        return describe_step(definition, Batch(x, y, weight), placement, call)
 
     def variant(self, *, moment_dtype: Any = None, **options: Any) -> Self:
         """Return a trainer of the same module with something changed, for comparisons.

@@ -13,9 +13,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from neurenix.distribute.mesh import batch_sharded, known_mesh, replicated
+from neurenix.distribute.mesh import batch_sharded, replicated
 from neurenix.distribute.placement import Placement
 from neurenix.train.batch import Batch
+from neurenix.train.calls import StepCall, in_place
 from neurenix.train.state import TrainState, leaf_roles
 from neurenix.train.step import StepDefinition
 
@@ -25,43 +26,68 @@ class StepProgram:
     """A pure training step and its arguments, described.
 
     Attributes:
-        function: ``(state, batch) -> (state, logs)``.
+        function: ``(state, *arguments) -> (state, logs)``.
         state: tree of ``jax.ShapeDtypeStruct`` with shardings.
-        batch: the same of one global batch.
+        arguments: the same of one global batch, or of K stacked ones and, where the host says how
+            many of them count, of that number.
+        call: what makes the program one of these.
         leaf_roles: ``"parameters"``, ``"optimizer"``, ``"model_state"``, ``"metrics"``,
-            ``"other"`` or ``"batch"`` for each leaf of ``(state, batch)``.
+            ``"other"`` or ``"batch"`` for each leaf of ``(state, *arguments)``.
         donate_argnums: the state's memory is given to the result.
     """
 
-    function: Callable[[Any, Any], tuple[Any, Any]]
+    function: Callable[..., tuple[Any, Any]]
     state: Any
-    batch: Any
+    arguments: tuple[Any, ...]
+    call: StepCall
     leaf_roles: tuple[str, ...]
     donate_argnums: tuple[int, ...] = (0,)
 
+    @property
+    def batch(self) -> Any:
+        """The batch, or K stacked ones."""
+        return self.arguments[0]
 
-def describe_step(definition: StepDefinition, batch: Batch, placement: Placement) -> StepProgram:
-    """Return the step of ``definition`` for ``batch`` (of shapes), placed on a mesh."""
+
+def describe_step(
+    definition: StepDefinition, batch: Batch, placement: Placement, call: StepCall
+) -> StepProgram:
+    """Return a call of the step of ``definition``, placed on a mesh.
+
+    Args:
+        definition: what is computed.
+        batch: shapes of one global batch, with weights where ``fit`` gives it weights.
+        placement: of the state.
+        call: which program.
+    """
     mesh = placement.mesh
     state: TrainState = jax.eval_shape(definition.initial, *definition.model.read())
     keys = jax.tree.map(lambda leaf: jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key), state)
     raw = jax.eval_shape(lambda tree: _unwrapped(tree, keys), state)
     implementations = jax.tree.map(_implementation, state, keys)
-    shardings = placement.shardings(raw)
+    # On one device as ``fit``, which has no mesh there.
+    around = replicated(mesh) if mesh.size > 1 else None
+    step = in_place(call.function(definition), around, placement.shardings(state))
 
-    def function(state: Any, batch: Batch) -> tuple[Any, Any]:
+    def function(state: Any, *arguments: Any) -> tuple[Any, Any]:
         wrapped = jax.tree.map(
             lambda leaf, is_key, impl: (
                 jax.random.wrap_key_data(leaf, impl=impl) if is_key else leaf
             ),
             state, keys, implementations,
         )  # fmt: skip
-        with known_mesh(replicated(mesh)):
-            after, logs = definition.train(wrapped, batch)
-            return jax.lax.with_sharding_constraint(_unwrapped(after, keys), shardings), logs
+        after, logs = step(wrapped, *arguments)
+        return _unwrapped(after, keys), logs
 
-    roles = leaf_roles(state) + ("batch",) * len(jax.tree.leaves(batch))
-    return StepProgram(function, _on(raw, shardings), _on(batch, batch_sharded(mesh)), roles)
+    batches, *count = call.arguments(batch)
+    batches = _on(batches, batch_sharded(mesh, leading=int(call.steps > 1)))
+    arguments = (batches, *_on(count, replicated(mesh)))
+    roles = (
+        *leaf_roles(state),
+        *["batch"] * len(jax.tree.leaves(batches)),
+        *["other"] * len(count),
+    )
+    return StepProgram(function, _on(raw, placement.shardings(raw)), arguments, call, roles)
 
 
 def _unwrapped(tree: Any, keys: Any) -> Any:

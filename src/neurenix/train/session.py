@@ -17,6 +17,7 @@ from neurenix._functions.binding import apart
 from neurenix.distribute import Strategy
 from neurenix.distribute.placement import Placement
 from neurenix.train.batch_check import BatchCheck
+from neurenix.train.calls import StepCall
 from neurenix.train.compiled import CompiledEvaluation, CompiledStep
 from neurenix.train.kept import Prepared, Standing
 from neurenix.train.state import TrainState, counters
@@ -56,8 +57,8 @@ class Session:
             per_call: optimizer steps in one call.
             steps: optimizer steps of an epoch, where that is certain.
         """
-        exact = steps is not None and steps % per_call == 0
-        return self.prepared.compiled.step(per_call, exact, self.strategy.state_sharding)
+        call = StepCall.of(per_call, steps)
+        return self.prepared.compiled.step(call, self.strategy.state_sharding)
 
     def evaluation(self) -> CompiledEvaluation:
         """Return the compiled functions of ``evaluate`` and ``predict``."""

@@ -223,7 +223,8 @@ class Trainer(Described, Resumable, StepStates):
         step = session.step(self.options.steps_per_execution, steps)
         run = Run(self, session, step, feed, called)
         spec = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), feed.first)
-        intercept.first_step(self, spec.x, spec.y, steps)
+        batch = tuple(part for part in spec if part is not None)
+        intercept.first_step(self, batch, steps, whole_calls=step.call.exact)
         try:
             to_do = range(options.initial_epoch, epochs)
             return run.epochs(to_do, steps_per_epoch, validate, options.verbose)
