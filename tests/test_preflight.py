@@ -329,4 +329,4 @@ def test_the_batches_of_all_steps_of_a_call_lie_on_the_device() -> None:
     assert "steps_per_execution=64 sends the batches of 64 steps" in many.findings[0].message
     (smaller,) = [s for s in many.suggestions if s.change.startswith("a global batch of")]
     assert smaller.fits
-    assert smaller.analysis.memory.roles["batch"] > 0.8 * many.hbm.limit_bytes
+    assert smaller.analysis.memory.peak_bytes > 0.8 * many.hbm.limit_bytes

@@ -189,3 +189,28 @@ def test_the_batch_of_several_steps_is_that_of_one():
     flops = {key: program.model_flops for key, program in programs.items()}
     assert set(flops.values()) == {flops[1, True]}
     assert flops[1, True] > 0
+
+
+@pytest.mark.parametrize(("whole", "made"), [(True, 4), (False, 3)])
+def test_a_compiled_file_makes_the_steps_of_a_call(tmp_path, whole, made):
+    def model():
+        return nn.Sequential(nn.Linear(4, 1)).compile(nx.optim.SGD(0.1), "mse", **options)
+
+    options = {"steps_per_execution": 4}
+    path, batch = tmp_path / "fit.nxc", (nx.spec((BATCH, 4)), nx.spec((BATCH, 1)))
+    ours, by_fit = model(), model()
+    by_fit.load(save(ours, tmp_path))
+    nx.compile_for(ours, *batch, on="cpu", path=path, options=PreflightOptions(whole_calls=whole))
+    x, y = data(4 * BATCH, two=False)
+    stacked = {"x": x.reshape(4, BATCH, 4), "y": y.reshape(4, BATCH, 1)}
+    count = () if whole else (np.int32(made),)
+    state, _ = nx.load_compiled(path)(ours.trainer.step_state(), stacked, *count)
+    ours.trainer.take_step_state(state)
+    by_fit.fit(x[: made * BATCH], y[: made * BATCH], batch_size=BATCH, shuffle=False, verbose=0)
+    assert ours.trainer.steps_made == by_fit.trainer.steps_made == made
+    np.testing.assert_allclose(ours[0].kernel[...], by_fit[0].kernel[...], rtol=1e-6)
+
+
+def save(model, folder):
+    model.save(folder / "weights.safetensors")
+    return folder / "weights.safetensors"

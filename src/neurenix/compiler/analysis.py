@@ -26,7 +26,8 @@ from neurenix.compiler.training import sent_bytes
 from neurenix.compiler.utilization import utilization
 
 _MUCH = 0.05
-"""Of a step, what a choice of branches must make of it to be told."""
+"""Of a step, what a choice of branches must make of it to be told; of the memory, what the batches
+of further steps must."""
 
 
 @dataclass(frozen=True)
@@ -117,21 +118,18 @@ def _notes(schedule: Schedule, time: StepTime, raw_seconds: float) -> tuple[str,
     return tuple(dict.fromkeys(notes))
 
 
-def _too_many_batches(program: Program, memory: Memory) -> Finding | None:
-    """Say of a call of several steps that is refused that one step would fit, if it would."""
+def _with_batches(why: Finding, program: Program, memory: Memory) -> Finding:
+    """Say of a call of several steps that their batches take much of the memory, if they do."""
     steps = program.traits.steps_per_call
     batches = sum(buffer.padded_bytes for buffer in memory.buffers if buffer.role == "batch")
-    one_step = memory.peak_bytes - batches * (steps - 1) // steps
-    if one_step > memory.limit_bytes:
-        return None
-    one, needed, limit = map(bytes_text, (one_step, memory.peak_bytes, memory.limit_bytes))
-    return Finding(
-        "refused-hbm",
-        "error",
-        f"It needs {needed} of HBM on each device, which has {limit}. One step would fit, with "
-        f"about {one}; steps_per_execution={steps} sends the batches of {steps} steps at once.",
-        "Make fewer steps in one call (a smaller steps_per_execution), or take a smaller batch.",
-        effect_bytes=max(0, -memory.headroom_bytes),
+    if why.rule != "refused-hbm" or batches * (steps - 1) < _MUCH * memory.peak_bytes * steps:
+        return why
+    return replace(
+        why,
+        message=f"{why.message} steps_per_execution={steps} sends the batches of {steps} steps at "
+        f"once: {bytes_text(batches)}, beside what the compiler makes of all of them.",
+        fix="Make fewer steps in one call (a smaller steps_per_execution), or take a smaller batch."
+        f" {why.fix}".rstrip(),
     )
 
 
@@ -141,8 +139,7 @@ def _refused(program: Program, where: Slice, answer: Refusal, limit: int) -> Ana
         program = replace(program, leaves=as_compiled(program.leaves, module))
     memory = memory_module.of_refused(program, module, answer.needed_bytes, limit_bytes=limit)
     why = of_refusal(program, where, answer, memory.temporaries)
-    if why.rule == "refused-hbm" and program.traits.steps_per_call > 1:
-        why = _too_many_batches(program, memory) or why
+    why = _with_batches(why, program, memory)
     return _not_fitting(program, where, memory, why, answer)
 
 

@@ -41,7 +41,9 @@ def compile_for(
     the machine code, the program it was made from and a manifest: target, versions, the path,
     shape, dtype and division of every array, which of them are donated, and a hash of each part.
     It runs only with the versions of jax, jaxlib and libtpu that made it. The step of a model takes
-    ``model.trainer.step_state()`` and a batch ``{"x": …, "y": …}``.
+    ``model.trainer.step_state()`` and a batch ``{"x": …, "y": …}``; with
+    ``steps_per_execution=K`` K stacked ones, and how many of them count where
+    ``options.whole_calls`` is False.
 
     Args:
         target: a function, a compiled model or a ``Trainer``, as for ``nx.preflight``.

@@ -33,7 +33,8 @@ class StepStates:
 
         The step of a model, compiled by ``nx.compile_for`` or ``neurenix compile``, is called with
         it and a batch: a dict of ``x``, ``y`` and, where the step was compiled with it,
-        ``weight``. Random keys are their numbers in it.
+        ``weight``, with a first axis of K where the model has ``steps_per_execution=K``. Random
+        keys are their numbers in it.
 
         Raises:
             ArgumentError: the module is abstract, or its arrays are gone.
