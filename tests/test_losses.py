@@ -11,6 +11,7 @@ import optax
 import pytest
 from scipy import special
 
+import neurenix as nx
 from neurenix import losses, metrics
 from neurenix._core.errors import (
     ArgumentError,
@@ -43,6 +44,7 @@ def binary(p, y):
     return -(y * np.log(p) + (1 - y) * np.log(1 - p))
 
 
+TORCH = losses.get(losses.CrossEntropyLoss())
 # name: (loss, y_true, y_pred, expected per position, before the mean over all but the first axis)
 CASES = {
     "sparse": (
@@ -137,16 +139,21 @@ CASES = {
         X,
         np.maximum(((1 - ONE_HOT) * X).max(-1) - (ONE_HOT * X).sum(-1) + 1, 0),
     ),
-    "torch cross entropy": (losses.CrossEntropyLoss(), LABELS, LOGITS, -LOG_P[RANGE, LABELS]),
+    "torch cross entropy": (
+        losses.get(losses.CrossEntropyLoss()),
+        LABELS,
+        LOGITS,
+        -LOG_P[RANGE, LABELS],
+    ),
     "torch cross entropy of rows": (
-        losses.CrossEntropyLoss(),
+        losses.get(losses.CrossEntropyLoss()),
         SOFT,
         LOGITS,
         -(SOFT * LOG_P).sum(-1),
     ),
-    "torch nll": (losses.NLLLoss(), LABELS, LOG_P, -LOG_P[RANGE, LABELS]),
+    "torch nll": (losses.get(losses.NLLLoss()), LABELS, LOG_P, -LOG_P[RANGE, LABELS]),
     "torch bce": (
-        losses.BCEWithLogitsLoss(),
+        losses.get(losses.BCEWithLogitsLoss()),
         YES_NO,
         X,
         binary(special.expit(X), YES_NO),
@@ -225,7 +232,7 @@ WRONG_VALUES = {
     "Hinge": (-1.5, 1.5, None),
     "SquaredHinge": (-1.5, 1.5, None),
     "CategoricalHinge": (-0.5, 1.5, None),
-    "BCEWithLogitsLoss": (-0.5, 1.5, None),
+    "BinaryCrossEntropy": (-0.5, 1.5, None),
 }
 
 
@@ -476,8 +483,8 @@ def test_a_function_gets_predictions_without_an_axis_paired():
         losses.SparseCategoricalCrossentropy(),
         SPARSE,
         losses.SparseCategoricalCrossentropy(from_logits=True, label_smoothing=0.1),
-        losses.CrossEntropyLoss(),
-        losses.NLLLoss(),
+        losses.get(losses.CrossEntropyLoss()),
+        losses.get(losses.NLLLoss()),
     ],
     ids=lambda loss: loss.name,
 )
@@ -495,7 +502,7 @@ def test_a_label_out_of_range_is_not_a_number(loss, label):
 
 @pytest.mark.parametrize(("platform", "scatters"), [("cpu", True), ("tpu", False)])
 def test_integer_classes_are_gathered_on_a_cpu_only(platform: str, scatters: bool):
-    gradient = jax.jit(jax.grad(lambda p: losses.CrossEntropyLoss()(LABELS, p)))
+    gradient = jax.jit(jax.grad(lambda p: losses.CrossEntropyLoss()(p, LABELS)))
     program = gradient.trace(LOGITS).lower(lowering_platforms=(platform,)).as_text()
     assert ("scatter" in program) is scatters
 
@@ -509,8 +516,8 @@ def test_both_ways_to_pick_a_class_agree():
 
 IGNORING = {
     "sparse": losses.SparseCategoricalCrossentropy(from_logits=True, ignore_index=-100),
-    "cross entropy": losses.CrossEntropyLoss(),
-    "nll": losses.NLLLoss(),
+    "cross entropy": losses.get(losses.CrossEntropyLoss()),
+    "nll": losses.get(losses.NLLLoss()),
 }
 
 
@@ -569,11 +576,12 @@ def test_positions_are_ignored_as_pytorch_ignores_them():
     labels = np.array([[0, 1, 2], [3, -100, -100], [-100, -100, -100]])
     rows = torch.tensor(logits.reshape(-1, C))
     wanted = torch.nn.CrossEntropyLoss()(rows, torch.tensor(labels.reshape(-1)))
-    np.testing.assert_allclose(losses.CrossEntropyLoss()(labels, logits), wanted, rtol=1e-5)
+    found = losses.CrossEntropyLoss()(np.moveaxis(logits, -1, 1), labels)
+    np.testing.assert_allclose(found, wanted, rtol=1e-5)
 
 
 def test_rows_of_probabilities_all_count():
-    loss = losses.CrossEntropyLoss()
+    loss = losses.get(losses.CrossEntropyLoss())
     assert loss.counted(SOFT, LOGITS) is None
     np.testing.assert_array_equal(
         loss.per_example(SOFT, LOGITS),
@@ -598,7 +606,10 @@ def test_a_smaller_loss_is_better():
     assert {loss.direction for loss, *_ in CASES.values()} == {"min"}
 
 
-@pytest.mark.parametrize("name", sorted({*losses.__all__} - {"Loss", "FunctionLoss", "get"}))
+BASES = {"Loss", "FunctionLoss", "TorchLoss", "get"}
+
+
+@pytest.mark.parametrize("name", sorted({*losses.__all__} - BASES))
 def test_lists_are_arrays(name):
     loss, y_pred = getattr(losses, name), [[0.25, 0.75], [0.5, 0.5]]
     of_classes = "parse" in name or name in ("CrossEntropyLoss", "NLLLoss")
@@ -606,6 +617,10 @@ def test_lists_are_arrays(name):
     arrays = jnp.array(y_true), jnp.array(y_pred)
     if not isinstance(loss, type):
         np.testing.assert_array_equal(loss(y_true, y_pred), loss(*arrays))
+        return
+    if issubclass(loss, losses.TorchLoss):
+        assert np.isfinite(loss()(y_pred, y_true))
+        np.testing.assert_array_equal(loss()(y_pred, y_true), loss()(*arrays[::-1]))
         return
     assert np.isfinite(loss()(y_true, y_pred))
     for weight in (None, [1.0, 3.0]):
@@ -641,19 +656,102 @@ RAW = np.array([[1.5, 0.2, -2.0], [0.3, 0.1, 0.9]], np.float32)
 @pytest.mark.parametrize(
     ("loss", "first", "second"),
     [
-        (losses.BCEWithLogitsLoss(), RAW[0], np.ones(3, np.float32)),
-        (losses.BCELoss(), SOFT_ROWS[0], np.array([1, 0, 0])),
-        (losses.CrossEntropyLoss(), RAW, SOFT_ROWS),
-        (losses.CrossEntropyLoss(), RAW[1:], SOFT_ROWS[1:]),
+        (losses.BinaryCrossentropy(from_logits=True), RAW[0], np.ones(3, np.float32)),
+        (losses.CategoricalCrossentropy(), RAW, SOFT_ROWS),
         (losses.CategoricalCrossentropy(), RAW[1:], SOFT_ROWS[1:]),
         (losses.KLDivergence(), np.log(SOFT_ROWS), SOFT_ROWS),
     ],
 )
-def test_predictions_that_come_first_are_told(loss, first, second):
+def test_predictions_that_come_first_are_told_by_their_values(loss, first, second):
     with pytest.raises(DataError, match=r"`y_true`.*\(y_true, y_pred\): targets first"):
         loss(jnp.asarray(first), jnp.asarray(second))
     assert np.isfinite(jax.jit(lambda t, p: loss(t, p))(first, second))  # nothing, while traced
     assert np.isfinite(loss(first, second, jnp.ones(len(first))))  # nor of what may not count
+
+
+NOT_SYMMETRIC = {
+    "binary": (losses.BinaryCrossentropy(from_logits=True), RAW, (RAW > 0).astype(np.int32)),
+    "binary, flags": (losses.BinaryCrossentropy(from_logits=True), RAW, RAW > 0),
+    "categorical": (losses.CategoricalCrossentropy(), SOFT_ROWS, np.eye(3, dtype=np.int8)[:2]),
+    "divergence": (losses.KLDivergence(), SOFT_ROWS, np.eye(3, dtype=np.int8)[:2]),
+    "hinge": (losses.Hinge(), RAW, np.sign(RAW).astype(np.int32)),
+    "squared hinge": (losses.SquaredHinge(), RAW, np.sign(RAW).astype(np.int32)),
+    "categorical hinge": (losses.CategoricalHinge(), RAW, np.eye(3, dtype=np.int32)[:2]),
+    "poisson": (losses.Poisson(), np.exp(RAW), np.arange(6).reshape(2, 3)),
+    "percentage": (losses.MeanAbsolutePercentageError(), RAW, np.arange(1, 7).reshape(2, 3)),
+    "sparse": (SPARSE, RAW, np.array([0, 2])),
+    "sparse, sequences": (SPARSE, RAW[:, None], np.array([[0], [2]])),
+}
+COMPILERS = {"eager": lambda f: f, "jax.jit": jax.jit, "nx.jit": nx.jit}
+
+
+@pytest.mark.parametrize("compiled", COMPILERS)
+@pytest.mark.parametrize("name", NOT_SYMMETRIC)
+def test_whole_numbers_in_the_place_of_predictions_are_told(name, compiled):
+    loss, y_pred, y_true = NOT_SYMMETRIC[name]
+    step = COMPILERS[compiled](lambda first, second: loss(first, second))
+    assert np.isfinite(step(jnp.asarray(y_true), jnp.asarray(y_pred)))
+    with pytest.raises((DataError, ShapeError), match=r"\(y_true, y_pred\): targets first"):
+        step(jnp.asarray(y_pred), jnp.asarray(y_true))
+    weighted = COMPILERS[compiled](lambda a, b, w: loss(a, b, w))
+    with pytest.raises((DataError, ShapeError), match=r"\(y_true, y_pred\): targets first"):
+        weighted(jnp.asarray(y_pred), jnp.asarray(y_true), jnp.ones(2))
+
+
+FUNCTIONS = {
+    "binary": lambda t, p: losses.binary_crossentropy(t, p, from_logits=True).mean(),
+    "categorical": lambda t, p: losses.categorical_crossentropy(t, p, from_logits=True).mean(),
+    "divergence": lambda t, p: losses.kl_divergence(t, p).mean(),
+    "hinge": lambda t, p: losses.hinge(t, p).mean(),
+    "classes": lambda t, p: losses.BinaryCrossentropy(from_logits=True)(t, p),
+    "weighted": lambda t, p: losses.KLDivergence()(t, p, jnp.ones(2)),
+}
+
+
+@pytest.mark.parametrize("transform", [jax.grad, lambda f: nx.jit(nx.grad(f)),
+                                       lambda f: jax.grad(jax.jit(f)),
+                                       lambda f: jax.grad(jax.checkpoint(f))])  # fmt: skip
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_a_gradient_of_the_targets_alone_is_refused(name, transform):
+    """It is what a step has whose model's output is given first, as probabilities are."""
+    function, logits = FUNCTIONS[name], jnp.asarray(RAW)
+    fixed = jnp.asarray(SOFT_ROWS)
+    right = transform(lambda p: function(fixed, jax.nn.softmax(p)))(logits)
+    assert np.isfinite(right).all() and np.abs(right).max() > 0
+    with pytest.raises(DataError, match="respect to the targets alone.*targets first"):
+        transform(lambda p: function(jax.nn.softmax(p), fixed))(logits)
+
+
+def test_gradients_of_both_and_of_a_reference_are_taken():
+    logits, fixed = jnp.asarray(RAW), jnp.asarray(SOFT_ROWS)
+    entropy = jax.grad(lambda p: losses.CategoricalCrossentropy()(*[jax.nn.softmax(p)] * 2))
+    assert np.isfinite(entropy(logits)).all()
+    policy = jax.grad(lambda p: losses.KLDivergence().elementwise(jax.nn.softmax(p), fixed).mean())(
+        logits
+    )
+    p = special.softmax(RAW, -1)
+    ratio = np.log(p / SOFT_ROWS)
+    wanted = p * (ratio - (p * ratio).sum(-1, keepdims=True)) / 2
+    np.testing.assert_allclose(policy, wanted, atol=1e-5)
+    second = jax.hessian(lambda p: losses.BinaryCrossentropy(from_logits=True)(fixed[0], p))
+    p = special.expit(RAW[0])
+    np.testing.assert_allclose(second(logits[0]), np.diag(p * (1 - p) / 3), atol=1e-6)
+
+
+def test_the_check_adds_nothing_to_a_program():
+    loss, arrays = losses.BinaryCrossentropy(), (jnp.asarray(SOFT_ROWS), jnp.asarray(RAW))
+    texts = [
+        jax.jit(lambda t, p, f=f: f(t, p)).lower(*arrays).as_text()
+        for f in (loss.each, loss.per_example)
+    ]
+    assert texts[0] == texts[1]
+
+
+def test_padding_in_the_targets_of_a_function_is_taken():
+    targets = np.array([[1.0, 0.0, -1.0]], np.float32)
+    assert np.isfinite(losses.binary_crossentropy(targets, RAW[:1], from_logits=True)).all()
+    with pytest.raises(DataError, match="targets first"):
+        losses.binary_crossentropy(RAW[:1], targets * 0, from_logits=True)
 
 
 @pytest.mark.parametrize(
@@ -669,11 +767,6 @@ def test_predictions_that_come_first_are_told(loss, first, second):
 def test_targets_that_may_be_meant_are_taken(targets):
     assert np.isfinite(losses.CategoricalCrossentropy(from_logits=True)(targets, RAW))
     assert np.isfinite(losses.BinaryCrossentropy(from_logits=True)(targets, RAW))
-
-
-def test_labels_in_the_place_of_predictions_are_told():
-    with pytest.raises(ShapeError, match=r"\(y_true, y_pred\): targets first"):
-        losses.CrossEntropyLoss()(jnp.asarray(RAW), jnp.array([0, 1]))
 
 
 @pytest.mark.parametrize(

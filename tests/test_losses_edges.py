@@ -61,7 +61,7 @@ EDGES = {
     "percentage, of 0": (losses.MeanAbsolutePercentageError(), [0.0], [1e-7], 100.0),
     "poisson, of 0": (losses.Poisson(), [1.0], [0.0], -math.log(1e-7)),
     "torch cross entropy of rows, smoothed": (
-        losses.CrossEntropyLoss(label_smoothing=0.2),
+        losses.get(losses.CrossEntropyLoss(label_smoothing=0.2)),
         [[1.0, 0.0]],
         [[1.0, 0.0]],
         -(0.9 * SMOOTHED[0] + 0.1 * SMOOTHED[1]),

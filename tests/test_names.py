@@ -284,10 +284,10 @@ def test_an_option_of_a_layer_is_named(make: Any, said: str) -> None:
 @pytest.mark.parametrize(
     ("make", "said"),
     [
-        (lambda: nx.losses.CrossEntropyLoss(weight=[1.0]), r"CrossEntropyLoss\(\) .*class_weight="),
+        (lambda: nx.losses.CategoricalCrossentropy(weight=[1.0]), r"entropy\(\) .*class_weight="),
         (lambda: nx.losses.MeanSquaredError(size_average=True), "Here that is reduction"),
         (lambda: nx.losses.BinaryCrossentropy(from_logit=True), "Did you mean 'from_logits'"),
-        (lambda: nx.losses.MSELoss("sum"), r"MeanSquaredError\(\): too many positional arguments"),
+        (lambda: nx.losses.MSELoss("sum"), r"MSELoss\(\): too many positional arguments"),
         (lambda: nx.metrics.Precision(thresholds=0.5), r"Precision\(\) .*Here that is threshold"),
         (lambda: nx.metrics.AUC(top_k=3), r"AUC\(\) has no option 'top_k'. Options: bins"),
         (lambda: nx.distribute.OneDeviceStrategy(tpu="a"), "'tpu'. Options: device"),

@@ -295,7 +295,7 @@ def test_a_loss_agrees_with_pytorch(name):
     kind = name.split()[0]
     ours, theirs = getattr(losses, kind)(**options), getattr(torch.nn, kind)(**theirs_options)
     expected = theirs(tensor(LOGITS), torch.tensor(target))
-    np.testing.assert_allclose(ours(target, LOGITS), expected.item(), rtol=1e-5)
+    np.testing.assert_allclose(ours(LOGITS, target), expected.item(), rtol=1e-5)
 
 
 OPTIMISERS = {

@@ -1,4 +1,15 @@
-"""Losses: stateless, targets first, ``loss(y_true, y_pred, sample_weight=None)``.
+"""Losses: stateless objects, and functions; the family of a name says the order of arguments.
+
+=======================================  ========================================
+names of Keras (``BinaryCrossentropy``)  ``loss(y_true, y_pred, sample_weight=None)``
+functions (``binary_crossentropy``)      ``function(y_true, y_pred)``
+names of PyTorch (``BCELoss``)           ``loss(input, target)``: predictions first
+=======================================  ========================================
+
+A name of PyTorch means what it means there, reductions and the axis of classes included.
+``compile``, ``Trainer`` and metrics take each of them, and call it in its own order. Functions of
+a user's own, and the metrics, are called with ``(y_true, y_pred)``. Arguments the other way round
+are an error wherever it can be told (see :class:`Loss`).
 
 Owns the public names; each formula is in the module named after its family.
 """
@@ -39,11 +50,13 @@ from neurenix.losses.torch_names import (
     BCELoss,
     BCEWithLogitsLoss,
     CrossEntropyLoss,
-    HingeLoss,
     HuberLoss,
+    KLDivLoss,
     L1Loss,
     MSELoss,
     NLLLoss,
+    SmoothL1Loss,
+    TorchLoss,
 )
 
 __all__ = [
@@ -56,9 +69,9 @@ __all__ = [
     "CrossEntropyLoss",
     "FunctionLoss",
     "Hinge",
-    "HingeLoss",
     "Huber",
     "HuberLoss",
+    "KLDivLoss",
     "KLDivergence",
     "L1Loss",
     "LogCosh",
@@ -70,8 +83,10 @@ __all__ = [
     "MeanSquaredLogarithmicError",
     "NLLLoss",
     "Poisson",
+    "SmoothL1Loss",
     "SparseCategoricalCrossentropy",
     "SquaredHinge",
+    "TorchLoss",
     "binary_crossentropy",
     "categorical_crossentropy",
     "cosine_similarity",
@@ -85,16 +100,49 @@ __all__ = [
 ]
 
 # What other libraries call what is called otherwise here.
+_FUNCTION = "a function of your own, (y_true, y_pred), in JAX operations"
 _ELSEWHERE = {
-    "KLDivLoss": "losses.KLDivergence",
+    "BinaryFocalCrossentropy": _FUNCTION,
+    "CTCLoss": f"{_FUNCTION}, around optax.losses.ctc_loss",
+    "CategoricalFocalCrossentropy": _FUNCTION,
+    "CosineEmbeddingLoss": f"{_FUNCTION}; losses.CosineSimilarity where all pairs are alike",
+    "GaussianNLLLoss": _FUNCTION,
+    "HingeEmbeddingLoss": f"{_FUNCTION}; losses.Hinge is the hinge of signs and scores",
+    "HingeLoss": "losses.Hinge(), called with (y_true, y_pred)",
     "MAE": "losses.MeanAbsoluteError",
     "MAPE": "losses.MeanAbsolutePercentageError",
     "MSE": "losses.MeanSquaredError",
     "MSLE": "losses.MeanSquaredLogarithmicError",
-    "SmoothL1Loss": "losses.HuberLoss",
+    "MarginRankingLoss": _FUNCTION,
+    "MultiLabelMarginLoss": _FUNCTION,
+    "MultiLabelSoftMarginLoss": "losses.BCEWithLogitsLoss",
+    "MultiMarginLoss": f"{_FUNCTION}; losses.CategoricalHinge takes one-hot rows",
+    "PoissonNLLLoss": "losses.Poisson(), called with (y_true, y_pred), of rates, not logarithms",
+    "SigmoidFocalCrossEntropy": _FUNCTION,
+    "SoftMarginLoss": f"{_FUNCTION}; losses.BinaryCrossentropy(from_logits=True) takes 0 and 1",
+    "SparseCategoricalCrossEntropyLoss": "losses.SparseCategoricalCrossentropy",
+    "TripletMarginLoss": _FUNCTION,
+    "binary_cross_entropy": "losses.binary_crossentropy(y_true, y_pred)",
+    "binary_cross_entropy_with_logits": "losses.binary_crossentropy(y_true, y_pred, "
+    "from_logits=True)",
+    "cosine_distance": "1 + losses.cosine_similarity(y_true, y_pred)",
     "cross_entropy": "losses.sparse_categorical_crossentropy(y_true, y_pred, from_logits=True)",
+    "hinge_loss": "losses.hinge(y_true, y_pred)",
+    "huber_loss": "losses.huber(y_true, y_pred)",
+    "kl_div": "losses.kl_divergence(y_true, y_pred), of probabilities",
+    "l1_loss": "losses.mean_absolute_error(y_true, y_pred)",
+    "l2_loss": "losses.mean_squared_error(y_true, y_pred) / 2",
+    "log_cosh": "losses.LogCosh().per_example(y_true, y_pred)",
     "mae": "losses.mean_absolute_error",
     "mse": "losses.mean_squared_error",
+    "mse_loss": "losses.mean_squared_error(y_true, y_pred)",
+    "nll_loss": "losses.NLLLoss()(input, target)",
+    "sigmoid_binary_cross_entropy": "losses.binary_crossentropy(y_true, y_pred, from_logits=True)",
+    "smooth_l1_loss": "losses.SmoothL1Loss()(input, target)",
+    "softmax_cross_entropy": "losses.categorical_crossentropy(y_true, y_pred, from_logits=True)",
+    "softmax_cross_entropy_with_integer_labels": "losses.sparse_categorical_crossentropy(y_true, "
+    "y_pred, from_logits=True)",
+    "squared_error": "losses.mean_squared_error(y_true, y_pred)",
 }
 
 if not TYPE_CHECKING:  # a type checker would take any name for one that exists

@@ -16,12 +16,11 @@ from typing import ClassVar
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.core import Tracer
 
 from neurenix._core.errors import DataError, ShapeError, unknown_name
 from neurenix._core.names import OptionsExplained, snake_case
+from neurenix.losses.order import TARGETS_FIRST, at_hand, in_order
 
-ORDER = "The order of arguments is (y_true, y_pred): targets first, as in Keras and unlike PyTorch."
 # What keeps logarithms and quotients finite; the value of Keras (keras.config.epsilon()).
 EPSILON = 1e-7
 REDUCTIONS = ("mean", "sum", "none")
@@ -35,7 +34,6 @@ _OPTIONS = {
     "size_average": "reduction",
     "weight": "class_weight= of fit",
 }
-_ROUGHLY = 0.02  # what half precision may add to a probability, or to the sum of a row
 
 
 @dataclass(frozen=True)
@@ -44,6 +42,10 @@ class Loss(OptionsExplained, ABC):
 
     A loss has no state, is hashable and compares by its options, so it may be a static argument
     of a compiled function. A subclass writes ``elementwise``.
+
+    Targets come first. Where a loss is not symmetric, a call with predictions first is an error
+    wherever it can be told, also while traced: by shapes, by whole numbers in the place of
+    predictions, and by a gradient with respect to the targets alone.
 
     Attributes:
         direction: ``"min"``: a smaller loss is better.
@@ -68,6 +70,9 @@ class Loss(OptionsExplained, ABC):
 
     options_elsewhere: ClassVar[Mapping[str, str]] = _OPTIONS
     direction: ClassVar[str] = "min"
+    # Whether targets and predictions can change places without a change of the loss.
+    symmetric: ClassVar[bool] = True
+    order: ClassVar[str] = TARGETS_FIRST  # what an error says of the arguments' order
     reduction: str | None = field(default="mean", kw_only=True)
 
     def __post_init__(self) -> None:
@@ -91,6 +96,16 @@ class Loss(OptionsExplained, ABC):
     def per_example(self, y_true: jax.Array, y_pred: jax.Array) -> jax.Array:
         """Return one loss per example, shape (N,): the mean over all further positions."""
         return mean_per_example(self.elementwise(y_true, y_pred))
+
+    def each(self, y_true: jax.Array, y_pred: jax.Array) -> jax.Array:
+        """Return :meth:`per_example` of arguments whose order is checked, as a call checks it.
+
+        Targets that are whole numbers may be padding, and are not held to be probabilities.
+        """
+        y_true, y_pred = self.in_order(y_true, y_pred)
+        if (values := at_hand(y_true)) is not None:
+            self._check_order(np.where(values == np.round(values), 0, values), y_pred)
+        return self.per_example(y_true, y_pred)
 
     def counted(
         self, y_true: jax.Array, y_pred: jax.Array, sample_weight: jax.Array | None = None
@@ -122,9 +137,10 @@ class Loss(OptionsExplained, ABC):
 
         Raises:
             ShapeError: the shapes do not go together.
-            DataError: the targets are no probabilities where they must be, as predictions are
-                that were given first; without weights, and where values are at hand.
+            DataError: predictions were given first (see :class:`Loss`). Without weights, and where
+                values are at hand: the targets are no probabilities where they must be.
         """
+        y_true, y_pred = self.in_order(y_true, y_pred)
         weight = self.counted(y_true, y_pred, sample_weight)
         if weight is None:
             self._check_order(y_true, y_pred)
@@ -139,6 +155,14 @@ class Loss(OptionsExplained, ABC):
         else:
             losses = self.per_example(y_true, y_pred)
         return weighted_mean(losses, weight)
+
+    def in_order(self, y_true: jax.Array, y_pred: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """Return both arguments, to be used in their place; checked unless symmetric.
+
+        Raises:
+            DataError: dtypes, or what is differentiated, say that predictions were given first.
+        """
+        return (y_true, y_pred) if self.symmetric else in_order(y_true, y_pred, self.order)
 
     def target_spec(self, y_pred: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
         """Return shape and dtype of the targets that belong to predictions like ``y_pred``."""
@@ -158,7 +182,7 @@ class Loss(OptionsExplained, ABC):
         self._validate_shape(np.shape(y_true), tuple(y_pred_shape))
         self._validate_values(np.asarray(y_true), tuple(y_pred_shape))
 
-    def _check_order(self, y_true: jax.Array, y_pred: jax.Array) -> None:
+    def _check_order(self, y_true: jax.Array | np.ndarray, y_pred: jax.Array) -> None:
         """Refuse predictions in the place of targets; a loss that can tell them does."""
         del y_true, y_pred  # both may be any numbers
 
@@ -262,43 +286,6 @@ def same_shape(name: str, y_true: tuple[int, ...], y_pred: tuple[int, ...]) -> N
         f"The loss {name} compares targets and predictions one by one, and `y_true` has shape "
         f"{y_true} where `y_pred` has shape {y_pred}. Give targets of shape {y_pred}."
     )
-
-
-def check_probabilities(y_true: jax.Array, y_pred: jax.Array, *, rows: bool = False) -> None:
-    """Raise DataError for targets that are no probabilities, as where predictions are given first.
-
-    Nothing is looked at while a program is traced, nor what lies on the devices of other hosts.
-
-    Args:
-        y_true: the targets.
-        y_pred: the predictions.
-        rows: whether rows that are soft (fractions, and not one alone) have to sum to 1.
-    """
-    at_hand = isinstance(y_true, (np.ndarray, jax.Array)) and not isinstance(y_true, Tracer)
-    if not at_hand or not getattr(y_true, "is_fully_addressable", True):
-        return
-    values = np.asarray(y_true).astype(np.float32)
-    outside = (values < -_ROUGHLY) | (values > 1 + _ROUGHLY)
-    if outside.any():
-        where = tuple(int(i) for i in np.argwhere(outside)[0])
-        raise DataError(
-            "The targets `y_true` must be probabilities, 0 … 1; found "
-            f"{values[where]:.6g} at index {where}. {ORDER}"
-        )
-    soft = (values > 0) & (values < 1)
-    whole = jnp.asarray(y_pred).dtype.kind in "biu"
-    if whole and soft.any():
-        raise DataError(f"The targets `y_true` are fractions and `y_pred` whole numbers. {ORDER}")
-    if not rows or not values.ndim:
-        return
-    sums = values.sum(-1)
-    wrong = soft.any(-1) & ((values != 0).sum(-1) > 1) & (np.abs(sums - 1) > _ROUGHLY)
-    if wrong.any():
-        where = tuple(int(i) for i in np.argwhere(wrong)[0])
-        raise DataError(
-            "The targets `y_true` must be class numbers, or rows of probabilities that sum to 1; "
-            f"the row at index {where} sums to {sums[where]:.6g}. {ORDER}"
-        )
 
 
 def check_finite(y_true: np.ndarray) -> None:

@@ -16,15 +16,14 @@ from neurenix._core.errors import ArgumentError, ArgumentTypeError, DataError, S
 from neurenix._core.options import check_number
 from neurenix.losses.base import (
     EPSILON,
-    ORDER,
     Loss,
     at_least_float32,
     check_finite,
-    check_probabilities,
     check_range,
     mean_per_example,
     paired,
 )
+from neurenix.losses.order import check_probabilities
 
 
 @dataclass(frozen=True)
@@ -60,6 +59,7 @@ class SparseCategoricalCrossentropy(Loss):
         0.6931
     """
 
+    symmetric = False
     from_logits: bool = False
     label_smoothing: float = 0.0
     ignore_index: int | None = None
@@ -79,7 +79,7 @@ class SparseCategoricalCrossentropy(Loss):
         y_true, y_pred = jnp.asarray(y_true), jnp.asarray(y_pred)
         self._validate_shape(y_true.shape, y_pred.shape)
         if jnp.issubdtype(y_pred.dtype, jnp.integer):
-            raise DataError(f"The predictions `y_pred` are integers ({y_pred.dtype}). {ORDER}")
+            raise DataError(f"The predictions `y_pred` are integers ({y_pred.dtype}). {self.order}")
         labels = y_true.reshape(y_pred.shape[:-1]).astype(jnp.int32)
         log_p = self._log_probabilities(y_pred)
         right = picked(log_p, labels)
@@ -136,7 +136,7 @@ class SparseCategoricalCrossentropy(Loss):
         hint = (
             " These look like one-hot rows: use CategoricalCrossentropy, or `labels.argmax(-1)`."
             if y_true == y_pred
-            else f" {ORDER}"
+            else f" {self.order}"
             if y_true[:-1] == y_pred
             else ""
         )
@@ -175,6 +175,7 @@ class CategoricalCrossentropy(Loss):
         0.6931
     """
 
+    symmetric = False
     from_logits: bool = False
     label_smoothing: float = 0.0
 
@@ -208,8 +209,8 @@ class CategoricalCrossentropy(Loss):
     def _validate_values(self, y_true: np.ndarray, y_pred_shape: tuple[int, ...]) -> None:
         check_range(y_true, 0, 1, "because they are probabilities")
 
-    def _check_order(self, y_true: jax.Array, y_pred: jax.Array) -> None:
-        check_probabilities(y_true, y_pred, rows=True)
+    def _check_order(self, y_true: jax.Array | np.ndarray, y_pred: jax.Array) -> None:
+        check_probabilities(y_true, self.order, rows=True)
 
 
 @dataclass(frozen=True)
@@ -228,6 +229,7 @@ class BinaryCrossentropy(Loss):
         0.6931
     """
 
+    symmetric = False
     from_logits: bool = False
     label_smoothing: float = 0.0
 
@@ -251,8 +253,8 @@ class BinaryCrossentropy(Loss):
     def _validate_values(self, y_true: np.ndarray, y_pred_shape: tuple[int, ...]) -> None:
         check_range(y_true, 0, 1, "because they answer yes (1) or no (0)")
 
-    def _check_order(self, y_true: jax.Array, y_pred: jax.Array) -> None:
-        check_probabilities(y_true, y_pred)
+    def _check_order(self, y_true: jax.Array | np.ndarray, y_pred: jax.Array) -> None:
+        check_probabilities(y_true, self.order)
 
 
 def picked(values: jax.Array, labels: jax.Array) -> jax.Array:
@@ -315,7 +317,7 @@ def sparse_categorical_crossentropy(
         [0.]
     """
     loss = SparseCategoricalCrossentropy(from_logits=from_logits, ignore_index=ignore_index)
-    return loss.per_example(y_true, y_pred)
+    return loss.each(y_true, y_pred)
 
 
 def categorical_crossentropy(
@@ -325,7 +327,7 @@ def categorical_crossentropy(
 
     See :class:`CategoricalCrossentropy` for shapes and errors.
     """
-    return CategoricalCrossentropy(from_logits=from_logits).per_example(y_true, y_pred)
+    return CategoricalCrossentropy(from_logits=from_logits).each(y_true, y_pred)
 
 
 def binary_crossentropy(
@@ -335,4 +337,4 @@ def binary_crossentropy(
 
     See :class:`BinaryCrossentropy` for shapes and errors.
     """
-    return BinaryCrossentropy(from_logits=from_logits).per_example(y_true, y_pred)
+    return BinaryCrossentropy(from_logits=from_logits).each(y_true, y_pred)

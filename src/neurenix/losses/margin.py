@@ -25,6 +25,8 @@ class Hinge(Loss):
         0.75
     """
 
+    symmetric = False
+
     def elementwise(self, y_true: jax.Array, y_pred: jax.Array) -> jax.Array:
         """Return the hinge loss of every answer."""
         y_true, y_pred = paired(self.name, y_true, y_pred)
@@ -38,6 +40,8 @@ class Hinge(Loss):
 class SquaredHinge(Loss):
     """The square of :class:`Hinge`."""
 
+    symmetric = False
+
     def elementwise(self, y_true: jax.Array, y_pred: jax.Array) -> jax.Array:
         """Return the squared hinge loss of every answer."""
         y_true, y_pred = paired(self.name, y_true, y_pred)
@@ -50,6 +54,8 @@ class SquaredHinge(Loss):
 @dataclass(frozen=True)
 class CategoricalHinge(Loss):
     """``max(best wrong score - right score + 1, 0)`` with one-hot targets (N, ..., C)."""
+
+    symmetric = False
 
     def elementwise(self, y_true: jax.Array, y_pred: jax.Array) -> jax.Array:
         """Return the hinge loss of every row, shape (N, ...)."""
@@ -71,4 +77,4 @@ def _signs(y_true: jax.Array) -> jax.Array:
 
 def hinge(y_true: jax.Array, y_pred: jax.Array) -> jax.Array:
     """Return the hinge loss per example, shape (N,)."""
-    return Hinge().per_example(y_true, y_pred)
+    return Hinge().each(y_true, y_pred)

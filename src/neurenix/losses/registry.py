@@ -17,6 +17,7 @@ from neurenix._foreign.coupling import of_each_alone
 from neurenix._foreign.refusals import refuse_foreign, refuse_predictions_first
 from neurenix.losses import crossentropy, margin, regression, similarity, torch_names
 from neurenix.losses.base import Loss, mean_per_example
+from neurenix.losses.torch_names import TorchLoss
 
 _CLASSES: tuple[type[Loss], ...] = (
     crossentropy.SparseCategoricalCrossentropy,
@@ -35,7 +36,7 @@ _CLASSES: tuple[type[Loss], ...] = (
     margin.SquaredHinge,
     margin.CategoricalHinge,
 )
-_BY_NAME: Mapping[str, type[Loss]] = {cls().name: cls for cls in _CLASSES} | {
+_BY_NAME: Mapping[str, type[Loss] | type[TorchLoss]] = {cls().name: cls for cls in _CLASSES} | {
     "mse": regression.MeanSquaredError,
     "mae": regression.MeanAbsoluteError,
     "mape": regression.MeanAbsolutePercentageError,
@@ -108,8 +109,10 @@ class FunctionLoss(Loss):
             raise ShapeError(f"`y_true` has {y_true[:1]} examples where `y_pred` has {y_pred[:1]}.")
 
 
-def get(loss: str | Loss | type[Loss] | Callable) -> Loss:
+def get(loss: str | Loss | TorchLoss | type[Loss] | type[TorchLoss] | Callable) -> Loss:
     """Return the loss that a name, a loss, a loss class or a function stands for.
+
+    It is called with targets first, also where a loss under PyTorch's name is given.
 
     Raises:
         UnknownNameError: nothing has this name; near misses are suggested.
@@ -122,12 +125,14 @@ def get(loss: str | Loss | type[Loss] | Callable) -> Loss:
     """
     if isinstance(loss, Loss):
         return loss
+    if isinstance(loss, TorchLoss):
+        return loss.targets_first
     if isinstance(loss, str):
         if loss.lower() not in _BY_NAME:
             raise unknown_name("loss", loss, _BY_NAME)
-        return _BY_NAME[loss.lower()]()
-    if isinstance(loss, type) and issubclass(loss, Loss):
-        return loss()
+        return get(_BY_NAME[loss.lower()]())
+    if isinstance(loss, type) and issubclass(loss, (Loss, TorchLoss)):
+        return get(loss())
     refuse_foreign("loss", loss, _names())
     if callable(loss) and not isinstance(loss, type):
         refuse_predictions_first("loss", loss)
@@ -139,5 +144,5 @@ def get(loss: str | Loss | type[Loss] | Callable) -> Loss:
 
 
 def _names() -> set[str]:
-    torch = {name for name, value in vars(torch_names).items() if isinstance(value, type)}
+    torch = {cls.__name__ for cls in TorchLoss.__subclasses__()}
     return torch | {cls.__name__ for cls in _CLASSES}

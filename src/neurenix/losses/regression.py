@@ -46,6 +46,8 @@ class MeanAbsoluteError(Loss):
 class MeanAbsolutePercentageError(Loss):
     """``100 · |y_true - y_pred| / max(|y_true|, 1e-7)``."""
 
+    symmetric = False
+
     def elementwise(self, y_true: jax.Array, y_pred: jax.Array) -> jax.Array:
         """Return the relative error of every number, in per cent."""
         y_true, y_pred = paired(self.name, y_true, y_pred)
@@ -109,6 +111,8 @@ class LogCosh(Loss):
 class Poisson(Loss):
     """``y_pred - y_true · log(y_pred)``: the Poisson likelihood, for counts ≥ 0."""
 
+    symmetric = False
+
     def elementwise(self, y_true: jax.Array, y_pred: jax.Array) -> jax.Array:
         """Return the Poisson loss of every count."""
         y_true, y_pred = paired(self.name, y_true, y_pred)
@@ -120,14 +124,14 @@ class Poisson(Loss):
 
 def mean_squared_error(y_true: jax.Array, y_pred: jax.Array) -> jax.Array:
     """Return the mean squared error per example, shape (N,)."""
-    return MeanSquaredError().per_example(y_true, y_pred)
+    return MeanSquaredError().each(y_true, y_pred)
 
 
 def mean_absolute_error(y_true: jax.Array, y_pred: jax.Array) -> jax.Array:
     """Return the mean absolute error per example, shape (N,)."""
-    return MeanAbsoluteError().per_example(y_true, y_pred)
+    return MeanAbsoluteError().each(y_true, y_pred)
 
 
 def huber(y_true: jax.Array, y_pred: jax.Array, *, delta: float = 1.0) -> jax.Array:
     """Return the Huber loss per example, shape (N,)."""
-    return Huber(delta).per_example(y_true, y_pred)
+    return Huber(delta).each(y_true, y_pred)

@@ -14,11 +14,11 @@ import numpy as np
 from neurenix.losses.base import (
     EPSILON,
     Loss,
-    check_probabilities,
     check_range,
     paired_rows,
     same_rows,
 )
+from neurenix.losses.order import check_probabilities
 
 
 @dataclass(frozen=True)
@@ -45,8 +45,13 @@ class CosineSimilarity(Loss):
 class KLDivergence(Loss):
     """``sum(y_true · log(y_true / y_pred))`` over the last axis; both are probabilities.
 
-    Both are kept between 1e-7 and 1, as Keras does.
+    Both are kept between 1e-7 and 1, as Keras does. PyTorch's, of log-probabilities, is
+    :class:`~neurenix.losses.KLDivLoss`. A call refuses a gradient with respect to ``y_true`` alone;
+    for one that is meant, as of a policy's divergence from a fixed reference, take
+    ``elementwise``.
     """
+
+    symmetric = False
 
     def elementwise(self, y_true: jax.Array, y_pred: jax.Array) -> jax.Array:
         """Return the divergence of every row, shape (N, ...)."""
@@ -60,8 +65,8 @@ class KLDivergence(Loss):
     def _validate_values(self, y_true: np.ndarray, y_pred_shape: tuple[int, ...]) -> None:
         check_range(y_true, 0, 1, "because they are probabilities")
 
-    def _check_order(self, y_true: jax.Array, y_pred: jax.Array) -> None:
-        check_probabilities(y_true, y_pred)
+    def _check_order(self, y_true: jax.Array | np.ndarray, y_pred: jax.Array) -> None:
+        check_probabilities(y_true, self.order)
 
 
 def _unit(x: jax.Array) -> jax.Array:
@@ -72,9 +77,9 @@ def _unit(x: jax.Array) -> jax.Array:
 
 def cosine_similarity(y_true: jax.Array, y_pred: jax.Array) -> jax.Array:
     """Return minus the cosine per example, shape (N,)."""
-    return CosineSimilarity().per_example(y_true, y_pred)
+    return CosineSimilarity().each(y_true, y_pred)
 
 
 def kl_divergence(y_true: jax.Array, y_pred: jax.Array) -> jax.Array:
     """Return the Kullback-Leibler divergence per example, shape (N,)."""
-    return KLDivergence().per_example(y_true, y_pred)
+    return KLDivergence().each(y_true, y_pred)

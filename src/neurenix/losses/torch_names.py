@@ -1,94 +1,318 @@
-"""Losses under PyTorch's names, taking **logits** where PyTorch's do.
+"""Losses under PyTorch's names: ``loss(input, target)``, predictions first, as PyTorch has them.
 
-Owns the names only. The order of arguments is ours, ``(y_true, y_pred)``, because ``fit`` calls
-every loss so; classes are the last axis.
+Owns the names, the options and the order of arguments. The formulas are in ``torch_forms`` and in
+the modules of the library's own losses.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from neurenix.losses.base import at_least_float32
-from neurenix.losses.crossentropy import (
-    BinaryCrossentropy,
-    CategoricalCrossentropy,
-    SparseCategoricalCrossentropy,
-)
-from neurenix.losses.margin import Hinge
+from neurenix._core.errors import unknown_name
+from neurenix._core.names import OptionsExplained
+from neurenix.losses.base import REDUCTIONS, Loss
 from neurenix.losses.regression import Huber, MeanAbsoluteError, MeanSquaredError
-
-MSELoss = MeanSquaredError
-L1Loss = MeanAbsoluteError
-HuberLoss = Huber
-BCELoss = BinaryCrossentropy
-HingeLoss = Hinge
+from neurenix.losses.torch_forms import (
+    BinaryCrossEntropy,
+    CrossEntropy,
+    Divergence,
+    SmoothL1,
+    frozen,
+)
 
 
 @dataclass(frozen=True)
-class CrossEntropyLoss(SparseCategoricalCrossentropy):
-    """Cross-entropy of logits; ``y_true`` are integer classes, or rows of probabilities.
+class TorchLoss(OptionsExplained, ABC):
+    """Base of the losses under PyTorch's names, which are called with predictions first.
 
-    Positions of the label -100 do not count: the mean is over all others, as in PyTorch. Rows of
-    probabilities all count.
+    ``compile``, ``Trainer`` and ``preflight`` take one as they take any other loss: they use its
+    ``targets_first``. It is hashable and compares by its options. Two differences from PyTorch:
+    nothing but (N,) and (N, 1) is broadcast, and the mean of no position at all is 0, not NaN.
+
+    Attributes:
+        reduction: ``"mean"``, ``"sum"`` or ``"none"``; ``fit`` takes the mean.
+
+    Raises:
+        UnknownNameError: there is no such reduction.
+        ArgumentTypeError: there is no such option.
 
     Example:
-        >>> print(f"{nx.losses.CrossEntropyLoss()(nx.tensor([0]), nx.tensor([[0.0, 0.0]])):.4f}")
+        >>> loss = nx.losses.BCELoss(reduction="sum")
+        >>> print(f"{loss(nx.tensor([0.9, 0.2]), nx.tensor([1.0, 0.0])):.3f}")
+        0.329
+    """
+
+    options_elsewhere: ClassVar[Mapping[str, str]] = {
+        "reduce": "reduction",
+        "size_average": "reduction",
+    }
+    direction: ClassVar[str] = "min"
+    reduction: str = field(default="mean", kw_only=True)
+
+    def __post_init__(self) -> None:
+        """Check the options."""
+        _ = self.targets_first
+
+    @property
+    @abstractmethod
+    def targets_first(self) -> Loss:
+        """The same loss in the library's order, ``(y_true, y_pred)``."""
+
+    @property
+    def name(self) -> str:
+        """The name that logs and errors have for it."""
+        return self.targets_first.name
+
+    def __call__(self, input: jax.Array, target: jax.Array) -> jax.Array:
+        """Return the loss, as ``reduction`` says.
+
+        Args:
+            input: what the model returned; half precision is computed in float32.
+            target: the targets; see the class for shape and dtype.
+
+        Raises:
+            ShapeError: the shapes do not go together.
+            DataError: the targets were given first, as far as dtypes, values or what is
+                differentiated tell; or they are out of range, where values are at hand.
+        """
+        return self.targets_first(target, input)
+
+
+@dataclass(frozen=True)
+class MSELoss(TorchLoss):
+    """``(input - target)²``."""
+
+    @property
+    def targets_first(self) -> Loss:
+        """The same loss in the library's order, ``(y_true, y_pred)``."""
+        return MeanSquaredError(reduction=self.reduction)
+
+
+@dataclass(frozen=True)
+class L1Loss(TorchLoss):
+    """``|input - target|``."""
+
+    @property
+    def targets_first(self) -> Loss:
+        """The same loss in the library's order, ``(y_true, y_pred)``."""
+        return MeanAbsoluteError(reduction=self.reduction)
+
+
+@dataclass(frozen=True)
+class SmoothL1Loss(TorchLoss):
+    """``d²/(2·beta)`` if ``|d| < beta``, else ``|d| - beta/2``, with ``d = input - target``.
+
+    Args:
+        beta: where the two meet, in the unit of the targets; at least 0, where it is ``|d|``.
+
+    Raises:
+        ArgumentError: ``beta`` is below 0.
+
+    Example:
+        >>> print(nx.losses.SmoothL1Loss(beta=2.0)(nx.tensor([1.0, 4.0]), nx.tensor([0.0, 0.0])))
+        1.625
+    """
+
+    beta: float = field(default=1.0, kw_only=True)
+
+    @property
+    def targets_first(self) -> Loss:
+        """The same loss in the library's order, ``(y_true, y_pred)``."""
+        return SmoothL1(self.beta, reduction=self.reduction)
+
+
+@dataclass(frozen=True)
+class HuberLoss(TorchLoss):
+    """``d²/2`` if ``|d| ≤ delta``, else ``delta · (|d| - delta/2)``, with ``d = input - target``.
+
+    Args:
+        delta: where the two meet, in the unit of the targets; above 0.
+
+    Raises:
+        ArgumentError: ``delta`` is not above 0.
+    """
+
+    delta: float = field(default=1.0, kw_only=True)
+
+    @property
+    def targets_first(self) -> Loss:
+        """The same loss in the library's order, ``(y_true, y_pred)``."""
+        return Huber(self.delta, reduction=self.reduction)
+
+
+@dataclass(frozen=True)
+class CrossEntropyLoss(TorchLoss):
+    """Cross-entropy of logits, with classes on the second axis.
+
+    ``input``: logits (N, C, ...), or (C,) for one example. ``target``: integer classes (N, ...),
+    or probabilities of the shape of ``input``. Where classes are on the last axis, as layers here
+    have them, use ``SparseCategoricalCrossentropy(from_logits=True)``.
+
+    Args:
+        weight: a weight for each class, (C,). With integer classes the mean is divided by the
+            weights of the targets, with probabilities by their number.
+        ignore_index: the label of positions that do not count.
+        label_smoothing: share of the target spread evenly over all classes, in [0, 1).
+
+    Example:
+        >>> print(f"{nx.losses.CrossEntropyLoss()(nx.tensor([[0.0, 0.0]]), nx.tensor([0])):.4f}")
         0.6931
     """
 
-    from_logits: bool = True
-    ignore_index: int | None = -100
+    weight: Any = None
+    ignore_index: int = field(default=-100, kw_only=True)
+    label_smoothing: float = field(default=0.0, kw_only=True)
+
+    def __post_init__(self) -> None:
+        """Check the options."""
+        object.__setattr__(self, "weight", frozen("weight", self.weight))
+        super().__post_init__()
 
     @property
-    def _soft(self) -> CategoricalCrossentropy:
-        return CategoricalCrossentropy(self.from_logits, self.label_smoothing)
+    def targets_first(self) -> Loss:
+        """The same loss in the library's order, ``(y_true, y_pred)``."""
+        return CrossEntropy(
+            ignore_index=self.ignore_index,
+            label_smoothing=self.label_smoothing,
+            weight=self.weight,
+            reduction=self.reduction,
+        )
 
-    def elementwise(self, y_true: jax.Array, y_pred: jax.Array) -> jax.Array:
-        """Return the cross-entropy of every position, shape (N, ...)."""
-        if _is_soft(y_true, y_pred):
-            return self._soft.elementwise(y_true, y_pred)
-        return super().elementwise(y_true, y_pred)
-
-    def _counts(self, y_true: jax.Array, y_pred: jax.Array) -> jax.Array | None:
-        return None if _is_soft(y_true, y_pred) else super()._counts(y_true, y_pred)
-
-    def _check_order(self, y_true: jax.Array, y_pred: jax.Array) -> None:
-        if _is_soft(y_true, y_pred):
-            self._soft._check_order(y_true, y_pred)
-
-    def validate(self, y_true: np.ndarray, y_pred_shape) -> None:
-        """Check targets on the host; see :meth:`Loss.validate`."""
-        if _is_soft(y_true, np.empty(y_pred_shape, np.bool_)):
-            self._soft.validate(y_true, y_pred_shape)
-        else:
-            super().validate(y_true, y_pred_shape)
+    def __call__(self, input: jax.Array, target: jax.Array) -> jax.Array:
+        """Return the loss; see :meth:`TorchLoss.__call__`."""
+        return _batched(self, input, target)
 
 
 @dataclass(frozen=True)
-class BCEWithLogitsLoss(BinaryCrossentropy):
-    """Binary cross-entropy of logits."""
+class NLLLoss(TorchLoss):
+    """Minus the log-probability of the right class; ``input`` are log-probabilities (N, C, ...).
 
-    from_logits: bool = True
-
-
-@dataclass(frozen=True)
-class NLLLoss(SparseCategoricalCrossentropy):
-    """Minus the log-probability of the right class; ``y_pred`` are log-probabilities.
-
-    Positions of the label -100 do not count, as for :class:`CrossEntropyLoss`.
+    Args:
+        weight: as for :class:`CrossEntropyLoss`.
+        ignore_index: the label of positions that do not count.
     """
 
-    ignore_index: int | None = -100
+    weight: Any = None
+    ignore_index: int = field(default=-100, kw_only=True)
 
-    def _log_probabilities(self, y_pred: jax.Array) -> jax.Array:
-        return at_least_float32(y_pred)
+    def __post_init__(self) -> None:
+        """Check the options."""
+        object.__setattr__(self, "weight", frozen("weight", self.weight))
+        super().__post_init__()
+
+    @property
+    def targets_first(self) -> Loss:
+        """The same loss in the library's order, ``(y_true, y_pred)``."""
+        return CrossEntropy(
+            ignore_index=self.ignore_index,
+            weight=self.weight,
+            normalized=True,
+            reduction=self.reduction,
+        )
+
+    def __call__(self, input: jax.Array, target: jax.Array) -> jax.Array:
+        """Return the loss; see :meth:`TorchLoss.__call__`."""
+        return _batched(self, input, target)
 
 
-def _is_soft(y_true, y_pred) -> bool:
-    return np.shape(y_true) == np.shape(y_pred) and jnp.issubdtype(
-        jnp.asarray(y_true).dtype, jnp.floating
-    )
+@dataclass(frozen=True)
+class BCELoss(TorchLoss):
+    """Binary cross-entropy of probabilities; logarithms are at least -100, as in PyTorch.
+
+    A probability outside of [0, 1], such as a logit, gives NaN.
+
+    Args:
+        weight: a factor of the losses, of a shape that broadcasts to theirs.
+    """
+
+    weight: Any = None
+
+    def __post_init__(self) -> None:
+        """Check the options."""
+        object.__setattr__(self, "weight", frozen("weight", self.weight))
+        super().__post_init__()
+
+    @property
+    def targets_first(self) -> Loss:
+        """The same loss in the library's order, ``(y_true, y_pred)``."""
+        return BinaryCrossEntropy(weight=self.weight, reduction=self.reduction)
+
+
+@dataclass(frozen=True)
+class BCEWithLogitsLoss(TorchLoss):
+    """Binary cross-entropy of logits.
+
+    Args:
+        weight: a factor of the losses, of a shape that broadcasts to theirs.
+        pos_weight: a factor of the losses of positive answers, likewise.
+
+    Example:
+        >>> loss = nx.losses.BCEWithLogitsLoss(pos_weight=[3.0])
+        >>> print(f"{loss(nx.tensor([0.0]), nx.tensor([1.0])):.4f}")
+        2.0794
+    """
+
+    weight: Any = None
+    pos_weight: Any = field(default=None, kw_only=True)
+
+    def __post_init__(self) -> None:
+        """Check the options."""
+        object.__setattr__(self, "weight", frozen("weight", self.weight))
+        object.__setattr__(self, "pos_weight", frozen("pos_weight", self.pos_weight))
+        super().__post_init__()
+
+    @property
+    def targets_first(self) -> Loss:
+        """The same loss in the library's order, ``(y_true, y_pred)``."""
+        return BinaryCrossEntropy(
+            from_logits=True,
+            weight=self.weight,
+            pos_weight=self.pos_weight,
+            reduction=self.reduction,
+        )
+
+
+@dataclass(frozen=True)
+class KLDivLoss(TorchLoss):
+    """``target · (log(target) - input)``, where ``input`` are log-probabilities.
+
+    Args:
+        log_target: whether ``target`` are log-probabilities too.
+        reduction: ``"batchmean"`` is the divergence: the sum, divided by the number of examples.
+            ``"mean"`` divides by the number of all elements, as in PyTorch.
+
+    Example:
+        >>> loss = nx.losses.KLDivLoss(reduction="batchmean")
+        >>> print(f"{loss(nx.log(nx.tensor([[0.5, 0.5]])), nx.tensor([[1.0, 0.0]])):.4f}")
+        0.6931
+    """
+
+    log_target: bool = field(default=False, kw_only=True)
+
+    @property
+    def targets_first(self) -> Loss:
+        """The same loss in the library's order, ``(y_true, y_pred)``."""
+        summed = self.reduction == "batchmean"
+        if not summed and self.reduction not in (*REDUCTIONS, None):
+            known = (*REDUCTIONS, "batchmean")
+            raise unknown_name("reduction of a loss", str(self.reduction), known)
+        reduction = "mean" if summed else self.reduction
+        return Divergence(self.log_target, summed, reduction=reduction)
+
+
+def _batched(loss: TorchLoss, input: jax.Array, target: jax.Array) -> jax.Array:
+    """Call a loss of classes, with one example that has no axis of examples as a batch of one."""
+    form = loss.targets_first
+    if np.ndim(input) != 1 or np.ndim(target) > 1:
+        return form(target, input)
+    if np.ndim(target) == 1 and np.shape(target) != np.shape(input):
+        return form(target, input)
+    losses = form(jnp.asarray(target)[None], jnp.asarray(input)[None])
+    return losses[0] if loss.reduction == "none" else losses

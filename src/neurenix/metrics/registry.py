@@ -162,6 +162,9 @@ def get(metric: str | Metric | type[Metric] | Callable) -> Metric:
     if isinstance(metric, type) and issubclass(metric, Metric):
         return get(metric())
     refuse_foreign("metric", metric, (cls.__name__ for cls in _CLASSES))
+    if not isinstance(metric, type) and hasattr(metric, "targets_first"):
+        # A loss under PyTorch's name, which this package does not know either.
+        return FunctionMetric(metric.targets_first, name=type(metric).__name__)
     if callable(metric) and not isinstance(metric, type):
         refuse_predictions_first("metric", metric)
         return FunctionMetric(metric)

@@ -24,7 +24,6 @@ LAYERS = {
     "GlobalMaxPooling2D": "nn.GlobalMaxPool2d",
     "GlobalMaxPooling3D": "nn.GlobalMaxPool3d",
     "GroupNormalization": "nn.GroupNorm",
-    "KLDivLoss": "nx.losses.KLDivergence",
     "Lambda": "the function itself, as a layer of nn.Sequential",
     "Layer": "nn.Module",
     "LayerNormalization": "nn.LayerNorm",
@@ -36,7 +35,6 @@ LAYERS = {
     "Parameter": "nnx.Param (from flax import nnx)",
     "RMSNormalization": "nn.RMSNorm",
     "Rngs": "nnx.Rngs (from flax import nnx)",
-    "SmoothL1Loss": "nx.losses.HuberLoss",
     "TransformerEncoderLayer": "nn.TransformerBlock",
     "functional": "jax.nn, with relu, softmax and their like",
     "init": "jax.nn.initializers",
@@ -47,9 +45,11 @@ LAYERS = {
             "BCEWithLogitsLoss",
             "CrossEntropyLoss",
             "HuberLoss",
+            "KLDivLoss",
             "L1Loss",
             "MSELoss",
             "NLLLoss",
+            "SmoothL1Loss",
         )
     },
     **{
