@@ -17,6 +17,7 @@ from flax import nnx
 
 import neurenix as nx
 from neurenix import _elsewhere, nn
+from neurenix._core.errors import did_you_mean
 from neurenix._core.names import MissingAttributeError
 from neurenix.nn import elsewhere as of_nn
 from neurenix.optim import elsewhere as of_optim
@@ -46,6 +47,15 @@ pytestmark = pytest.mark.cpu8
         (nx.optim.schedules, "CosineDecy", "'CosineDecay'"),
         (nx.random, "normal", "Here that is nx.randn."),
         (nx.random, "sed", "Did you mean 'seed'"),
+        (nx, "keras", "Here that is nx.nn for layers"),
+        (nx, "Model", "Here that is nx.nn.Module"),
+        (nx.data, "DataLoader", "data.Dataset.from_arrays"),
+        (nx.data, "Datasett", "Did you mean 'Dataset'"),
+        (nx.distribute, "MultiWorkerMirroredStrategy", "distribute.MirroredStrategy"),
+        (nx.distribute, "MirorredStrategy", "'MirroredStrategy'"),
+        (nx.models, "gpt2", 'models.build("gpt2")'),
+        (nx.models, "Decodr", "'Decoder'"),
+        (nx.losses, "softmax_cross_entropy", "losses.categorical_crossentropy(y_true, y_pred"),
     ],
 )
 def test_a_package_says_what_a_name_is_here(package: Any, name: str, said: str) -> None:
@@ -56,11 +66,57 @@ def test_a_package_says_what_a_name_is_here(package: Any, name: str, said: str) 
 
 
 @pytest.mark.parametrize(
-    "package", [nx, nx.random, nx.nn, nx.optim, nx.losses, nx.metrics, nx.callbacks]
-)
+    "package",
+    [nx, nx.random, nx.nn, nx.optim, nx.losses, nx.metrics, nx.callbacks, nx.data, nx.models,
+     nx.distribute],
+)  # fmt: skip
 def test_what_nothing_here_is_like_has_no_hint(package: Any) -> None:
     with pytest.raises(AttributeError, match="has no attribute 'xyzzy'.$"):
         _ = package.xyzzy
+
+
+# Names of Keras, PyTorch, TensorFlow and JAX that are like some name here, and mean another thing.
+LOOKALIKES = {
+    nx: "backend ops utils constraints torch tensor_split set_default_dtype gather_nd addmm cdist "
+    "narrow item enable_grad get_device xpu export config profiler sharding strings signal math "
+    "test rearrange version onnx quantization autocast",
+    nx.nn: "Dot AdditiveAttention Cropping2D SeparableConv2D Bilinear ConstantPad2d LSTMCell "
+    "GRUCell InstanceNorm2d SyncBatchNorm Hardtanh Dropout2d AlphaDropout EmbeddingBag Maximum",
+    nx.losses: "CircleLoss ctc_loss smooth_labels FocalLoss DiceLoss functional Reduction",
+    nx.optim: "Rprop SparseAdam LambdaLR join_schedules Muon LBFGS Ftrl Shampoo",
+    nx.metrics: "MeanIoU BinaryIoU ConfusionMatrix MeanTensor Poisson CategoricalHinge BLEUScore "
+    "MultiMetric PrecisionAtRecall CategoricalCrossentropy",
+    nx.callbacks: "CallbackList BaseLogger WandbLogger WandbCallback LearningRateFinder Timer",
+    nx.data: "Subset Sampler random_split AUTOTUNE Options zip ImageFolder",
+    nx.distribute: "Server ReduceOp barrier broadcast launch P tensor",
+    nx.models: "VGG16 MobileNetV2 Llama T5 CLIP unet whisper",
+}
+
+
+@pytest.mark.parametrize("package", LOOKALIKES, ids=lambda package: package.__name__)
+def test_what_only_looks_alike_is_no_hint(package: Any) -> None:
+    for name in LOOKALIKES[package].split():
+        with pytest.raises(AttributeError) as caught:
+            getattr(package, name)
+        assert str(caught.value).endswith(f"has no attribute {name!r}."), caught.value
+
+
+@pytest.mark.parametrize(
+    ("name", "known", "said"),
+    [
+        ("evalaute", ["evaluate"], "evaluate"),  # swapped
+        ("fitt", ["fit"], "fit"),
+        ("fit", ["jit", "fft"], ""),
+        ("patients", ["patience"], "patience"),
+        ("SparseCategoricalCrosentropie", ["SparseCategoricalCrossentropy"], "SparseCategorical"),
+        ("signal", ["sign"], ""),
+        ("a", ["b"], ""),
+        ("batchnorm_2d", ["BatchNorm2d"], "BatchNorm2d"),
+    ],
+)
+def test_near_is_what_a_slip_makes(name: str, known: list[str], said: str) -> None:
+    hint = did_you_mean(name, known)
+    assert said in hint if said else not hint
 
 
 def test_every_name_that_a_table_gives_exists() -> None:
@@ -70,7 +126,10 @@ def test_every_name_that_a_table_gives_exists() -> None:
     known |= {"optim": nx.optim, "losses": nx.losses, "metrics": nx.metrics}
     known |= {"x": X, "np": np, "strategy": nx.distribute.OneDeviceStrategy()}
     tables += nx.metrics._ELSEWHERE, _elsewhere.names(), nx.random._ELSEWHERE
-    tables += of_optim.SCHEDULES, nx.callbacks._ELSEWHERE
+    tables += of_optim.SCHEDULES, nx.callbacks._ELSEWHERE, nx.data._ELSEWHERE
+    tables += nx.models._ELSEWHERE, nx.distribute._ELSEWHERE, nx.metrics.base._METHODS
+    known |= {"data": nx.data, "models": nx.models, "distribute": nx.distribute}
+    known |= {"callbacks": nx.callbacks, "self": nx.metrics.Mean()}
     for text in (text for table in tables for text in table.values()):
         for root, path in re.findall(r"\b([a-z]+)((?:\.[A-Za-z_][A-Za-z_0-9]*)+)", text):
             found = known[root]
@@ -216,6 +275,90 @@ def test_an_optimizer_in_a_loop_says_what_a_name_is_here() -> None:
         _ = optimizer.zero_grad
     with pytest.raises(AttributeError, match="Did you mean 'update'"):
         _ = optimizer.updat
+
+
+UPDATE = r"optimizer\.update\(model, gradients\)"
+
+
+def test_calls_of_pytorchs_loop_say_what_to_do_here() -> None:
+    model = nn.Linear(2, 1)
+    optimizer = nx.Optimizer(model, "sgd")
+    for one in (optimizer, nx.optim.Adam()):
+        with pytest.raises((nx.ArgumentTypeError, AttributeError), match=UPDATE):
+            one.step()  # pyright: ignore
+        with pytest.raises(AttributeError, match=UPDATE):
+            one.zero_grad()  # pyright: ignore
+        assert not hasattr(one, "zero_grad")
+    assert optimizer.step == 0 and repr(optimizer.step) == "0"
+    assert jax.jit(lambda n: n + 1)(optimizer.step) == 1
+    with pytest.raises(AttributeError, match="'weight_decy'. Did you mean 'weight_decay'"):
+        _ = nx.optim.Adam().weight_decy  # pyright: ignore
+
+
+def stepping(optimizer: Any, loss: Any) -> None:
+    optimizer.step()
+
+
+def going_back(optimizer: Any, loss: Any) -> None:
+    loss.backward()
+
+
+@pytest.mark.parametrize("call", [stepping, going_back])
+def test_calls_of_pytorchs_loop_say_so_while_traced(call: Any) -> None:
+    model = nn.Linear(2, 1)
+    optimizer = nx.Optimizer(model, "sgd")
+
+    @nx.jit
+    def train(model: Any, optimizer: Any, x: Any) -> Any:
+        loss = (model(x) ** 2).mean()
+        call(optimizer, loss)
+        return loss
+
+    with pytest.raises(nx.ArgumentTypeError, match=f"train .*{UPDATE}"):
+        train(model, optimizer, X)
+
+    @nx.jit
+    def other(x: Any) -> Any:
+        return x.no_such_thing
+
+    with pytest.raises(AttributeError, match="no_such_thing"):
+        other(X)
+
+
+class OfKeras:
+    def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> None: ...
+    def result(self) -> Any: ...
+    def reset_state(self) -> None: ...
+
+
+class Derived(nx.metrics.Metric):
+    def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> None: ...
+
+
+@pytest.mark.parametrize("given", [OfKeras(), OfKeras, Derived(), Derived])
+def test_a_metric_with_the_methods_of_keras_says_what_they_are_called(given: Any) -> None:
+    said = r"update_state.*update\(self, y_true, y_pred, sample_weight=None\).*reset\(\)"
+    with pytest.raises(nx.ArgumentTypeError, match=said):
+        nn.Linear(2, 2).compile(loss="mse", metrics=[given])
+    with pytest.raises(AttributeError, match=r"'update_state'. Here that is update\("):
+        nx.metrics.Accuracy().update_state(X, Y)  # pyright: ignore
+    with pytest.raises(AttributeError, match=r"Here that is reset\(\)"):
+        nx.metrics.Accuracy().reset_states()  # pyright: ignore
+
+
+@pytest.mark.parametrize(
+    ("metric", "y_true", "y_pred"),
+    [
+        (nx.metrics.Accuracy, np.ones((4, 3), np.float32), np.ones(4, np.int32)),
+        (nx.metrics.BinaryAccuracy, np.full(4, 0.3, np.float32), np.ones(4, np.int32)),
+        (nx.metrics.AUC, np.full(4, 0.3, np.float32), np.ones(4, np.int32)),
+        (nx.metrics.Precision, np.full(4, 0.3, np.float32), np.ones(4, bool)),
+    ],
+)
+def test_a_metric_tells_predictions_that_come_first(metric: Any, y_true: Any, y_pred: Any) -> None:
+    with pytest.raises(nx.ArgumentError, match=r"\(y_true, y_pred\): targets first"):
+        metric().update(y_true, y_pred)
+    metric().update(np.ones(4, np.float32), np.ones(4, np.int32))
 
 
 @pytest.mark.parametrize(

@@ -27,6 +27,7 @@ __all__ = [
 
 # What other libraries call what is called otherwise here.
 _ELSEWHERE = {
+    "Checkpoint": "callbacks.ModelCheckpoint",
     "History": "what model.fit returns",
     "ProgbarLogger": "model.fit(…, verbose=True)",
 }

@@ -90,6 +90,16 @@ def _is_place(parameter: inspect.Parameter) -> bool:
     return parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD)
 
 
+def is_of_library(module: str) -> bool:
+    """Tell whether a module is of a library whose losses and metrics are refused by name.
+
+    Example:
+        >>> is_of_library("keras.src.metrics"), is_of_library("my.metrics")
+        (True, False)
+    """
+    return module.partition(".")[0] in _LIBRARIES
+
+
 def _library_of(value: Any) -> str | None:
     if (library := library_of(value, _LIBRARIES)) is not None:
         return library

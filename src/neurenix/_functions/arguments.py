@@ -25,6 +25,7 @@ from neurenix._core.errors import (
 from neurenix._core.libraries import library_of
 from neurenix._core.source_files import users_line
 from neurenix._functions.binding import is_module
+from neurenix._functions.loops import refuse_pytorchs
 from neurenix.device import device_of
 
 _NUMBERS = (bool, int, float, complex)
@@ -165,9 +166,12 @@ def explain(
 
     Raises:
         ArgumentTypeError: an argument is no array, or the value of an array or of a Python number
-            was needed.
+            was needed; or it is a call of PyTorch's training loop.
     """
     if isinstance(error, NeurenixError):
+        return
+    refuse_pytorchs(error, name)
+    if isinstance(error, AttributeError):
         return
     for label, value in zip(called, values, strict=True):
         for path, leaf in jax.tree_util.tree_flatten_with_path(value)[0]:

@@ -1,5 +1,8 @@
 """Strategies, replicas and the mesh: how one program uses many devices."""
 
+from typing import TYPE_CHECKING
+
+from neurenix._core.names import names_of
 from neurenix.distribute.cluster import TPUClusterResolver
 from neurenix.distribute.input import (
     DistributedDataset,
@@ -45,3 +48,25 @@ __all__ = [
     "get_replica_context",
     "get_strategy",
 ]
+
+# What TensorFlow, PyTorch and JAX call what is called otherwise here.
+_ELSEWHERE = {
+    "DataParallel": "distribute.MirroredStrategy",
+    "DeviceMesh": "jax.sharding.Mesh, or distribute.data_mesh",
+    "DistributedDataParallel": "distribute.MirroredStrategy, or distribute.auto",
+    "FullyShardedDataParallel": "distribute.ShardingRules, of a strategy",
+    "Mesh": "jax.sharding.Mesh, or distribute.data_mesh",
+    "ModelParallel": "distribute.ShardingRules, of a strategy",
+    "MultiWorkerMirroredStrategy": "distribute.MirroredStrategy, after jax.distributed.initialize",
+    "NamedSharding": "jax.sharding.NamedSharding",
+    "PartitionSpec": "jax.sharding.PartitionSpec",
+    "all_reduce": "distribute.get_replica_context().all_reduce(op, value)",
+    "cluster_resolver": "distribute.TPUClusterResolver",
+    "get_rank": "jax.process_index",
+    "get_world_size": "jax.process_count",
+    "init_process_group": "jax.distributed.initialize",
+    "initialize": "jax.distributed.initialize",
+}
+
+if not TYPE_CHECKING:  # a type checker would take any name for one that exists
+    __getattr__ = names_of(__name__, __all__, _ELSEWHERE)

@@ -49,10 +49,16 @@ __all__ = [
 # What other libraries call what is called otherwise here.
 _ELSEWHERE = {
     "AUROC": "metrics.AUC",
+    "Average": "metrics.Mean",
     "F1": "metrics.F1Score",
+    "FBetaScore": "metrics.F1Score, of which beta is 1",
     "MAE": "metrics.MeanAbsoluteError",
     "MSE": "metrics.MeanSquaredError",
     "RMSE": "metrics.RootMeanSquaredError",
+    "accuracy_score": "metrics.Accuracy",
+    "precision_score": "metrics.Precision",
+    "recall_score": "metrics.Recall",
+    "roc_auc_score": "metrics.AUC",
     "SparseTopKCategoricalAccuracy": "metrics.TopKCategoricalAccuracy",
 }
 

@@ -10,10 +10,13 @@ from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
+from jax.core import Tracer
 
-from neurenix._core.errors import ShapeError
+from neurenix._core.errors import DataError, ShapeError
 from neurenix._core.options import whole_number
 from neurenix.metrics.base import MeanMetric, checked_label, without_ignored
+
+_ORDER = " The order of arguments is (y_true, y_pred): targets first."
 
 
 class _OfClasses(MeanMetric):
@@ -165,6 +168,7 @@ def sparse_labels(name: str, y_true: jax.Array, y_pred: jax.Array) -> jax.Array:
         raise ShapeError(
             f"The metric {name} takes one integer class per row of `y_pred`, whose shape is "
             f"{y_pred.shape} (classes last); `y_true` has shape {y_true.shape}."
+            f"{_ORDER if y_true.shape[:-1] == y_pred.shape else ''}"
         )
     return y_true.reshape(y_pred.shape[:-1]).astype(jnp.int32)
 
@@ -196,11 +200,18 @@ def binary_targets(name: str, y_true: jax.Array, y_pred: jax.Array) -> jax.Array
 
     Raises:
         ShapeError: the shapes do not go together.
+        DataError: the targets are fractions, and the predictions whole numbers.
     """
     shape = y_pred.shape
     if not (y_true.shape == shape or y_true.shape + (1,) == shape or y_true.shape == shape + (1,)):
         raise ShapeError(
             f"The metric {name} takes one answer per number of `y_pred`, whose shape is {shape}; "
             f"`y_true` has shape {y_true.shape}."
+        )
+    whole = y_pred.dtype.kind in "biu" and jnp.issubdtype(y_true.dtype, jnp.floating)
+    if whole and not isinstance(y_true, Tracer) and bool((y_true != jnp.round(y_true)).any()):
+        raise DataError(
+            f"The metric {name} takes answers as targets, 0 or 1; `y_true` are fractions and "
+            f"`y_pred` whole numbers.{_ORDER}"
         )
     return y_true.reshape(shape) > 0.5

@@ -12,13 +12,13 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 
 import jax
 import jax.numpy as jnp
 
 from neurenix._core.errors import ArgumentTypeError, ShapeError
-from neurenix._core.names import OptionsExplained, snake_case
+from neurenix._core.names import MissingAttributeError, OptionsExplained, snake_case
 from neurenix._nnx import nnx
 
 _OPTIONS = {
@@ -28,6 +28,15 @@ _OPTIONS = {
     "num_thresholds": "bins",
     "thresholds": "threshold",
     "top_k": "k",
+}
+
+_METHODS = {
+    "add_variable": "self._sum(*shape), which is added to in update",
+    "add_weight": "self._sum(*shape), which is added to in update",
+    "forward": "update(y_true, y_pred), then result()",
+    "reset_state": "reset()",
+    "reset_states": "reset()",
+    "update_state": "update(y_true, y_pred, sample_weight=None)",
 }
 
 
@@ -45,6 +54,14 @@ class Metric(OptionsExplained, nnx.Metric):
 
     options_elsewhere: ClassVar[Mapping[str, str]] = _OPTIONS
     direction: str | None = None
+
+    if not TYPE_CHECKING:  # a type checker would take any attribute for one that exists
+
+        def __getattr__(self, name: str) -> NoReturn:
+            if name.startswith("_") or hasattr(type(self), name):
+                object.__getattribute__(self, name)  # fails again, as it did
+            what = f"{type(self).__name__!r} object"
+            raise MissingAttributeError(what, name, lambda: dir(self), _METHODS)
 
     def __init__(self, name: str | None = None) -> None:
         if name is not None and not isinstance(name, str):

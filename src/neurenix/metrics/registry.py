@@ -16,7 +16,7 @@ from neurenix._core.errors import ArgumentError, ArgumentTypeError, unknown_name
 from neurenix._core.names import snake_case
 from neurenix._foreign.alignment import aligned
 from neurenix._foreign.coupling import Coupling, coupling_of, of_each_alone, spec_of
-from neurenix._foreign.refusals import refuse_foreign, refuse_predictions_first
+from neurenix._foreign.refusals import is_of_library, refuse_foreign, refuse_predictions_first
 from neurenix._nnx import nnx
 from neurenix.metrics import accuracy, confusion, errors
 from neurenix.metrics.base import MeanMetric, Metric
@@ -149,6 +149,7 @@ def get(metric: str | Metric | type[Metric] | Callable) -> Metric:
         >>> nx.metrics.get("mse").name
         'mse'
     """
+    _refuse_methods_of_keras(metric)
     if isinstance(metric, Metric):
         _check_update(metric)
         fresh = nnx.clone(metric)
@@ -171,6 +172,24 @@ def get(metric: str | Metric | type[Metric] | Callable) -> Metric:
     raise ArgumentTypeError(
         "A metric must be a name, a neurenix.metrics.Metric or a function (y_true, y_pred); got "
         f"{type(metric).__name__}."
+    )
+
+
+def _refuse_methods_of_keras(metric: Any) -> None:
+    """Raise where a metric of the user's own has the methods of one of Keras; theirs have others.
+
+    Raises:
+        ArgumentTypeError: so it is; the message has the methods to write.
+    """
+    kind = metric if isinstance(metric, type) else type(metric)
+    if not hasattr(kind, "update_state") or is_of_library(kind.__module__):
+        return
+    raise ArgumentTypeError(
+        f"{kind.__name__} has update_state, a method of metrics of Keras. Here a metric derives "
+        "from nx.metrics.Metric, makes its sums in __init__, self.total = self._sum(), and has "
+        "update(self, y_true, y_pred, sample_weight=None) for update_state, which adds to them, "
+        "self.total[...] += …; result(self); and reset() for reset_state, which it inherits. For "
+        "the mean of something give a function: metrics=[lambda y_true, y_pred: …]."
     )
 
 

@@ -4,6 +4,9 @@ Owns the public names. ``get`` returns a configuration, ``build`` a model, ``abs
 that takes no memory and can be preflighted at any size.
 """
 
+from typing import TYPE_CHECKING
+
+from neurenix._core.names import names_of
 from neurenix.models.base import Model as Model
 from neurenix.models.configs import abstract as abstract
 from neurenix.models.configs import build as build
@@ -25,3 +28,20 @@ from neurenix.models.stack import Latent as Latent
 from neurenix.models.stack import StackConfig as StackConfig
 from neurenix.models.vision import VisionConfig as VisionConfig
 from neurenix.models.vision import VisionTransformer as VisionTransformer
+
+_BY_NAME = "models.build(name), of one of models.names()"
+# What Keras, torchvision and Transformers call what is called otherwise here.
+_ELSEWHERE = {
+    "AutoModel": _BY_NAME,
+    "AutoModelForCausalLM": _BY_NAME,
+    "Sequential": "nx.nn.Sequential(*layers)",
+    "get_model": _BY_NAME,
+    "list_models": "models.names()",
+    "load_model": "model.load(path), of a model that is built first",
+    "save_model": "model.save(path)",
+} | {name.replace("-", "").replace(".", "_"): f'models.build("{name}")' for name in names()}
+
+if not TYPE_CHECKING:  # a type checker would take any name for one that exists
+    _OWN = f"{__name__}."
+    _NAMES = [n for n, v in globals().items() if getattr(v, "__module__", "").startswith(_OWN)]
+    __getattr__ = names_of(__name__, _NAMES, _ELSEWHERE)

@@ -9,16 +9,16 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import jax
 import jax.numpy as jnp
 import optax
 
 from neurenix._core.errors import ArgumentError, ArgumentTypeError
-from neurenix._core.names import OptionsExplained
+from neurenix._core.names import MissingAttributeError, OptionsExplained
 from neurenix.optim.checks import check_eps, check_number, check_rate, checked_mask
-from neurenix.optim.elsewhere import OPTIONS
+from neurenix.optim.elsewhere import METHODS_OF_SPEC, OPTIONS
 from neurenix.optim.moments import check_floating, held_in
 
 LearningRate = float | optax.Schedule
@@ -63,6 +63,14 @@ class OptimizerSpec(OptionsExplained, ABC):
     # Whether decay is added to the update (AdamW) rather than to the gradient (SGD, Adam).
     _decoupled = False
     options_elsewhere = OPTIONS
+
+    if not TYPE_CHECKING:  # a type checker would take any attribute for one that exists
+
+        def __getattr__(self, name: str) -> NoReturn:
+            if name.startswith("_") or hasattr(type(self), name):
+                object.__getattribute__(self, name)  # fails again, as it did
+            what = f"{type(self).__name__!r} object"
+            raise MissingAttributeError(what, name, lambda: dir(self), METHODS_OF_SPEC)
 
     def __post_init__(self) -> None:
         """Check the options."""

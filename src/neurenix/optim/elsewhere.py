@@ -7,7 +7,10 @@ underscores only need no entry, nor do those that nothing here corresponds to.
 
 from __future__ import annotations
 
+from neurenix._functions.loops import STEP
+
 NAMES = {
+    "ASGD": "optim.SGD for the steps; optax.ema for the averages",
     "CosineAnnealingLR": "optim.schedules.CosineDecay",
     "CosineDecay": "optim.schedules.CosineDecay",
     "ExponentialDecay": "optim.schedules.ExponentialDecay",
@@ -66,5 +69,17 @@ METHODS = {
     "minimize": "nx.value_and_grad, then optimizer.update(model, gradients)",
     "param_groups": "optimizer.learning_rate, which can be set",
     "state_dict": "nnx.state(optimizer)",
-    "zero_grad": "not needed: gradients are results of nx.grad, and nothing keeps them",
+    "zero_grad": "not needed: nothing keeps gradients. In place of loss.backward() and "
+    f"optimizer.step(): {STEP}",
+}
+
+# What a description is asked for, which has no model nor state.
+METHODS_OF_SPEC = {
+    name: "nx.Optimizer(model, optimizer) for a loop of your own. In place of loss.backward() and "
+    f"optimizer.step(): {STEP}"
+    for name in ("apply_gradients", "init", "minimize", "step", "update", "zero_grad")
+} | {
+    "lr": "optimizer.learning_rate",
+    "param_groups": "optimizer.learning_rate, of an nx.Optimizer(model, optimizer)",
+    "state_dict": "nnx.state(optimizer), of an nx.Optimizer(model, optimizer)",
 }

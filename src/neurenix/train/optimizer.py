@@ -15,6 +15,7 @@ from jax.core import Tracer
 from neurenix import optim
 from neurenix._core.errors import ArgumentError, ArgumentTypeError, ShapeError, did_you_mean
 from neurenix._core.names import MissingAttributeError
+from neurenix._functions.loops import STEP
 from neurenix._nnx import nnx
 from neurenix.distribute import get_replica_context
 from neurenix.optim.elsewhere import METHODS
@@ -22,6 +23,16 @@ from neurenix.optim.extra import needs_value, takes_value
 from neurenix.train.learning_rate import OwnRate
 
 _PUBLIC = ("learning_rate", "state", "step", "transformation", "update")
+
+
+class _Updates(int):
+    """A number of updates, which says what to do where it is called as PyTorch's ``step``."""
+
+    def __call__(self, *args: Any, **options: Any) -> NoReturn:
+        raise ArgumentTypeError(
+            "optimizer.step is the number of updates made. In place of loss.backward() and "
+            f"optimizer.step(): {STEP}."
+        )
 
 
 class Optimizer(nnx.Pytree):
@@ -85,7 +96,7 @@ class Optimizer(nnx.Pytree):
     def step(self) -> Any:
         """Updates made: an int, or a traced scalar inside a compiled function."""
         count = self._count.get_value()
-        return count if isinstance(count, Tracer) else int(count)
+        return count if isinstance(count, Tracer) else _Updates(count)
 
     @property
     def learning_rate(self) -> Any:

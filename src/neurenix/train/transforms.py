@@ -156,7 +156,7 @@ class CompiledFunction:
         leaves = binding.read_apart() if self._donate else binding.read()
         try:
             out = binding.update(self._compiled, static, leaves, binding.constants, rest)
-        except (TypeError, IndexError) as error:
+        except (TypeError, IndexError, AttributeError) as error:
             called = labels(self._function, len(args), kwargs)
             explain(error, self._name, called, rest, self._made_static)
             raise
