@@ -28,7 +28,7 @@ explains XLA's and libtpu's texts (``neurenix.hardware.tpu_failures``).
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 
 class NeurenixError(Exception):
@@ -112,54 +112,30 @@ class MissingExtraError(NeurenixError, ImportError):
 def did_you_mean(name: str, known: Iterable[str], *, shown: int = 3) -> str:
     """Return ``" Did you mean 'a' or 'b'?"``, or an empty string when nothing is near.
 
-    Near is what a slip of the fingers makes: one letter, two in names of 8 letters or more, three
-    in those of 14. Case and underscores do not count. What merely looks alike is not near, nor are
-    two names of three letters (``fit``, ``jit``).
+    For short lists of names that say all that there is. Of attributes, which are many and may be
+    those of another library, only slips are near: ``neurenix._core.names.meant``.
 
     Example:
         >>> did_you_mean("v5e-9", ["v5e-8", "v6e-8", "v4-8"])
-        " Did you mean 'v5e-8'?"
-        >>> did_you_mean("keras", ["zeros"])
-        ''
+        " Did you mean 'v5e-8' or 'v6e-8'?"
     """
-    asked = _letters(name)
-    near = []
-    for candidate in dict.fromkeys(known):
-        letters = _letters(candidate)
-        shorter = min(len(asked), len(letters))
-        allowed = sum(shorter >= length for length in (3, 8, 14))
-        if len(asked) == len(letters) == 3:
-            allowed = 0
-        slips = _slips(asked, letters, allowed)
-        if slips <= allowed:
-            near.append((slips, -difflib.SequenceMatcher(None, name, candidate).ratio(), candidate))
+    lowered = {candidate.lower(): candidate for candidate in known}
+    near = difflib.get_close_matches(name.lower(), lowered, n=shown, cutoff=0.6)
+    return one_of([lowered[match] for match in near])
+
+
+def one_of(near: Sequence[str]) -> str:
+    """Return ``" Did you mean 'a' or 'b'?"`` of the names given; nothing of none.
+
+    Example:
+        >>> one_of(["fit"])
+        " Did you mean 'fit'?"
+    """
     if not near:
         return ""
-    quoted = [repr(candidate) for *_, candidate in sorted(near)[:shown]]
+    quoted = [repr(name) for name in near]
     choices = quoted[0] if len(quoted) == 1 else ", ".join(quoted[:-1]) + " or " + quoted[-1]
     return f" Did you mean {choices}?"
-
-
-def _letters(name: str) -> str:
-    return name.replace("_", "").lower()
-
-
-def _slips(a: str, b: str, most: int) -> int:
-    """Count letters that are missing, added, wrong or swapped with the next; beyond ``most``, more.
-
-    This is the distance of Damerau and Levenshtein, of strings of which no part changes twice.
-    """
-    if abs(len(a) - len(b)) > most:
-        return most + 1
-    before, row = [], list(range(len(b) + 1))
-    for i, x in enumerate(a, 1):
-        earlier, before, row = before, row, [i]
-        for j, y in enumerate(b, 1):
-            least = min(before[j] + 1, row[j - 1] + 1, before[j - 1] + (x != y))
-            if i > 1 and j > 1 and x == b[j - 2] and y == a[i - 2]:
-                least = min(least, earlier[j - 2] + 1)
-            row.append(least)
-    return row[-1]
 
 
 def differing_names(needed: Iterable[str], given: Iterable[str], *, shown: int = 3) -> str:

@@ -10,9 +10,10 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Callable, Iterable, Mapping
+from difflib import SequenceMatcher
 from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 
-from neurenix._core.errors import ArgumentTypeError, did_you_mean
+from neurenix._core.errors import ArgumentTypeError, one_of
 
 
 class MissingAttributeError(AttributeError):
@@ -64,7 +65,49 @@ def meant(name: str, known: Iterable[str], elsewhere: Mapping[str, str]) -> str:
         return f" Here that is {elsewhere[name]}."
     known = [one for one in known if not one.startswith("_")]
     same = [one for one in known if _plain(one) == _plain(name)]
-    return did_you_mean(name, same or known)
+    return one_of(same or slips_of(name, known))
+
+
+def slips_of(name: str, known: Iterable[str], *, shown: int = 3) -> list[str]:
+    """Return the names that a slip of the fingers makes ``name`` of, the nearest first.
+
+    A slip is a letter that is missing, added, wrong or swapped with the next. There may be one, two
+    in names of 8 letters or more, three in those of 14. Case and underscores do not count. What
+    merely looks alike is not near, nor are two names of three letters (``fit``, ``jit``).
+
+    Example:
+        >>> slips_of("evalaute", ["evaluate", "absolute"]), slips_of("keras", ["zeros"])
+        (['evaluate'], [])
+    """
+    asked, near = _plain(name), []
+    for candidate in dict.fromkeys(known):
+        letters = _plain(candidate)
+        shorter = min(len(asked), len(letters))
+        allowed = sum(shorter >= length for length in (3, 8, 14))
+        if len(asked) == len(letters) == 3:
+            allowed = 0
+        slips = _slips(asked, letters, allowed)
+        if slips <= allowed:
+            near.append((slips, -SequenceMatcher(None, name, candidate).ratio(), candidate))
+    return [candidate for *_, candidate in sorted(near)[:shown]]
+
+
+def _slips(a: str, b: str, most: int) -> int:
+    """Count letters that are missing, added, wrong or swapped with the next; beyond ``most``, more.
+
+    This is the distance of Damerau and Levenshtein, of strings of which no part changes twice.
+    """
+    if abs(len(a) - len(b)) > most:
+        return most + 1
+    before, row = [], list(range(len(b) + 1))
+    for i, x in enumerate(a, 1):
+        earlier, before, row = before, row, [i]
+        for j, y in enumerate(b, 1):
+            least = min(before[j] + 1, row[j - 1] + 1, before[j - 1] + (x != y))
+            if i > 1 and j > 1 and x == b[j - 2] and y == a[i - 2]:
+                least = min(least, earlier[j - 2] + 1)
+            row.append(least)
+    return row[-1]
 
 
 def names_of(
