@@ -308,12 +308,12 @@ def choose(x: Any, flag: Any) -> Any:
 
 def test_an_argument_that_must_be_static_is_named(call: Callable[..., Any]) -> None:
     way_out = r"(nx.jit\(choose, static_argnames=\"flag\"\)|functools.partial\(choose, flag=…\))"
-    with pytest.raises(nx.ArgumentTypeError, match=rf"flag is of type str.*{way_out}"):
-        call(choose, X, "yes")
+    with pytest.raises(nx.ArgumentTypeError, match=rf"flag is of type object.*{way_out}"):
+        call(choose, X, object())
     with pytest.raises(nx.ArgumentTypeError, match=rf"needs the value of flag \(bool\).*{way_out}"):
         call(choose, X, True)
-    with pytest.raises(nx.ArgumentTypeError, match=r"x\['kind'\] is of type str"):
-        call(lambda x: x["x"], {"x": X, "kind": "a"})
+    with pytest.raises(nx.ArgumentTypeError, match=r"x\['kind'\] is of type object"):
+        call(lambda x: x["x"], {"x": X, "kind": object()})
     with pytest.raises(nx.ArgumentTypeError, match=r"x is of type ndarray of <U1"):
         call(lambda x: x, np.array(["a"]))
     with pytest.raises(nx.ArgumentTypeError, match=r"needs the value of n \(int\)"):

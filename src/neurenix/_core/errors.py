@@ -7,7 +7,7 @@ explains XLA's and libtpu's texts (``neurenix.hardware.tpu_failures``).
 
     NeurenixError
     ├── DeviceError (RuntimeError)
-    │   ├── DeviceNotFoundError         the device asked for is not on this machine
+    │   ├── DeviceNotFoundError (ValueError)    the device asked for is not on this machine
     │   ├── DeviceInitializationError   it is there, and cannot be used; the cause comes first
     │   └── SimulationError             a slice can no longer, or not like this, be simulated
     ├── ArgumentError (ValueError)
@@ -39,8 +39,12 @@ class DeviceError(NeurenixError, RuntimeError):
     """Something about a device."""
 
 
-class DeviceNotFoundError(DeviceError):
-    """The device asked for is not on this machine."""
+class DeviceNotFoundError(DeviceError, ValueError):
+    """The device asked for is not on this machine.
+
+    Also a ``ValueError``, which is what ``TPUClusterResolver`` of ``tf.distribute`` raises where
+    there is no TPU, and what programs that then go on without one expect.
+    """
 
 
 class DeviceInitializationError(DeviceError):

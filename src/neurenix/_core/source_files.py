@@ -1,11 +1,12 @@
 """Whose a source file is: the user's, or a library's.
 
-Owns that question, and the user's own line of an error. It reads no file.
+Owns that question, and the user's own line of an error or of a call. It reads no file.
 """
 
 from __future__ import annotations
 
 import os
+import sys
 import sysconfig
 import traceback
 from functools import cache
@@ -79,3 +80,18 @@ def users_frames(error: BaseException) -> list[traceback.FrameSummary]:
         if not is_library(frame.filename)
         and not (frame.filename == "<string>" and frame.name.startswith("__"))
     ]
+
+
+def users_call() -> tuple[int, str]:
+    """Return the ``stacklevel`` by which the caller warns at the user's line, and that line.
+
+    Example:
+        >>> users_call()[0] >= 1
+        True
+    """
+    frame, level = sys._getframe(1), 1
+    while frame is not None:
+        if not is_library(frame.f_code.co_filename):
+            return level, f"{frame.f_code.co_filename}:{frame.f_lineno}"
+        frame, level = frame.f_back, level + 1
+    return 1, "a line inside a library"

@@ -21,6 +21,7 @@ import jax
 from jax.core import Tracer
 
 from neurenix._core.errors import ArgumentError, ArgumentTypeError
+from neurenix._functions.by_value import Equal, static_key
 from neurenix._nnx import get_array, nnx, set_array
 
 _END = object()
@@ -29,10 +30,11 @@ _ALONE = 3
 
 
 class Structure:
-    """The static part of some modules: interned, so that equality is identity and hashing is free.
+    """The static part of some modules; two of one key are equal, and hashing is free.
 
     ``jax.jit`` compares static arguments at every call; comparing two graph definitions of a
-    24-layer transformer costs more than the call.
+    24-layer transformer costs more than the call. A program is traced with the objects of the
+    modules that it is traced for, never with those of equal ones that were there before.
     """
 
     def __init__(
@@ -40,15 +42,29 @@ class Structure:
     ) -> None:
         self.graphdef = graphdef
         self.is_variable = is_variable
-        self._contents = contents  # of lists and the like, which the graph definition only names
+        attributes = [
+            (name, static_key(held.value) if isinstance(held, nnx.graph.Static) else held)
+            for name, held in graphdef.attributes
+        ]
+        # Of lists and the like, which the graph definition only names, the contents as well
+        self._key = (
+            Equal((*graphdef.nodes,)), *attributes, is_variable, *map(static_key, contents)
+        )  # fmt: skip
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Structure) and other._key is self._key
+
+    def __hash__(self) -> int:
+        return id(self._key)
 
     def same_as(self, other: Structure) -> bool:
         """Tell whether modules of both differ in nothing but their arrays."""
-        return (
-            self.graphdef == other.graphdef
-            and self.is_variable == other.is_variable
-            and self._contents == other._contents
-        )
+        return self._key == other._key
+
+    def interned(self, known: dict[Any, Any]) -> Structure:
+        """Return this structure, equal to all of its key that were interned in ``known``."""
+        self._key = known.setdefault(self._key, self._key)
+        return self
 
     def rebuild(self, leaves: Sequence[Any], constants: Sequence[Any]) -> tuple[Any, ...]:
         """Return modules of their own that hold ``leaves`` (tracers, usually)."""
@@ -65,22 +81,14 @@ class Structure:
 
 
 class Structures:
-    """The structures that were seen, each once."""
+    """The structures that were seen, by their keys."""
 
     def __init__(self) -> None:
-        self._by_hash: dict[Any, Structure] = {}
-        self._others: list[Structure] = []  # with a list, a dict or the like as an attribute
+        self._keys: dict[Any, Any] = {}
 
     def intern(self, found: Structure) -> Structure:
-        """Return the structure that was seen first of those that are the same."""
-        try:
-            return self._by_hash.setdefault((found.graphdef, found.is_variable), found)
-        except TypeError:  # what can change has no hash
-            for known in self._others:
-                if known.same_as(found):
-                    return known
-            self._others.append(found)
-            return found
+        """Return the structure, which is equal to those that are the same and were seen before."""
+        return found.interned(self._keys)
 
 
 class Binding:
@@ -178,7 +186,12 @@ class Binding:
 
 
 def _inside(value: Any) -> Iterator[Iterable[Any]]:
-    """Yield the items, and theirs, of a value that can change in place; as they are when read."""
+    """Yield the items, and theirs, of a value that can change in place; as they are when read.
+
+    Not those of a module, which is looked into by itself.
+    """
+    if isinstance(value, nnx.Pytree):
+        return
     if isinstance(value, dict):
         yield value.keys()
         items: Iterable[Any] = value.values()

@@ -7,23 +7,19 @@ the functions that hold them openly (a module, its method, a partial). It compil
 
 from __future__ import annotations
 
-import dis
 import functools
 import inspect
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from types import CodeType, FunctionType, MethodType, ModuleType
+from types import FunctionType, MethodType, ModuleType
 from typing import Any
 
 from neurenix._core.errors import ArgumentError
 from neurenix._functions.binding import is_module
+from neurenix._functions.loads import cells, loads
 from neurenix._nnx import nnx
 
 _ABSENT = object()
-_LOCAL = ("LOAD_FAST", "LOAD_DEREF")
-_GLOBAL = ("LOAD_GLOBAL", "LOAD_NAME")
-_SUBSCRIPT = {"BINARY_SUBSCR": "[]"}  # a BINARY_OP that prints so, from Python 3.14
-_CONSTANT = ("LOAD_CONST", "LOAD_SMALL_INT")
 
 
 def lifted(function: Callable[..., Any]) -> tuple[Callable[..., Any], tuple[Any, ...]]:
@@ -161,9 +157,9 @@ def _of_function(function: FunctionType, known: dict[str, Any], seen: set[Any]) 
     if key in seen:
         return
     seen.add(key)
-    names = known | _cells(function)
+    names = known | cells(function)
     others = {} if _is_library(function) else function.__globals__
-    for root, steps in _loads(function.__code__, set(names)):
+    for root, steps in loads(function.__code__, set(names)):
         value = names.get(root, others.get(root, _ABSENT))
         yield from _followed(root, value, steps, seen)
 
@@ -172,16 +168,6 @@ def _is_library(function: FunctionType) -> bool:
     package = (function.__module__ or "").partition(".")[0]
     installed = "site-packages" in function.__code__.co_filename
     return installed or package == "neurenix" or package in sys.stdlib_module_names
-
-
-def _cells(function: FunctionType) -> dict[str, Any]:
-    cells = {}
-    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
-        try:
-            cells[name] = cell.cell_contents
-        except ValueError:  # assigned later than now
-            continue
-    return cells
 
 
 def _defaults(function: Any, num_args: int, named: Mapping[str, Any]) -> Found:
@@ -193,39 +179,6 @@ def _defaults(function: Any, num_args: int, named: Mapping[str, Any]) -> Found:
         by_position = position < num_args and one.kind is not inspect.Parameter.KEYWORD_ONLY
         if not by_position and name not in named and is_module(one.default):
             yield f"the default of {name}", one.default
-
-
-def _loads(code: CodeType, local: set[str]) -> Iterator[tuple[str, list[Any]]]:
-    """Yield each name that ``code`` loads from outside, and what is taken of it: ``.a``, ``[0]``.
-
-    Args:
-        code: of a function; the functions inside of it are read too.
-        local: names of its own, or of the functions around it, whose values are known.
-    """
-    instructions = [*dis.get_instructions(code)]
-    for position, one in enumerate(instructions):
-        # Python 3.13 loads two local variables in one instruction
-        names = one.argval if isinstance(one.argval, tuple) else (one.argval,)
-        for name in names:
-            if one.opname in _GLOBAL or (one.opname.startswith(_LOCAL) and name in local):
-                last = name is names[-1]
-                yield name, [*_steps(instructions, position + 1)] if last else []
-    for constant in code.co_consts:
-        if isinstance(constant, CodeType):
-            yield from _loads(constant, local & {*constant.co_freevars})
-
-
-def _steps(instructions: list[dis.Instruction], position: int) -> Iterator[tuple[str, Any]]:
-    while position + 1 < len(instructions):
-        one, then = instructions[position : position + 2]
-        if one.opname in ("LOAD_ATTR", "LOAD_METHOD"):
-            yield "attribute", one.argval
-            position += 1
-        elif one.opname in _CONSTANT and "[]" in (then.argrepr, _SUBSCRIPT.get(then.opname)):
-            yield "item", one.argval
-            position += 2
-        else:
-            return
 
 
 def _followed(path: str, value: Any, steps: list[Any], seen: set[Any]) -> Found:

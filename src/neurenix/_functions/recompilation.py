@@ -11,14 +11,23 @@ from typing import Any
 import jax
 import numpy as np
 
+from neurenix._core.source_files import users_call
+from neurenix._functions.by_value import static_key
+from neurenix._nnx import nnx
+
 FIRST_REPORT = 5
+_LONGEST = 60  # characters of a value that is shown
 
 
 class Fixed:
     """A static argument among those that are described, by its value."""
 
     def __init__(self, value: Any) -> None:
-        self.value = value
+        self.value, self.key = value, static_key(value)
+
+    def __repr__(self) -> str:
+        text = repr(self.value)
+        return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 2]} …"
 
 
 class RecompilationWarning(UserWarning):
@@ -40,26 +49,31 @@ class RecompilationWatch:
     def __init__(self, name: str) -> None:
         self.name = name
         self.count = 0
-        self._last: dict[str, str] = {}
+        self._last: dict[str, tuple[Any, str]] = {}
         self._changes: dict[str, list[str]] = {}
         self._next_report = FIRST_REPORT
 
     def compiled(self, arguments: Any) -> None:
         """Note one more compilation, with the arguments (any tree) that caused it."""
         self.count += 1
-        signature = describe(arguments)
-        for path, now in signature.items():
+        found = _rows(arguments)
+        for path, (key, text) in found.items():
             before = self._last.get(path)
-            if before is not None and before != now:
-                self._changes.setdefault(path, [before]).append(now)
-        self._last = signature
+            if before is not None and before[0] != key:
+                self._changes.setdefault(path, [before[1]]).append(text)
+        self._last = found
         if self.count >= self._next_report:
             self._next_report *= 2
-            warnings.warn(self.report(), RecompilationWarning, stacklevel=4)
+            level, line = users_call()
+            warnings.warn(self.report(line), RecompilationWarning, stacklevel=level)
 
-    def report(self) -> str:
-        """Return what was compiled how often, which argument changed, and what to do."""
-        text = f"{self.name} has been compiled {self.count} times. "
+    def report(self, line: str) -> str:
+        """Return what was compiled how often, which argument changed, and what to do.
+
+        Args:
+            line: of the user's, which called it last.
+        """
+        text = f"{self.name} has been compiled {self.count} times, lately at {line}. "
         if not self._changes:
             return text + (
                 "No argument changed its shape or type: a function or an object that the call "
@@ -71,7 +85,7 @@ class RecompilationWatch:
             f"Argument {path} changed {len(seen) - 1} times, lately {shown}. Every new shape or "
             "dtype compiles a new program: pad to one size or a few sizes, batch with "
             "drop_remainder=True, and pass Python numbers that vary as arrays, not as static "
-            "arguments."
+            "arguments. Functions and objects that are not arrays are made once, outside the loop."
         )
 
 
@@ -105,13 +119,40 @@ def describe(tree: Any) -> dict[str, str]:
         >>> describe({"x": np.zeros((2, 3), "float32")})
         {"['x']": 'float32[2,3]'}
     """
+    return {path: text for path, (_, text) in _rows(tree).items()}
+
+
+def parts_of(module: Any) -> dict[str, Any]:
+    """Return what a module is compiled for: arrays and static attributes by their paths.
+
+    Example:
+        >>> parts = parts_of(nnx.Linear(2, 3, rngs=nnx.Rngs(0)))
+        >>> parts["kernel"].shape, parts["in_features"]
+        ((2, 3), 2)
+    """
+    parts: dict[str, Any] = {}
+    for path, node in nnx.iter_graph(module):
+        if isinstance(node, nnx.Variable):
+            parts[".".join(map(str, path))] = jax.eval_shape(lambda x: x, node.get_value())
+        elif isinstance(node, nnx.Pytree):
+            for name, value in vars(node).items():
+                if not name.startswith("_pytree__") and not isinstance(value, _LOOKED_INTO):
+                    parts[".".join(map(str, (*path, name)))] = Fixed(value)
+    return parts
+
+
+_LOOKED_INTO = (nnx.Pytree, nnx.Variable, jax.Array, np.ndarray)
+
+
+def _rows(tree: Any) -> dict[str, tuple[Any, str]]:
+    """Return path → what it is compared by, and its text."""
     rows = {}
     for path, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]:
         if isinstance(leaf, Fixed):
-            text = f"{leaf.value!r}"
+            row = leaf.key, repr(leaf)
         elif hasattr(leaf, "shape"):
-            text = f"{leaf.dtype}[{','.join(map(str, leaf.shape))}]"
+            row = (f"{leaf.dtype}[{','.join(map(str, leaf.shape))}]",) * 2
         else:
-            text = f"{type(leaf).__name__} {np.asarray(leaf).dtype}"
-        rows[jax.tree_util.keystr(path)] = text
+            row = (f"{type(leaf).__name__} {np.asarray(leaf).dtype}",) * 2
+        rows[jax.tree_util.keystr(path)] = row
     return rows

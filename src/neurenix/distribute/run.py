@@ -26,6 +26,7 @@ from neurenix._functions import intercept
 from neurenix._functions.arguments import explain, labels, refuse_hidden_modules
 from neurenix._functions.binding import Bindings, is_module
 from neurenix._functions.captured import lifted, name_of, refuse_captured_modules
+from neurenix._functions.constants import Constants, apart, described
 from neurenix._functions.laid import is_known, sharding_of
 from neurenix._functions.recompilation import RecompilationWatch
 from neurenix._jax import trace_state_clean
@@ -59,6 +60,7 @@ class ReplicatedFunction:
         self._function, self._first = lifted(function)
         self._mesh = mesh
         self._bindings = Bindings()
+        self._constants = Constants()
         self._checked = False
         self._watch = RecompilationWatch(name_of(self._function))
         self.compilations = 0
@@ -103,8 +105,9 @@ class ReplicatedFunction:
         before = self.compilations
         try:
             leaves, treedef = jax.tree.flatten(rest, is_leaf=_is_per_replica)
+            leaves, taken = apart(leaves, treedef, self._constants)
             placed, kinds = self._placed(leaves)
-            static = (binding.structure, positions, len(args), names, treedef, kinds)
+            static = (binding.structure, positions, len(args), names, taken, kinds)
             state = binding.read_apart()
             program = self._compiled if trace_state_clean() else self._part
             out = binding.update(program, static, state, binding.constants, placed)
@@ -117,7 +120,8 @@ class ReplicatedFunction:
         if self.compilations > before:
             _cpu.compiled()
             called = labels(self._function, len(args), names)
-            self._watch.compiled(dict(zip(called, rest, strict=True)))
+            told = map(described, everything, rest)
+            self._watch.compiled(dict(zip(called, told, strict=True)))
         return jax.tree.map(PerReplica, out)
 
     def _explain(
@@ -225,12 +229,12 @@ class ReplicatedFunction:
         self, static: Any, state: list[Any], constants: list[Any], leaves: list[Any]
     ) -> tuple[Any, list[Any], States]:
         """Return what the function returns, the state it leaves, and what that state is."""
-        structure, positions, num_args, names, treedef, kinds = static
+        structure, positions, num_args, names, taken, kinds = static
         own = [
             jax.tree.map(lambda x: x[0], leaf) if kind == "entry" else leaf
             for leaf, kind in zip(leaves, kinds, strict=True)
         ]
-        everything = jax.tree.unflatten(treedef, own)
+        everything = taken.back(own)
         refuse_hidden_modules(self._watch.name, everything)
         modules = structure.rebuild(state, constants)
         kept = _own_random_streams(modules)

@@ -36,6 +36,9 @@ class OwnRate:
         self._rate = optim.learning_rate_of(optimizer)
         self.schedule = self._rate if callable(self._rate) else None
 
+    def __repr__(self) -> str:
+        return f"OwnRate({self._rate})"
+
     def at(self, step: Any) -> Any:
         """Return the rate at a step: a float, or a traced scalar where the step is one.
 

@@ -32,6 +32,7 @@ from neurenix._functions.arguments import (
 )
 from neurenix._functions.binding import Binding, Bindings, is_module, mesh_of
 from neurenix._functions.captured import lifted, name_of, refuse_captured_modules
+from neurenix._functions.constants import Constant, Constants, described, without_constants
 from neurenix._functions.laid import arguments_lie, laid, of_each_step
 from neurenix._functions.recompilation import Fixed, RecompilationWatch
 from neurenix._jax import trace_state_clean
@@ -89,6 +90,7 @@ class CompiledFunction:
         self._steps = steps
         self._jit_info = static  # the name by which jax.jit tells its own, for preflight
         self._bindings = Bindings()
+        self._constants = Constants()
         self._seen_call = False
         functools.update_wrapper(self, function, updated=())
         self._name = name_of(function)
@@ -102,7 +104,7 @@ class CompiledFunction:
             self.compilations += 1  # runs when JAX traces, which it does once for each program
             refuse_hidden_modules(self._name, rest)
             out, after = once(static, state, constants, rest)
-            *_, sharding, _, _ = static
+            sharding = static[4]
             if isinstance(sharding, NamedSharding):
                 after = [jax.lax.with_sharding_constraint(leaf, sharding) for leaf in after]
             return out, after
@@ -140,14 +142,15 @@ class CompiledFunction:
         fixed = self._fixed(everything, len(args), kwargs) if self._jit_info.static_argnames else ()
         apart = (*positions, *[place for place, _ in fixed])
         rest = owned([None if i in apart else value for i, value in enumerate(everything)])
+        given, (rest, taken) = rest, without_constants(rest, self._constants)
         if not self._seen_call:
             refuse_captured_modules(self._function, args, kwargs)
         binding, fresh = self._bindings.of(modules)
         if fresh:
             self._prepare(binding, rest)
-        before = self.compilations
-        sharding, lie = binding.sharding, laid(rest)
-        static = (binding.structure, positions, len(args), tuple(kwargs), sharding, fixed, lie)
+        before, sharding = self.compilations, binding.sharding
+        structure, names, lie = binding.structure, tuple(kwargs), laid(rest)
+        static = (structure, positions, len(args), names, sharding, fixed, taken, lie)
         if not trace_state_clean():
             return self._inside_of_a_trace(binding, static, rest)
         if not self._seen_call:
@@ -169,7 +172,8 @@ class CompiledFunction:
             raise
         if self.compilations != before:
             _cpu.compiled()
-            self._watch.compiled(self._described(rest, fixed, len(args), kwargs))
+            told = self._described(everything, given, fixed, len(args), kwargs)
+            self._watch.compiled(told)
         return out
 
     def _explain_donated_twice(
@@ -208,7 +212,7 @@ class CompiledFunction:
 
     def _fixed(
         self, everything: list[Any], num_args: int, named: Iterable[str]
-    ) -> tuple[tuple[int, _Value], ...]:
+    ) -> tuple[tuple[int, Constant], ...]:
         """Return the place and the value of each static argument; a module is never static."""
         named = tuple(named)
         places = self._jit_info.places(num_args, named)
@@ -216,7 +220,8 @@ class CompiledFunction:
             if not is_module(everything[place]):
                 label = labels(self._function, num_args, named)[place]
                 check_static(self._name, label, everything[place])
-        return tuple([(i, _Value(everything[i])) for i in places if not is_module(everything[i])])
+        fixed = [i for i in places if not is_module(everything[i])]
+        return tuple([(i, self._constants.of(everything[i])) for i in fixed])
 
     def _made_static(self, label: str) -> str:
         how = f'static_argnames="{label}"'
@@ -225,9 +230,14 @@ class CompiledFunction:
         return f"Make it static: nx.jit({self._name}, {how})."
 
     def _described(
-        self, rest: list[Any], fixed: Any, num_args: int, named: Iterable[str]
+        self,
+        everything: list[Any],
+        rest: list[Any],
+        fixed: Any,
+        num_args: int,
+        named: Iterable[str],
     ) -> dict[str, Any]:
-        told = list(rest)
+        told = [*map(described, everything, rest)]
         for place, value in fixed:
             told[place] = Fixed(value.value)
         return dict(zip(labels(self._function, num_args, named), told, strict=True))
@@ -279,9 +289,9 @@ class CompiledFunction:
         constants: list[Any],
         rest: list[Any],
     ) -> tuple[Any, list[Any]]:
-        structure, positions, num_args, names, sharding, fixed, lie = static
+        structure, positions, num_args, names, sharding, fixed, taken, lie = static
         modules = structure.rebuild(leaves, constants)
-        everything = list(rest)
+        everything = list(rest) if taken is None else taken.back(jax.tree.leaves(rest))
         for position, module in zip(positions, modules, strict=True):
             everything[position] = module
         for place, value in fixed:
@@ -457,21 +467,6 @@ def multi_step(step: Callable[..., Any], *, steps: int) -> JitFunction[..., Any]
     else:
         many = CompiledFunction(plain, donate=True, steps=steps)
     return cast(JitFunction[..., Any], BoundFunction(many, *modules) if modules else many)
-
-
-class _Value:
-    """A static value: equal to those of its own type only, so that 1 is not True."""
-
-    def __init__(self, value: Any) -> None:
-        self.value = value
-
-    def __eq__(self, other: object) -> bool:
-        if not isinstance(other, _Value) or type(other.value) is not type(self.value):
-            return False
-        return bool(other.value == self.value)
-
-    def __hash__(self) -> int:
-        return hash(self.value)
 
 
 def _committed_to(tree: Any) -> jax.sharding.Sharding | None:
