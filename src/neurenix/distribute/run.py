@@ -89,6 +89,7 @@ class ReplicatedFunction:
             return self._run(args, kwargs)
 
         update_wrapper(function, self._function, updated=())
+        function.of_replicas = True  # pyright: ignore[reportFunctionMemberAccess]  for preflight
         return partial(function, **kwargs) if kwargs else function
 
     def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -18,6 +18,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from neurenix._core.errors import ArgumentError, ArgumentTypeError, did_you_mean
 from neurenix._functions.binding import is_module
 from neurenix._functions.captured import call_of_class
+from neurenix._functions.constants import is_constant
 from neurenix._jax import without_compiler_options
 from neurenix.compiler.placement import PartitionedSpec
 from neurenix.train.transforms import CompiledFunction
@@ -131,8 +132,9 @@ def call_of(function: Callable[..., Any], args: Sequence[Any]) -> Call:
     """Return the call ``function(*args)`` with arrays told from what is fixed.
 
     A module that is called, or whose method is, comes first among the arrays. Fixed are the static
-    arguments of a compiled function; and of what a ``functools.partial`` gives to a function that
-    is not compiled, all but arrays, specs and modules.
+    arguments of a compiled function, and what ``nx.jit`` and ``strategy.run`` take for a part of
+    the program; and of what a ``functools.partial`` gives to a function that is not compiled, all
+    but arrays, specs and modules.
 
     Raises:
         ArgumentError: it is a module of flax.linen, or its method; or ``jax.pmap`` compiled it.
@@ -164,6 +166,8 @@ def call_of(function: Callable[..., Any], args: Sequence[Any]) -> Call:
         given |= _laid(function, {key: x for key, x in given.items() if key not in fixed})
     else:
         fixed = {key for key in (*range(len(bound)), *named) if not _has_arrays(given[key])}
+    if isinstance(function, CompiledFunction) or hasattr(function, "of_replicas"):
+        fixed |= {key for key, value in given.items() if is_constant(value)}
     call = Call(
         function,
         {key: value for key, value in given.items() if key not in fixed},
