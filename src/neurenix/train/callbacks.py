@@ -22,8 +22,8 @@ from neurenix._core.errors import (
 )
 from neurenix._core.names import OptionsExplained
 from neurenix._core.options import check_number, whole_number
-from neurenix._nnx import nnx
 from neurenix.train.direction import direction_of
+from neurenix.train.weights import is_held, put_back, variables_held
 
 if TYPE_CHECKING:
     from neurenix.train.trainer import Trainer
@@ -52,6 +52,24 @@ class Callback(OptionsExplained):
     ``trainer.learning_rate``. That call is the next step, or with ``steps_per_execution=K`` the
     next K. Layers are frozen, unfrozen or replaced between two calls of ``fit``.
 
+    A step reuses the memory of the arrays that it changes. Keep copies of them from one method to
+    the next, with ``jax.tree.map(jnp.copy, nnx.state(self.model))``.
+
+    A callback that counts or remembers something across epochs says so in ``state`` and takes it
+    back in ``load_state``; ``Trainer.save`` and ``Trainer.load`` then carry it. One that does not
+    begins anew, and is named, when training goes on in another process.
+
+    Example:
+        >>> class Best(nx.callbacks.Callback):
+        ...     def __init__(self):
+        ...         self.loss = float("inf")
+        ...     def on_epoch_end(self, epoch, logs):
+        ...         self.loss = min(self.loss, logs["loss"])
+        ...     def state(self):
+        ...         return {"loss": self.loss}
+        ...     def load_state(self, state):
+        ...         self.loss = state["loss"]
+
     Attributes:
         trainer: the trainer, from ``on_train_begin`` on; set ``trainer.stop_training`` to end.
         model: its module. Its arrays are valid until the next step begins.
@@ -77,6 +95,21 @@ class Callback(OptionsExplained):
     def watched(self) -> tuple[str, ...]:
         """Return the names that it needs in the logs of every epoch."""
         return ()
+
+    def state(self) -> Any:
+        """Return what another callback of this class must know to go on from here.
+
+        It is None, bool, int, float, str, arrays of NumPy or JAX, or lists, tuples and dicts of
+        these; it comes back as it was, bit for bit. It is asked for when the trainer is saved, so
+        also within ``on_epoch_end``; an ``on_epoch_end`` still to come is made up for later.
+        """
+        return None
+
+    def load_state(self, state: Any) -> None:
+        """Go on from what ``state`` returned, in this process or an earlier one.
+
+        It is called when training goes on, after every ``on_train_begin``.
+        """
 
     def on_train_begin(self) -> None:
         """Before the first epoch."""
@@ -145,6 +178,14 @@ class Monitor(Callback):
         if self.monitor in self.watched():
             self._find_direction()
 
+    def state(self) -> dict[str, Any]:
+        """Return the best number."""
+        return {"best": self.best}
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        """Go on from the best number of an earlier run."""
+        self.best = state["best"]
+
     def value(self, logs: Mapping[str, float]) -> float:
         """Return the number watched.
 
@@ -187,8 +228,13 @@ class EarlyStopping(Monitor):
         mode: see ``Monitor``.
         min_delta: see ``Monitor``.
         baseline: an epoch that is not better than this counts as one without improvement.
-        restore_best_weights: end with the weights of the best epoch.
+        restore_best_weights: end with the weights of the best epoch. A ``fit`` that goes on later
+            goes on from the newest ones.
         start_from_epoch: epochs before this one (numbered from 0) are not looked at.
+
+    Attributes:
+        stopped_epoch: the epoch after which it stopped training, from 0, or None. Where a saved
+            trainer was stopped, and is loaded with no more patience, ``fit`` ends at once.
     """
 
     def __init__(
@@ -212,12 +258,34 @@ class EarlyStopping(Monitor):
         self.baseline, self.restore_best_weights = baseline, restore_best_weights
         self.stopped_epoch: int | None = None
         self._waited = 0
-        self._weights: Any = None
+        self._best_weights: dict[str, Any] | None = None
+        self._newest_weights: dict[str, Any] | None = None  # where the best ones were put back
 
     def on_train_begin(self) -> None:
         """Forget an earlier run."""
         super().on_train_begin()
-        self.best, self._waited, self.stopped_epoch, self._weights = math.nan, 0, None, None
+        self.best, self._waited, self.stopped_epoch = math.nan, 0, None
+        self._best_weights = self._newest_weights = None
+
+    def state(self) -> dict[str, Any]:
+        """Return the best number, the epochs since, and the weights to restore."""
+        return super().state() | {
+            "waited": self._waited,
+            "stopped_epoch": self.stopped_epoch,
+            "best_weights": self._best_weights,
+            "newest_weights": self._newest_weights,
+        }
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        """Go on from an earlier run: from its newest weights, where the model has its best ones."""
+        super().load_state(state)
+        self._waited, best, newest = state["waited"], state["best_weights"], state["newest_weights"]
+        if newest is not None and is_held(self.model, best):
+            put_back(self.model, newest)
+        self._best_weights = best if self.restore_best_weights else None
+        if state["stopped_epoch"] is not None and self._waited >= max(self.patience, 1):
+            self.stopped_epoch = state["stopped_epoch"]
+            self.trainer.stop_training = True
 
     def on_epoch_end(self, epoch: int, logs: Mapping[str, float]) -> None:
         """Compare, and stop when patience is over."""
@@ -225,7 +293,7 @@ class EarlyStopping(Monitor):
             return
         if self.improved(logs):
             if self.restore_best_weights:
-                self._weights = jax.tree.map(jnp.copy, nnx.state(self.model))
+                self._best_weights = jax.tree.map(jnp.copy, variables_held(self.model))
             if self.baseline is None or self.is_better(self.best, self.baseline):
                 self._waited = 0
                 return
@@ -236,9 +304,9 @@ class EarlyStopping(Monitor):
 
     def on_train_end(self) -> None:
         """Put the best weights back."""
-        if self._weights is not None:
-            nnx.update(self.model, self._weights)
-            self._weights = None
+        if self._best_weights is not None:
+            self._newest_weights = variables_held(self.model)
+            put_back(self.model, self._best_weights)
 
 
 class LearningRateScheduler(Callback):
@@ -329,6 +397,15 @@ class ReduceLROnPlateau(Monitor):
         """Forget an earlier run; the rate stays as it has become."""
         super().on_train_begin()
         self.best, self._waited, self._cooling = math.nan, 0, 0
+
+    def state(self) -> dict[str, Any]:
+        """Return the best number, the epochs since, and those left of the cooldown."""
+        return super().state() | {"waited": self._waited, "cooling": self._cooling}
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        """Go on from an earlier run."""
+        super().load_state(state)
+        self._waited, self._cooling = state["waited"], state["cooling"]
 
     def on_epoch_end(self, epoch: int, logs: Mapping[str, float]) -> None:
         """Compare, and reduce when patience is over."""

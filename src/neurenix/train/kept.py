@@ -11,6 +11,7 @@ from typing import Any
 
 from neurenix._nnx import nnx
 from neurenix.train.batch_check import BatchCheck
+from neurenix.train.callback_states import CallbackStates
 from neurenix.train.compiled import Compiled
 from neurenix.train.recipe import Recipe
 from neurenix.train.split import ModuleSplit
@@ -68,10 +69,12 @@ class Kept:
         module: the module.
         recipe: what it is trained with.
         standing: where training stands. It is changed in place.
+        callbacks: those of the latest ``fit``, and their states.
     """
 
     def __init__(self, module: nnx.Module, recipe: Recipe) -> None:
         self.module, self.recipe, self.standing = module, recipe, Standing()
+        self.callbacks = CallbackStates()
         self._prepared: Prepared | None = None
 
     def prepared(self) -> Prepared:

@@ -7,15 +7,18 @@ Owns the files' names and when they are written. It does not own the format of w
 from __future__ import annotations
 
 import csv
+import math
 import os
 import string
 import time
+import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from neurenix._core.errors import ArgumentError, MissingExtraError
+from neurenix._core.options import check_number
 from neurenix.train.callbacks import Callback, Monitor
 from neurenix.train.weights import save_weights
 
@@ -33,8 +36,13 @@ class ModelCheckpoint(Monitor):
         save_weights_only: write the weights alone, for ``model.load``. False writes the trainer's
             state (``Trainer.save``), of about three times the size with Adam: to go on from
             ``run-03``, build model and trainer as before, call ``trainer.load("run-03…")`` and fit
-            with ``initial_epoch=3``. Weights alone begin with new moments, and schedules at step
-            0. Give callbacks that change the learning rate before this one.
+            with ``initial_epoch=3``, and callbacks as before. Weights alone begin with new moments,
+            and schedules at step 0.
+        initial_value_threshold: with ``save_best_only``, a number that the first file must be
+            better than.
+
+    Attributes:
+        saved: the files written, in order.
 
     Raises:
         ArgumentError: ``path`` cannot be filled in.
@@ -48,8 +56,12 @@ class ModelCheckpoint(Monitor):
         mode: str = "auto",
         save_best_only: bool = False,
         save_weights_only: bool = True,
+        initial_value_threshold: float | None = None,
     ) -> None:
         super().__init__(monitor, mode=mode)
+        if initial_value_threshold is not None:
+            check_number("The argument `initial_value_threshold`", initial_value_threshold)
+            self.best = float(initial_value_threshold)
         self.path, self.save_best_only = os.fspath(path), save_best_only
         self.save_weights_only = save_weights_only
         self.saved: list[Path] = []
@@ -64,11 +76,25 @@ class ModelCheckpoint(Monitor):
         if self.save_best_only and not self.improved(logs):
             return
         target = self._filled(epoch + 1, logs)
-        if self.save_weights_only:
-            save_weights(self.model, target)
-        else:
-            self.trainer.save(target)
-        self.saved.append(target)
+        self.saved.append(target)  # before, so that the file says it
+        try:
+            if self.save_weights_only:
+                save_weights(self.model, target)
+            else:
+                self.trainer.save(target)
+        except BaseException:
+            self.saved.pop()
+            raise
+
+    def state(self) -> dict[str, Any]:
+        """Return the best number, and the files written."""
+        return super().state() | {"saved": [str(path) for path in self.saved]}
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        """Go on from the best number of an earlier run, where it had one."""
+        if not math.isnan(state["best"]):
+            super().load_state(state)
+        self.saved = [Path(path) for path in state["saved"]]
 
     def _names(self) -> list[str]:
         try:
@@ -99,12 +125,16 @@ class CSVLogger(Callback):
         path: the file.
         append: go on in a file that is there, instead of replacing it. It must be one of
             CSVLogger's, with a column for every number.
+
+    Training that goes on from a file of ``Trainer.save`` goes on in the table as well, with
+    ``append`` or not: from the row that was last when the trainer was saved.
     """
 
     def __init__(self, path: str | os.PathLike[str], *, append: bool = False) -> None:
         self.path, self.append = Path(path), append
         self._names: list[str] | None = None
         self._found = False  # the columns are those of a file that was there
+        self._replaces = False  # the file that is there is still to be emptied
 
     def on_train_begin(self) -> None:
         """Begin the file, or find the columns of the one that is there.
@@ -112,14 +142,40 @@ class CSVLogger(Callback):
         Raises:
             ArgumentError: the file cannot be written, or is no table of CSVLogger's.
         """
-        self._names = None
+        self._names, self._replaces = None, not self.append
         with self._explained():
             self.path.parent.mkdir(parents=True, exist_ok=True)
             self._found = self.append and self.path.exists() and self.path.stat().st_size > 0
             if self._found:
                 self._names = self._header()
-            with self.path.open("a" if self.append else "w"):
+            with self.path.open("a"):
                 pass  # what cannot be written is an error now, not after the first epoch
+
+    def state(self) -> dict[str, Any]:
+        """Return how long the file is, and a checksum of it."""
+        with self._explained():
+            there = self.path.exists() and not self._replaces
+            data = self.path.read_bytes() if there else b""
+        return {"bytes": len(data), "crc32": zlib.crc32(data)}
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        """Go on in the file, and leave out rows that an earlier run wrote after that.
+
+        A file that does not begin with what was written is begun, or appended to, as in a new run.
+        """
+        with self._explained():
+            data = self.path.read_bytes()[: state["bytes"]]
+            if (len(data), zlib.crc32(data)) != (state["bytes"], state["crc32"]):
+                return
+            os.truncate(self.path, len(data))
+            self._replaces = self._found = False
+            self._names = self._header() if data else None
+
+    def on_epoch_begin(self, epoch: int) -> None:
+        """Empty the file of an earlier run."""
+        if self._replaces:
+            with self._explained(), self.path.open("w"):
+                self._replaces = False
 
     def on_epoch_end(self, epoch: int, logs: Mapping[str, float]) -> None:
         """Add a row.
@@ -186,6 +242,20 @@ class TensorBoard(Callback):
         self._make_writer = tensorboardX.SummaryWriter
         self.directory = Path(directory)
         self._writers: dict[str, Any] = {}
+        self._next = 0  # the number of the epoch after the last one written
+        self._purge: int | None = None
+
+    def on_train_begin(self) -> None:
+        """Forget an earlier run."""
+        self._next, self._purge = 0, None
+
+    def state(self) -> dict[str, Any]:
+        """Return the number of the next epoch."""
+        return {"next": self._next}
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        """Go on from there: points of that epoch and later ones, of before, are not shown."""
+        self._next = self._purge = state["next"]
 
     def on_epoch_end(self, epoch: int, logs: Mapping[str, float]) -> None:
         """Write one point of each curve; what callbacks added that is no number is left out."""
@@ -198,9 +268,12 @@ class TensorBoard(Callback):
             if part not in self._writers:
                 # tensorboardX names files by the second, and would empty that of a fit just before.
                 self._writers[part] = self._make_writer(
-                    str(self.directory / part), filename_suffix=f".{time.time_ns()}"
+                    str(self.directory / part),
+                    purge_step=self._purge,
+                    filename_suffix=f".{time.time_ns()}",
                 )
             self._writers[part].add_scalar(f"epoch_{name.removeprefix('val_')}", point, epoch)
+        self._next = epoch + 1
         for writer in self._writers.values():
             writer.flush()
 

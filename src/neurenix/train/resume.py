@@ -4,7 +4,8 @@ Owns what the file holds, and what is compared before anything is read into a tr
 own how arrays are written and read (``weights.py``), nor when (``recorders.py``).
 
 Names begin with what they are of: ``weights.layers.0.kernel`` and ``random.dropout.key`` of the
-module, ``optimizer.0.mu.layers.0.kernel`` of the optimizer. Numbers are in the file's metadata.
+module, ``optimizer.0.mu.layers.0.kernel`` of the optimizer, ``callbacks.0.average.kernel`` of what
+callbacks keep. Numbers are in the file's metadata.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from neurenix.train.weights import (
     write_tensors,
 )
 
-_RANDOM, _OPTIMIZER = "random.", "optimizer."
+_RANDOM, _OPTIMIZER, _CALLBACKS = "random.", "optimizer.", "callbacks."
 
 
 class Resumable:
@@ -60,7 +61,8 @@ class Resumable:
         """Write all that training goes on from to a safetensors file, whole or not at all.
 
         That is the module's parameters, other state and random streams, the optimizer's state, the
-        steps and the passes over the data made, and what was set on the learning rate.
+        steps and the passes over the data made, what was set on the learning rate, and the state
+        of every callback of the latest ``fit`` (``Callback.state``).
 
         Args:
             path: the file; its folder is made where there is none.
@@ -68,6 +70,7 @@ class Resumable:
         Raises:
             CheckpointError: the file cannot be written.
             ArgumentError: the module is abstract, or its arrays are gone.
+            ArgumentTypeError: the state of a callback holds what no file does.
 
         Example:
             >>> import tempfile
@@ -99,6 +102,8 @@ class Resumable:
             name: np.asarray(numbers_of(array)) if is_key(array) else array
             for name, array in arrays.items()
         }
+        about["callbacks"], kept = self._kept.callbacks.pack()
+        numbers |= {_CALLBACKS + name: array for name, array in kept.items()}
         write_tensors(numbers, path, about, what="trainer's state")
 
     def load(self, path: str | os.PathLike[str]) -> Self:
@@ -109,7 +114,8 @@ class Resumable:
         on within a pass over the data (but not of a generator, which whoever made it winds on).
         After a file that was written within an epoch of a whole pass it goes on with the next
         pass. A callback can load in
-        ``on_train_begin``. What callbacks have counted is not in the file: they begin anew.
+        ``on_train_begin``. Callbacks of the next ``fit`` get the states of those of their class
+        and ``monitor`` that were saved; one that cannot go on so is named in a warning.
 
         Args:
             path: the file.
@@ -142,6 +148,8 @@ class Resumable:
         standing.steps_made, standing.passes = int(about["steps_made"]), int(about["passes"])
         standing.batches_of_pass = int(about["batches_of_pass"])
         standing.learning_rate_scale = float(about["learning_rate_scale"])
+        # A file of an earlier version says nothing of callbacks.
+        self._kept.callbacks.unpack(about.get("callbacks", "[]"), part_of(tensors, _CALLBACKS))
         return self
 
 

@@ -19,6 +19,7 @@ import numpy as np
 
 from neurenix._core.errors import ArgumentError, DataError, ShapeError, TrainingDivergedError
 from neurenix._functions.random_keys import like, numbers_of
+from neurenix.train.callback_states import CallbackStates
 from neurenix.train.callbacks import Callback, TerminateOnNaN
 from neurenix.train.compiled import CompiledStep
 from neurenix.train.diagnosis import explain
@@ -58,16 +59,17 @@ class Run:
         session: Session,
         step: CompiledStep,
         feed: Feed,
-        callbacks: list[Callback],
+        states: CallbackStates,
     ) -> None:
         self._trainer, self._session = trainer, session
         self._definition, self._standing = session.definition, session.standing
-        self._step, self._feed, self._callbacks = step, feed, callbacks
+        self._step, self._feed = step, feed
+        self._states, self._callbacks = states, states.callbacks
         self._progress = Progress()
         self._out: HandedOut | None = None  # None while steps are made
         self._began = self._standing.steps_made  # before this epoch
         step.train.flatten(session.initial_state())
-        looks = [c for c in callbacks if _overrides(c, "on_train_batch_end")]
+        looks = [c for c in self._callbacks if _overrides(c, "on_train_batch_end")]
         self._epoch_run = EpochRun(
             step,
             session.strategy,
@@ -93,13 +95,13 @@ class Run:
             self._call("on_train_begin")
             self._follow_load(epochs.start, steps)
             for epoch in epochs:
+                if trainer.stop_training:
+                    break
                 logs = self._epoch(epoch, epochs.stop, steps, validate)
                 if logs is None:
                     break
                 self._call("on_epoch_end", epoch, logs)
                 history.append(epoch, logs)
-                if trainer.stop_training:
-                    break
         finally:
             with ExitStack() as each:  # one that raises keeps no other from its end
                 for callback in reversed(self._callbacks):
@@ -233,8 +235,14 @@ class Run:
         return self._trainer.stop_training
 
     def _call(self, moment: str, *args: Any) -> None:
-        for callback in self._callbacks:
+        ends = moment == "on_epoch_end"
+        for number, callback in enumerate(self._callbacks):
+            if ends:
+                self._states.epoch_ends(number, *args)
             getattr(callback, moment)(*args)
+        if ends:
+            self._states.epoch_ended()
+        self._states.hand_out()
         if self._out is not None:
             self._take_over(self._out)
 

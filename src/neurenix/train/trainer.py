@@ -221,7 +221,9 @@ class Trainer(Described, Resumable, StepStates):
             callback.trainer = self
         steps = steps_per_epoch or feed.exact_steps
         step = session.step(self.options.steps_per_execution, steps)
-        run = Run(self, session, step, feed, called)
+        states = self._kept.callbacks
+        states.begin(called, goes_on=options.initial_epoch > 0 and not self.stop_training)
+        run = Run(self, session, step, feed, states)
         spec = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), feed.first)
         batch = tuple(part for part in spec if part is not None)
         intercept.first_step(self, batch, steps, whole_calls=step.call.exact)

@@ -21,6 +21,7 @@ import safetensors
 import safetensors.flax
 
 from neurenix._core.errors import ArgumentTypeError, CheckpointError, did_you_mean
+from neurenix._functions.random_keys import numbers_of
 from neurenix._nnx import nnx
 
 TRAINER = "neurenix-trainer"  # the format of files that hold the state of a trainer
@@ -115,6 +116,26 @@ def variables_of(module: nnx.Module) -> dict[str, Any]:
         )
         for path, leaf in nnx.graph.flatten(module)[1]
     }
+
+
+def variables_held(module: nnx.Module) -> dict[str, Any]:
+    """Return the array of every variable of ``module``, random streams included, by name."""
+    every = variables_of(module)
+    return {name: v[...] for name, v in every.items() if isinstance(v, nnx.Variable)}
+
+
+def put_back(module: nnx.Module, arrays: dict[str, Any]) -> None:
+    """Set the variables of ``module`` to those that ``variables_held`` has returned."""
+    every = variables_of(module)
+    put_into({name: every[name] for name in arrays}, arrays)
+
+
+def is_held(module: nnx.Module, arrays: dict[str, Any]) -> bool:
+    """Tell whether these are the numbers of the variables of ``module``, bit for bit."""
+    held = variables_held(module)
+    return held.keys() == arrays.keys() and all(
+        np.array_equal(numbers_of(held[name]), numbers_of(array)) for name, array in arrays.items()
+    )
 
 
 def put_into(variables: dict[str, Any], values: dict[str, Any]) -> None:

@@ -1,0 +1,198 @@
+"""The states of callbacks: from a run of ``fit`` to the one that goes on, by a file or not.
+
+Owns which state is whose, and which callback has none to go on from. It does not own what a state
+holds (the callbacks), nor how its values are written (``plain_tree.py``).
+"""
+
+from __future__ import annotations
+
+import json
+import warnings
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from neurenix.train.callbacks import Callback, Monitor
+from neurenix.train.plain_tree import packed, unpacked
+
+_CHANGES = (list, dict, set, bytearray, deque, np.ndarray)  # while it stays the same object
+_NO_CODE = (lambda: None).__code__
+
+
+@dataclass
+class Entry:
+    """What one callback leaves to the one that goes on.
+
+    Attributes:
+        name: whose it is.
+        state: what its ``state()`` returned; None where it has no such methods.
+        changed: its attributes that training has changed, and no ``state()`` tells.
+        missed: the epoch and the logs of an ``on_epoch_end`` that was still to come, or None.
+        owner: the callback itself, where that is of this process.
+    """
+
+    name: str
+    state: Any
+    changed: list[str]
+    missed: tuple[int, dict[str, Any]] | None
+    owner: Callback | None = None
+
+
+class CallbackStates:
+    """The callbacks of the latest ``fit``, and the states that the next ones go on from.
+
+    Attributes:
+        callbacks: those of the latest ``fit``.
+    """
+
+    def __init__(self) -> None:
+        self.callbacks: list[Callback] = []
+        self._attributes: list[dict[str, Any]] = []  # as that fit found them
+        self._waiting: list[Entry] | None = None
+        self._ending: tuple[int, int, Mapping[str, Any]] | None = None
+
+    def begin(self, callbacks: list[Callback], *, goes_on: bool) -> None:
+        """Take the callbacks of a ``fit`` that begins.
+
+        Args:
+            callbacks: in the order in which they are called.
+            goes_on: it goes on from the last one, unless from a file.
+        """
+        if self._waiting is None and goes_on:
+            self._waiting = self._entries()
+        self.callbacks, self._ending = callbacks, None
+        self._attributes = [_attributes(callback) for callback in callbacks]
+
+    def epoch_ends(self, number: int, epoch: int, logs: Mapping[str, Any]) -> None:
+        """Note that a callback's ``on_epoch_end`` is called now; those after it are still to be."""
+        self._ending = (number, epoch, logs)
+
+    def epoch_ended(self) -> None:
+        """Note that every ``on_epoch_end`` was called."""
+        self._ending = None
+
+    def hand_out(self) -> None:
+        """Give the callbacks the states that wait for them, and make up for what they missed.
+
+        A callback that has nothing to go on from, and should, is named in a warning.
+        """
+        if self._waiting is None:
+            return
+        waiting, self._waiting = self._waiting, None
+        anew, missed = [], []
+        for callback in self.callbacks:
+            name = _name(callback)
+            entry = next((entry for entry in waiting if entry.name == name), None)
+            if entry is None:
+                kind = type(callback).__qualname__
+                if _keeps_state(callback) and any(e.name.split("(")[0] == kind for e in waiting):
+                    anew.append(f"{name}: the state found is of another number")
+                continue
+            waiting.remove(entry)
+            if _keeps_state(callback) and entry.state is not None:
+                callback.load_state(entry.state)
+                missed += [(callback, entry.missed)] if entry.missed else []
+            if entry.changed and entry.owner is not callback:
+                names = ", ".join(entry.changed)
+                anew.append(f"{name}: it has no methods state() and load_state() for {names}")
+        for callback, (epoch, logs) in missed:
+            callback.on_epoch_end(epoch, logs)
+        if anew:
+            warnings.warn(
+                f"Training goes on, and these callbacks begin anew: {'; '.join(anew)}.",
+                UserWarning,
+                stacklevel=5,
+            )
+
+    def pack(self) -> tuple[str, dict[str, Any]]:
+        """Return what a file holds of the states: a text, and arrays by name.
+
+        Raises:
+            ArgumentTypeError: a state holds what no file does.
+        """
+        arrays: dict[str, Any] = {}
+        entries = self._entries() if self._waiting is None else self._waiting
+        texts = []
+        for number, entry in enumerate(entries):
+            name, where = str(number), f"{entry.name}.state()"
+            text = {"name": entry.name, "changed": entry.changed}
+            text["state"] = packed(entry.state, name, arrays, where=where)
+            text["missed"] = packed(entry.missed, f"{name}.logs", arrays, where="The logs")
+            texts.append(text)
+        return json.dumps(texts), arrays
+
+    def unpack(self, text: str, arrays: Mapping[str, Any]) -> None:
+        """Take the states of a file for the next ``fit``, or the one that is running."""
+        self._waiting = [
+            Entry(
+                entry["name"],
+                unpacked(entry["state"], arrays),
+                entry["changed"],
+                unpacked(entry["missed"], arrays),
+            )
+            for entry in json.loads(text)
+        ]
+
+    def _entries(self) -> list[Entry]:
+        entries = []
+        for number, callback in enumerate(self.callbacks):
+            keeps = _keeps_state(callback)
+            changed = _changed(self._attributes[number], callback)
+            missed = None
+            if keeps and self._ending is not None and number > self._ending[0]:
+                missed = self._ending[1], dict(self._ending[2])
+            state = callback.state() if keeps else None
+            entries.append(Entry(_name(callback), state, changed, missed, callback))
+        return entries
+
+
+def _name(callback: Callback) -> str:
+    """Return what a callback's state is found by: its class, and the number that it watches."""
+    name = type(callback).__qualname__
+    return f"{name}({callback.monitor})" if isinstance(callback, Monitor) else name
+
+
+def _keeps_state(callback: Callback) -> bool:
+    """Tell whether it has both methods; an attribute of such a name hides them."""
+    kind, names = type(callback), ("state", "load_state")
+    own = all(getattr(kind, name) is not getattr(Callback, name) for name in names)
+    return own and all(callable(getattr(callback, name)) for name in names)
+
+
+def _attributes(callback: Callback) -> dict[str, Any]:
+    """Return the attributes of a callback, with a text of those that can change in place."""
+    return {
+        name: (value, repr(value) if isinstance(value, _CHANGES) else None)
+        for name, value in vars(callback).items()
+        if name != "trainer"
+    }
+
+
+def _changed(before: dict[str, Any], callback: Callback) -> list[str]:
+    """Return the attributes that training has changed, but for those that ``state()`` tells.
+
+    One of a class of ours tells those of its class; one of the user's is taken to tell all.
+    """
+    told: set[str] = set()
+    if _keeps_state(callback):
+        kind = type(callback)
+        owner = next(base for base in kind.__mro__ if "state" in vars(base))
+        if owner is kind or not owner.__module__.startswith("neurenix."):
+            return []
+        for base in owner.__mro__:
+            told |= {*getattr(vars(base).get("__init__"), "__code__", _NO_CODE).co_names}
+    return [
+        name
+        for name, (value, text) in _attributes(callback).items()
+        if name not in told and not _same((value, text), before.get(name))
+    ]
+
+
+def _same(now: tuple[Any, Any], before: tuple[Any, Any] | None) -> bool:
+    if before is None or now[1] != before[1]:
+        return False
+    plain = isinstance(now[0], (bool, int, float, str)) and type(now[0]) is type(before[0])
+    return now[0] is before[0] or (plain and now[0] == before[0])
