@@ -11,9 +11,11 @@ from neurenix.train.callbacks import (
     ReduceLROnPlateau,
     TerminateOnNaN,
 )
+from neurenix.train.ema import EMA
 from neurenix.train.recorders import CSVLogger, ModelCheckpoint, TensorBoard
 
 __all__ = [
+    "EMA",
     "CSVLogger",
     "Callback",
     "EarlyStopping",
@@ -27,9 +29,16 @@ __all__ = [
 
 # What other libraries call what is called otherwise here.
 _ELSEWHERE = {
+    "AveragedModel": "EMA",
+    "ExponentialMovingAverage": "EMA",
     "Checkpoint": "callbacks.ModelCheckpoint",
     "History": "what model.fit returns",
+    "ModelEma": "EMA",
+    "ModelEmaV2": "EMA",
+    "ModelEmaV3": "EMA",
     "ProgbarLogger": "model.fit(…, verbose=True)",
+    "SwapEMAWeights": "EMA",
+    "WeightAveraging": "EMA",
 }
 
 if not TYPE_CHECKING:  # a type checker would take any name for one that exists

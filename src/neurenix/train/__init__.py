@@ -8,6 +8,7 @@ from neurenix.train.callbacks import (
     ReduceLROnPlateau,
     TerminateOnNaN,
 )
+from neurenix.train.ema import EMA
 from neurenix.train.history import History
 from neurenix.train.optimizer import Optimizer
 from neurenix.train.options import FitOptions, TrainOptions
@@ -18,6 +19,7 @@ from neurenix.train.transforms import CompiledFunction, grad, jit, multi_step, v
 from neurenix.train.weights import load_weights, save_weights
 
 __all__ = [
+    "EMA",
     "CSVLogger",
     "Callback",
     "CompiledFunction",

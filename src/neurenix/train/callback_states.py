@@ -83,9 +83,10 @@ class CallbackStates:
             return
         waiting, self._waiting = self._waiting, None
         anew, missed = [], []
-        for callback in self.callbacks:
+        # What was put into the model last, by the last of them, is taken out of it first.
+        for callback in reversed(self.callbacks):
             name = _name(callback)
-            entry = next((entry for entry in waiting if entry.name == name), None)
+            entry = next((entry for entry in reversed(waiting) if entry.name == name), None)
             if entry is None:
                 kind = type(callback).__qualname__
                 if _keeps_state(callback) and any(e.name.split("(")[0] == kind for e in waiting):
@@ -98,7 +99,7 @@ class CallbackStates:
             if entry.changed and entry.owner is not callback:
                 names = ", ".join(entry.changed)
                 anew.append(f"{name}: it has no methods state() and load_state() for {names}")
-        for callback, (epoch, logs) in missed:
+        for callback, (epoch, logs) in reversed(missed):
             callback.on_epoch_end(epoch, logs)
         if anew:
             warnings.warn(

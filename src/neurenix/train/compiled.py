@@ -7,6 +7,7 @@ the promise that state stays where it lies. It does not own what is computed (``
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -15,6 +16,7 @@ from jax.sharding import NamedSharding, Sharding
 from neurenix import _cpu
 from neurenix._functions.binding import uninterrupted
 from neurenix._functions.recompilation import RecompilationWatch
+from neurenix.train.average import AverageRule
 from neurenix.train.calls import StepCall, in_place
 from neurenix.train.step import StepDefinition
 
@@ -102,6 +104,7 @@ class CompiledStep:
 
     def __init__(self, definition: StepDefinition, call: StepCall, sharding: Sharding) -> None:
         self.call, self.steps, self.sharding = call, call.steps, sharding
+        self.averages = definition.averages
         self.train = FlatFunction(call.function(definition), "train_step", sharding)
         self.takes_count = not call.exact
 
@@ -154,11 +157,14 @@ class Compiled:
         """Programs that the step has been compiled to."""
         return 0 if self._step is None else self._step.train.compilations
 
-    def step(self, call: StepCall, sharding: Sharding) -> CompiledStep:
-        """Return the step; the arguments are those of ``CompiledStep``."""
-        known = self._step
-        if known is None or (known.call, known.sharding) != (call, sharding):
-            known = self._step = CompiledStep(self._definition, call, sharding)
+    def step(
+        self, call: StepCall, sharding: Sharding, averages: tuple[AverageRule, ...] = ()
+    ) -> CompiledStep:
+        """Return the step with these averages; the arguments are those of ``CompiledStep``."""
+        known, asked = self._step, (call, sharding, averages)
+        if known is None or (known.call, known.sharding, known.averages) != asked:
+            definition = replace(self._definition, averages=averages)
+            known = self._step = CompiledStep(definition, call, sharding)
         return known
 
     def evaluation(self, sharding: Sharding) -> CompiledEvaluation:

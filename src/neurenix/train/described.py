@@ -17,6 +17,7 @@ from neurenix.distribute.rules import ShardingRules, as_rules
 from neurenix.distribute.strategy import made_in
 from neurenix.train.batch import Batch
 from neurenix.train.calls import StepCall
+from neurenix.train.ema import averaging
 from neurenix.train.kept import Kept
 from neurenix.train.options import TrainOptions
 from neurenix.train.program import StepProgram, describe_step
@@ -34,6 +35,8 @@ class Described:
     ) -> StepProgram:
         """Return the call of the step that ``fit`` makes, for a mesh that need not exist.
 
+        It has the moving averages (``EMA``) of the callbacks of the latest ``fit``.
+
         Args:
             mesh: with axes of a strategy's names; ``jax.sharding.AbstractMesh`` will do.
             x: ``jax.ShapeDtypeStruct`` (or a tree) of the inputs of one global batch.
@@ -43,7 +46,8 @@ class Described:
             whole_calls: whether ``steps_per_execution`` divides the steps of an epoch.
         """
         prepared = self._kept.prepared()
-        definition = prepared.definition
+        averages = tuple(ema.rule for ema in averaging(self._kept.callbacks.callbacks))
+        definition = replace(prepared.definition, averages=averages)
         definition.model.check_trainable()
         if y is None:
             y = self._kept.recipe.needed_loss().target_spec(prepared.check.output_spec(x))

@@ -20,6 +20,7 @@ from typing import Any
 from neurenix._core.errors import ArgumentError, MissingExtraError
 from neurenix._core.options import check_number
 from neurenix.train.callbacks import Callback, Monitor
+from neurenix.train.ema import swapped_for
 from neurenix.train.weights import save_weights
 
 
@@ -79,7 +80,8 @@ class ModelCheckpoint(Monitor):
         self.saved.append(target)  # before, so that the file says it
         try:
             if self.save_weights_only:
-                save_weights(self.model, target)
+                with swapped_for("checkpoints", self.trainer.callbacks):
+                    save_weights(self.model, target)
             else:
                 self.trainer.save(target)
         except BaseException:

@@ -18,11 +18,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from neurenix._core.errors import ArgumentError, DataError, ShapeError, TrainingDivergedError
+from neurenix._functions.gone import gone_explained
 from neurenix._functions.random_keys import like, numbers_of
 from neurenix.train.callback_states import CallbackStates
 from neurenix.train.callbacks import Callback, TerminateOnNaN
 from neurenix.train.compiled import CompiledStep
 from neurenix.train.diagnosis import explain
+from neurenix.train.ema import averaging
 from neurenix.train.feed import Feed
 from neurenix.train.history import History
 from neurenix.train.kept import Standing
@@ -68,7 +70,8 @@ class Run:
         self._progress = Progress()
         self._out: HandedOut | None = None  # None while steps are made
         self._began = self._standing.steps_made  # before this epoch
-        step.train.flatten(session.initial_state())
+        self._emas = averaging(self._callbacks)
+        step.train.flatten(session.initial_state(self._emas))
         looks = [c for c in self._callbacks if _overrides(c, "on_train_batch_end")]
         self._epoch_run = EpochRun(
             step,
@@ -105,7 +108,7 @@ class Run:
         finally:
             with ExitStack() as each:  # one that raises keeps no other from its end
                 for callback in reversed(self._callbacks):
-                    each.callback(callback.on_train_end)
+                    each.callback(self._end, callback)
                 each.callback(self._progress.close)
                 each.callback(self._settle)
         return history
@@ -138,7 +141,7 @@ class Run:
             return None
         self._hand_out(self._began + made)
         if validate is not None:
-            logs |= validate(self._state())
+            logs |= validate(self._validated(self._state()))
         self._progress.end(logs, time.perf_counter() - began)
         return logs
 
@@ -170,13 +173,21 @@ class Run:
             "rate, clip gradients (clip_norm=1.0), or look at the data of that batch."
         )
 
+    def _validated(self, state: TrainState) -> TrainState:
+        """Return the state to evaluate: with an average for the weights, where that is wanted."""
+        for ema, average in zip(self._emas, state.averages, strict=True):
+            if "validation" in ema.swap:
+                model = ema.rule.put_into(average, (state.parameters, state.model_state))
+                return state._replace(parameters=model[0], model_state=model[1])
+        return state
+
     def _state(self) -> TrainState:
         return self._step.train.state
 
     def _hand_out(self, steps: int) -> None:
         """Make the module and the trainer hold the newest state, of after so many steps."""
         state = self._state()
-        self._session.keep(state)
+        self._session.keep(state, self._emas)
         standing, feed = self._standing, self._feed
         standing.steps_made = steps
         standing.passes, standing.batches_of_pass = feed.passes, feed.batches_of_pass
@@ -207,6 +218,9 @@ class Run:
             changed["parameters"], changed["model_state"] = new
         if now.optimizer_state is not before.optimizer_state:
             changed["optimizer"] = _owned_optimizer(now.optimizer_state, state.optimizer)
+        averages = tuple(ema.average for ema in self._emas)
+        if not all(map(is_, averages, state.averages)):
+            changed["averages"] = _owned(averages, state.averages)
         if now.steps_made != before.steps_made:
             changed["step"] = jax.device_put(np.int32(now.steps_made), state.step.sharding)
             self._began += now.steps_made - before.steps_made
@@ -228,9 +242,11 @@ class Run:
     def _batch_end(self, step: int, logs: Mapping[str, float]) -> bool:
         self._hand_out(self._began + step)
         for callback in self._looks:
-            callback.on_train_batch_end(step, logs)
+            with gone_explained(f"{type(callback).__name__}.on_train_batch_end"):
+                callback.on_train_batch_end(step, logs)
         if self._out is not None:
-            self._take_over(self._out)
+            with gone_explained("What a callback has set"):
+                self._take_over(self._out)
         self._out = None
         return self._trainer.stop_training
 
@@ -239,12 +255,18 @@ class Run:
         for number, callback in enumerate(self._callbacks):
             if ends:
                 self._states.epoch_ends(number, *args)
-            getattr(callback, moment)(*args)
+            with gone_explained(f"{type(callback).__name__}.{moment}"):
+                getattr(callback, moment)(*args)
         if ends:
             self._states.epoch_ended()
         self._states.hand_out()
         if self._out is not None:
-            self._take_over(self._out)
+            with gone_explained("What a callback has set"):
+                self._take_over(self._out)
+
+    def _end(self, callback: Callback) -> None:
+        with gone_explained(f"{type(callback).__name__}.on_train_end"):
+            callback.on_train_end()
 
 
 def _check_same(model: ModuleSplit, now: ModuleSplit) -> None:

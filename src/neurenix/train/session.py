@@ -6,6 +6,7 @@ afterwards. It does not own the order of things in a call (``run.py``, ``evaluat
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,9 +17,11 @@ import numpy as np
 from neurenix._functions.binding import apart
 from neurenix.distribute import Strategy
 from neurenix.distribute.placement import Placement
+from neurenix.train.average import AverageRule
 from neurenix.train.batch_check import BatchCheck
 from neurenix.train.calls import StepCall
 from neurenix.train.compiled import CompiledEvaluation, CompiledStep
+from neurenix.train.ema import EMA
 from neurenix.train.kept import Prepared, Standing
 from neurenix.train.state import TrainState, counters
 from neurenix.train.step import StepDefinition
@@ -50,15 +53,18 @@ class Session:
         """The checks of batches."""
         return self.prepared.check
 
-    def step(self, per_call: int, steps: int | None) -> CompiledStep:
+    def step(
+        self, per_call: int, steps: int | None, averages: tuple[AverageRule, ...] = ()
+    ) -> CompiledStep:
         """Return the compiled step.
 
         Args:
             per_call: optimizer steps in one call.
             steps: optimizer steps of an epoch, where that is certain.
+            averages: rules of the moving averages of the weights.
         """
         call = StepCall.of(per_call, steps)
-        return self.prepared.compiled.step(call, self.strategy.state_sharding)
+        return self.prepared.compiled.step(call, self.strategy.state_sharding, averages)
 
     def evaluation(self) -> CompiledEvaluation:
         """Return the compiled functions of ``evaluate`` and ``predict``."""
@@ -74,8 +80,12 @@ class Session:
         """Return the module's parameters and other state, on the devices."""
         return self.put(self.definition.model.read())
 
-    def initial_state(self) -> TrainState:
-        """Return the state to train on, in buffers that nobody else holds."""
+    def initial_state(self, emas: Sequence[EMA] = ()) -> TrainState:
+        """Return the state to train on, in buffers that nobody else holds.
+
+        Args:
+            emas: what averages the weights.
+        """
         model, optimizer = self.definition.model, self.standing.optimizer_state
         own = self.put(_copied(model.read()))
         model.write(*own)  # the old arrays can go before the optimizer's are made
@@ -94,6 +104,7 @@ class Session:
             **self.epoch_start(),
             step=self.put(np.int32(self.standing.steps_made)),
             diverged=self.put(counters()["diverged"]),
+            averages=self.put(_copied(tuple(ema.begin(own) for ema in emas))),
         )
 
     def _as_for(self, parameters: Any, optimizer: Any) -> Any:
@@ -121,10 +132,12 @@ class Session:
             }
         )
 
-    def keep(self, state: TrainState) -> None:
-        """Make the module and the trainer hold the state's arrays."""
+    def keep(self, state: TrainState, emas: Sequence[EMA] = ()) -> None:
+        """Make the module, the trainer and what averages the weights hold the state's arrays."""
         self.definition.model.write(state.parameters, state.model_state)
         self.standing.optimizer_state = state.optimizer
+        for ema, average in zip(emas, state.averages, strict=True):
+            ema.average = average
 
 
 def _dtypes(tree: Any) -> tuple[Any, ...]:

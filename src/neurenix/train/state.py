@@ -52,6 +52,7 @@ class TrainState(NamedTuple):
         learning_rate_scale: factor on the optimizer's learning rate, float32.
         diverged: whether a step had a loss, gradient or learning rate that is not finite. From that
             step on nothing else changes: its number is ``step``.
+        averages: moving averages of the weights, a tuple of ``Average``.
     """
 
     parameters: Any
@@ -62,6 +63,7 @@ class TrainState(NamedTuple):
     step: Any
     learning_rate_scale: Any
     diverged: Any
+    averages: Any = ()
 
 
 class Arrays(NamedTuple):
@@ -71,11 +73,12 @@ class Arrays(NamedTuple):
     model_state: Any
     optimizer: Any
     metrics: list[Any]
+    averages: Any
 
     @classmethod
     def of(cls, state: TrainState) -> Arrays:
         """Return these fields of ``state``."""
-        return cls(state.parameters, state.model_state, state.optimizer, state.metrics)
+        return cls(*[getattr(state, name) for name in cls._fields])
 
 
 ROLES = {
@@ -87,6 +90,7 @@ ROLES = {
     "step": "other",
     "learning_rate_scale": "other",
     "diverged": "other",
+    "averages": "other",
 }
 
 

@@ -27,6 +27,7 @@ from neurenix._functions.binding import Binding, Structure
 from neurenix._functions.mode import give_mode, inputs_only
 from neurenix.losses import Loss
 from neurenix.optim.extra import takes_value
+from neurenix.train.average import AverageRule
 from neurenix.train.batch import Batch
 from neurenix.train.outputs import OutputLosses, means_of
 from neurenix.train.split import ModuleSplit, OtherState
@@ -52,6 +53,7 @@ class StepDefinition:
         compute_dtype: what parameters and inputs are cast to for the model, or None.
         check_gradients: let no gradient that is not finite change the parameters.
         remat: ``"dots"`` keeps only results of matrix products for the backward pass.
+        averages: rules of the moving averages of the weights.
     """
 
     model: ModuleSplit
@@ -65,6 +67,7 @@ class StepDefinition:
     compute_dtype: Any
     check_gradients: bool
     remat: str = "none"
+    averages: tuple[AverageRule, ...] = ()
 
     @property
     def log_names(self) -> tuple[str, ...]:
@@ -86,6 +89,7 @@ class StepDefinition:
             metrics=self.first_metrics,
             totals=self.first_totals,
             **counters(),
+            averages=tuple(rule.first((parameters, model_state)) for rule in self.averages),
         )
 
     def train(self, state: TrainState, batch: Batch) -> tuple[TrainState, jax.Array]:
@@ -123,7 +127,11 @@ class StepDefinition:
             updates = jax.tree.map(lambda u: u * scale.astype(u.dtype), updates)
             metrics = self._updated_metrics(arrays.metrics, batch, prediction)
             parameters = optax.apply_updates(arrays.parameters, updates)
-            return Arrays(parameters, model_state, optimizer, metrics)
+            averages = tuple(
+                rule.updated(average, (parameters, model_state))
+                for rule, average in zip(self.averages, arrays.averages, strict=True)
+            )
+            return Arrays(parameters, model_state, optimizer, metrics, averages)
 
         # A branch and not a selection, which reads and writes the whole state once more: 8 % of
         # a step of a 1024-wide MLP on a CPU, where the branch costs 1.5 %. Scalars outside of it:

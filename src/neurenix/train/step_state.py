@@ -13,6 +13,7 @@ import jax.numpy as jnp
 
 from neurenix._core.errors import ArgumentError, ArgumentTypeError, ShapeError, differing_names
 from neurenix._functions.random_keys import like, numbers_of
+from neurenix.train.ema import averaging
 from neurenix.train.kept import Kept
 
 if TYPE_CHECKING:
@@ -50,7 +51,8 @@ class StepStates:
             >>> model.trainer.steps_made
             3
         """
-        state = self._session().initial_state()
+        emas = averaging(self._kept.callbacks.callbacks)
+        state = self._session().initial_state(emas)
         return jax.tree.map(lambda leaf: jnp.copy(numbers_of(leaf)), state)
 
     def take_step_state(self, state: Any) -> None:
@@ -67,7 +69,8 @@ class StepStates:
             ShapeError: one has another shape.
         """
         session = self._session()
-        own = session.initial_state()
+        emas = averaging(self._kept.callbacks.callbacks)
+        own = session.initial_state(emas)
         held, treedef = jax.tree_util.tree_flatten_with_path(own)
         given = {_name(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(state)}
         names = [_name(path) for path, _ in held]
@@ -77,7 +80,7 @@ class StepStates:
             _like(name, given[name], leaf) for name, (_, leaf) in zip(names, held, strict=True)
         ]
         state = jax.tree.unflatten(treedef, leaves)
-        session.keep(state)
+        session.keep(state, emas)
         self._kept.standing.steps_made = int(state.step)
 
 

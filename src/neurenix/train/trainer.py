@@ -31,6 +31,7 @@ from neurenix.train.arguments import (
 from neurenix.train.callbacks import Callback
 from neurenix.train.coupling import expect_one_part
 from neurenix.train.described import Described
+from neurenix.train.ema import averaging
 from neurenix.train.evaluation import Pass, validator
 from neurenix.train.feed import Feed
 from neurenix.train.history import History
@@ -138,6 +139,11 @@ class Trainer(Described, Resumable, StepStates):
         """The metrics, under the names that the logs have. The numbers are not in them."""
         return self._kept.recipe.metrics
 
+    @property
+    def callbacks(self) -> tuple[Callback, ...]:
+        """The callbacks of the latest ``fit``."""
+        return tuple(self._kept.callbacks.callbacks)
+
     def fit(
         self,
         x: Any,
@@ -220,7 +226,8 @@ class Trainer(Described, Resumable, StepStates):
         for callback in called:
             callback.trainer = self
         steps = steps_per_epoch or feed.exact_steps
-        step = session.step(self.options.steps_per_execution, steps)
+        averages = tuple(ema.rule for ema in averaging(called))
+        step = session.step(self.options.steps_per_execution, steps, averages)
         states = self._kept.callbacks
         states.begin(called, goes_on=options.initial_epoch > 0 and not self.stop_training)
         run = Run(self, session, step, feed, states)

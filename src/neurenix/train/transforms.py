@@ -33,6 +33,7 @@ from neurenix._functions.arguments import (
 from neurenix._functions.binding import Binding, Bindings, is_module, mesh_of
 from neurenix._functions.captured import lifted, name_of, refuse_captured_modules
 from neurenix._functions.constants import Constant, Constants, described, without_constants
+from neurenix._functions.gone import explain_gone
 from neurenix._functions.laid import arguments_lie, laid, of_each_step
 from neurenix._functions.recompilation import Fixed, RecompilationWatch
 from neurenix._jax import trace_state_clean
@@ -169,6 +170,7 @@ class CompiledFunction:
             values = [nnx.state(v) if is_module(v) else v for v in everything]
             called = labels(self._function, len(args), kwargs)
             explain_devices(error, self._name, called, values)
+            explain_gone(error, self._name)
             raise
         if self.compilations != before:
             _cpu.compiled()
