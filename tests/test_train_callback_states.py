@@ -17,6 +17,7 @@ from flax import nnx
 
 import neurenix as nx
 from neurenix.train import Trainer
+from neurenix.train.weights import read_tensors, write_tensors
 from train_helpers import MLP, Noisy, classification
 
 pytestmark = pytest.mark.cpu8
@@ -275,8 +276,8 @@ class Stateless(Forgetful):
 
 @pytest.mark.parametrize(
     ("make", "named"),
-    [(Forgetful, "Forgetful: .* for count"), (Lists, "Lists: .* names"),
-     (Late, "Late: .* state"), (Stops, "Stops.loss.: .* for more"), (Stateless, None)],
+    [(Forgetful, "Forgetful .* for count"), (Lists, "Lists .* for names"),
+     (Late, "Late .* for state"), (Stops, "Stops.loss. .* for more"), (Stateless, None)],
 )  # fmt: skip
 def test_a_callback_that_cannot_go_on_is_named(
     make: Callable[[], Any], named: str | None, tmp_path: Path
@@ -300,8 +301,51 @@ def test_another_number_to_monitor_is_named(tmp_path: Path) -> None:
     first.save(tmp_path / "t")
     second = trainer_of().load(tmp_path / "t")
     other = nx.callbacks.EarlyStopping("loss", patience=3)
-    with pytest.warns(UserWarning, match=r"EarlyStopping\(loss\): .* of another number"):
+    with pytest.warns(UserWarning, match=r"EarlyStopping\(loss\) .*another number"):
         fit(second, [Scripted(), other], epochs=2, first=1)
+
+
+def test_a_file_of_before_there_were_states_is_named(tmp_path: Path) -> None:
+    first = trainer_of()
+    fit(first, [Scripted(), early()], epochs=1)
+    first.save(tmp_path / "t")
+    tensors, about = read_tensors(tmp_path / "t", what="state")
+    del about["callbacks"]
+    write_tensors(tensors, tmp_path / "t", about, what="state")
+    second = trainer_of().load(tmp_path / "t")
+    with pytest.warns(UserWarning, match=r"EarlyStopping\(score\) .*earlier version"):
+        fit(second, [Scripted(), early()], epochs=2, first=1)
+
+
+def test_states_of_one_class_keep_their_order(tmp_path: Path) -> None:
+    def two(*more: str) -> list[Any]:
+        names = ("a", "b", *more)
+        return [nx.callbacks.ModelCheckpoint(tmp_path / name, monitor="loss") for name in names]
+
+    first, later = trainer_of(), two("c")
+    fit(first, two(), epochs=1)
+    first.save(tmp_path / "t")
+    second = trainer_of().load(tmp_path / "t")
+    fit(second, later, epochs=2, first=1)
+    assert [[path.name for path in one.saved] for one in later] == [["a"] * 2, ["b"] * 2, ["c"]]
+    assert second.callbacks == tuple(later)
+
+
+def test_a_loop_of_ones_own_takes_no_weights_away() -> None:
+    model = nx.nn.Linear(6, 3).compile(nx.optim.SGD(0.1), LOSS)
+    stopping, ema = early(), nx.callbacks.EMA(0.9, swap="end")
+
+    @nx.jit
+    def change(model: Any) -> None:
+        model.kernel[...] = model.kernel[...] + 1
+
+    for _ in range(2):
+        model.fit(X, Y, epochs=3, callbacks=[Scripted(), stopping, ema], verbose=0)
+        change(model)
+        with ema.swapped():
+            change(model)
+    for state in (stopping.state(), ema.state()):
+        assert all(np.isfinite(array).all() for array in numbers(state))
 
 
 @pytest.mark.parametrize(

@@ -259,6 +259,20 @@ def test_a_compiled_step_of_before_takes_the_average_along(tmp_path: Path) -> No
     assert_close(ema.averaged(), expected(weights.seen, 0.9))
 
 
+def test_a_step_that_is_described_has_the_average() -> None:
+    trainer = trainer_of()
+    mesh = jax.sharding.AbstractMesh((2,), ("data",))
+    sizes = []
+    for callbacks in ([], [EMA()], []):
+        fit(trainer, callbacks, epochs=1)
+        program = trainer.step_program(mesh, jax.ShapeDtypeStruct((16, 6), jnp.float32))
+        out = jax.eval_shape(program.function, program.state, program.batch)[0]
+        assert jax.tree.structure(out) == jax.tree.structure(program.state)
+        assert len(program.leaf_roles) == len(jax.tree.leaves((program.state, program.batch)))
+        sizes.append(len(jax.tree.leaves(program.state)))
+    assert sizes == [sizes[0], sizes[0] + 5, sizes[0]]  # four parameters, and the count
+
+
 def test_what_cannot_be_is_told() -> None:
     for decay in (1.0, -0.1, 1.5):
         with pytest.raises(nx.ArgumentError, match="decay must be from 0 to below 1"):

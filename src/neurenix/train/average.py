@@ -67,7 +67,8 @@ class AverageRule:
             return jnp.where(number > 0, moved, new)  # exactly: the weights may not be finite
 
         held = (average.parameters, average.statistics)
-        return Average(*jax.tree.map(towards, held, self._averaged(model)), count)
+        parameters, statistics = jax.tree.map(towards, held, self._averaged(model))
+        return Average(parameters, statistics, count)
 
     def put_into(self, average: Average, model: Model) -> Model:
         """Return ``model`` with the averages in place of its own arrays, in their dtypes."""

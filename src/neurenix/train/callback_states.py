@@ -52,6 +52,7 @@ class CallbackStates:
         self.callbacks: list[Callback] = []
         self._attributes: list[dict[str, Any]] = []  # as that fit found them
         self._waiting: list[Entry] | None = None
+        self._earlier = False  # they are of a file without states
         self._ending: tuple[int, int, Mapping[str, Any]] | None = None
 
     def begin(self, callbacks: list[Callback], *, goes_on: bool) -> None:
@@ -62,7 +63,7 @@ class CallbackStates:
             goes_on: it goes on from the last one, unless from a file.
         """
         if self._waiting is None and goes_on:
-            self._waiting = self._entries()
+            self._waiting, self._earlier = self._entries(), False
         self.callbacks, self._ending = callbacks, None
         self._attributes = [_attributes(callback) for callback in callbacks]
 
@@ -82,28 +83,32 @@ class CallbackStates:
         if self._waiting is None:
             return
         waiting, self._waiting = self._waiting, None
-        anew, missed = [], []
-        # What was put into the model last, by the last of them, is taken out of it first.
-        for callback in reversed(self.callbacks):
+        found, anew = [], []
+        for callback in self.callbacks:
             name = _name(callback)
-            entry = next((entry for entry in reversed(waiting) if entry.name == name), None)
-            if entry is None:
+            entry = next((entry for entry in waiting if entry.name == name), None)
+            if entry is not None:
+                waiting.remove(entry)
+                found.append((callback, entry))
+                if entry.changed and entry.owner is not callback:
+                    names = ", ".join(entry.changed)
+                    anew.append(f"{name} (it has no state() and load_state() for {names})")
+            elif _keeps_state(callback):
                 kind = type(callback).__qualname__
-                if _keeps_state(callback) and any(e.name.split("(")[0] == kind for e in waiting):
-                    anew.append(f"{name}: the state found is of another number")
-                continue
-            waiting.remove(entry)
-            if _keeps_state(callback) and entry.state is not None:
-                callback.load_state(entry.state)
-                missed += [(callback, entry.missed)] if entry.missed else []
-            if entry.changed and entry.owner is not callback:
-                names = ", ".join(entry.changed)
-                anew.append(f"{name}: it has no methods state() and load_state() for {names}")
-        for callback, (epoch, logs) in reversed(missed):
-            callback.on_epoch_end(epoch, logs)
+                if self._earlier:
+                    anew.append(f"{name} (an earlier version of Neurenix wrote the file)")
+                elif any(other.name.split("(")[0] == kind for other in waiting):
+                    anew.append(f"{name} (what was saved has watched another number)")
+        found = [(c, entry) for c, entry in found if entry.state is not None and _keeps_state(c)]
+        # What was put into the model last, by the last of them, is taken out of it first.
+        for callback, entry in reversed(found):
+            callback.load_state(entry.state)
+        for callback, entry in found:
+            if entry.missed is not None:
+                callback.on_epoch_end(*entry.missed)
         if anew:
             warnings.warn(
-                f"Training goes on, and these callbacks begin anew: {'; '.join(anew)}.",
+                f"Training goes on, and these callbacks begin anew: {', '.join(anew)}.",
                 UserWarning,
                 stacklevel=5,
             )
@@ -125,8 +130,14 @@ class CallbackStates:
             texts.append(text)
         return json.dumps(texts), arrays
 
-    def unpack(self, text: str, arrays: Mapping[str, Any]) -> None:
-        """Take the states of a file for the next ``fit``, or the one that is running."""
+    def unpack(self, text: str | None, arrays: Mapping[str, Any]) -> None:
+        """Take the states of a file for the next ``fit``, or the one that is running.
+
+        Args:
+            text: of ``pack``; None where the file was written before there were states.
+            arrays: of ``pack``.
+        """
+        self._earlier = text is None
         self._waiting = [
             Entry(
                 entry["name"],
@@ -134,7 +145,7 @@ class CallbackStates:
                 entry["changed"],
                 unpacked(entry["missed"], arrays),
             )
-            for entry in json.loads(text)
+            for entry in json.loads(text or "[]")
         ]
 
     def _entries(self) -> list[Entry]:

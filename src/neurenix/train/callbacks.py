@@ -306,7 +306,7 @@ class EarlyStopping(Monitor):
         """Put the best weights back."""
         if self._best_weights is not None:
             self._newest_weights = variables_held(self.model)
-            put_back(self.model, self._best_weights)
+            put_back(self.model, jax.tree.map(jnp.copy, self._best_weights))
 
 
 class LearningRateScheduler(Callback):

@@ -43,7 +43,8 @@ class EMA(Callback):
     parameters, in float32 at least, and lies on the devices as they do. Batch statistics are those
     of the newest step, unless they are averaged too.
 
-    A later ``fit`` of the same trainer with this callback goes on averaging. ``Trainer.save``
+    A later ``fit`` of the same trainer with this callback goes on averaging, while the parameters
+    have the same shapes. ``Trainer.save``
     writes the average beside the weights, and ``Trainer.load`` and ``fit`` go on from both.
 
     Args:
@@ -72,7 +73,8 @@ class EMA(Callback):
         >>> averaged = ema.averaged()  # a model of its own
     """
 
-    options_elsewhere = Callback.options_elsewhere | {
+    options_elsewhere = {
+        **Callback.options_elsewhere,
         "alpha": "decay",
         "average_decay": "decay",
         "beta": "decay",
@@ -152,7 +154,7 @@ class EMA(Callback):
         own = split.read()
         averaged = self.rule.put_into(self._needed(), own)
         self._weights = variables_held(self.model)
-        split.write(*averaged)
+        split.write(*jax.tree.map(jnp.copy, averaged))  # which a compiled function may give away
         try:
             yield
         finally:
@@ -204,11 +206,12 @@ class EMA(Callback):
             jax.device_put(jnp.asarray(stored[name], leaf.dtype), leaf.sharding)
             for name, leaf in _named(held).items()
         ]
-        self._average = jax.tree.unflatten(jax.tree.structure(held), leaves)
+        average: Average = jax.tree.unflatten(jax.tree.structure(held), leaves)
+        self._average = average
         if weights is not None:
             split = ModuleSplit(self.model)
             own = split.read()
-            split.write(*self.rule.put_into(self._average, own))
+            split.write(*self.rule.put_into(average, own))
             averaged = variables_held(self.model)
             split.write(*own)
             if is_held(self.model, averaged):

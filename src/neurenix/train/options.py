@@ -74,8 +74,10 @@ class FitOptions:
         class_weight: class index → weight; for the metrics as well, unlike in Keras.
         shuffle: reshuffle array data before every epoch.
         verbose: ``"auto"`` shows progress on a terminal and is quiet elsewhere; True, False.
-        initial_epoch: number of the first epoch, when training goes on. In another process call
-            ``Trainer.load`` before, or else the optimizer and its schedule begin anew.
+        initial_epoch: number of the first epoch, when training goes on. Callbacks go on from the
+            state of those of the last ``fit``, unless one of them has stopped it. In another
+            process call ``Trainer.load`` before, or else they, the optimizer and its schedule begin
+            anew.
         validation_split: fraction of the rows of arrays, the last ones before any shuffling, that
             is not trained on and evaluated after every epoch.
         validation_steps: batches of validation; None for all.

@@ -148,8 +148,7 @@ class Resumable:
         standing.steps_made, standing.passes = int(about["steps_made"]), int(about["passes"])
         standing.batches_of_pass = int(about["batches_of_pass"])
         standing.learning_rate_scale = float(about["learning_rate_scale"])
-        # A file of an earlier version says nothing of callbacks.
-        self._kept.callbacks.unpack(about.get("callbacks", "[]"), part_of(tensors, _CALLBACKS))
+        self._kept.callbacks.unpack(about.get("callbacks"), part_of(tensors, _CALLBACKS))
         return self
 
 
