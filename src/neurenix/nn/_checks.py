@@ -49,6 +49,23 @@ def as_array(layer: object, x: Any) -> jax.Array:
     return x
 
 
+def as_mask(name: str, mask: Any) -> jax.Array:
+    """Return a mask, which may be nested lists, as an array.
+
+    Raises:
+        ShapeError: the lists are ragged, or hold something else than numbers.
+    """
+    if hasattr(mask, "shape"):
+        return mask
+    try:
+        return jnp.asarray(mask)
+    except (TypeError, ValueError) as error:
+        raise ShapeError(
+            f"`{name}` must be a boolean array, or lists of True and False of one length; got a "
+            f"{type(mask).__name__} that is none: {mask!r:.80}."
+        ) from error
+
+
 def as_inexact(layer: object, x: Any) -> jax.Array:
     """Return the input of a layer as an array that can hold fractions.
 

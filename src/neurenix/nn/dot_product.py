@@ -40,7 +40,7 @@ from neurenix._core.errors import ArgumentError, ArgumentTypeError, ShapeError
 from neurenix._functions.traced_for import traced_kind
 from neurenix.device import DeviceType, devices
 from neurenix.nn import splash
-from neurenix.nn._checks import expect_array
+from neurenix.nn._checks import as_mask, expect_array
 
 # The score of a key that a query may not look at: finite, so that a row without keys is no NaN.
 _NEVER = -0.7 * float(jnp.finfo(jnp.float32).max)
@@ -168,23 +168,6 @@ def _plain(
         scores = jnp.append(scores, jnp.broadcast_to(last, (*scores.shape[:-1], 1)), axis=-1)
     weights = jax.nn.softmax(scores, axis=-1)[..., :keys].astype(value.dtype)
     return jnp.einsum("nkgts,nskc->ntkgc", weights, value).reshape(batch, queries, heads, -1)
-
-
-def as_mask(name: str, mask: Any) -> jax.Array:
-    """Return a mask, which may be nested lists, as an array.
-
-    Raises:
-        ShapeError: the lists are ragged, or hold something else than numbers.
-    """
-    if hasattr(mask, "shape"):
-        return mask
-    try:
-        return jnp.asarray(mask)
-    except (TypeError, ValueError) as error:
-        raise ShapeError(
-            f"`{name}` must be a boolean array, or lists of True and False of one length; got a "
-            f"{type(mask).__name__} that is none: {mask!r:.80}."
-        ) from error
 
 
 def four_axes(mask: Any, query: jax.Array, key: jax.Array) -> jax.Array:

@@ -11,9 +11,9 @@ import jax.numpy as jnp
 from neurenix._core.errors import ArgumentError, ShapeError
 from neurenix._functions.mode import evaluates
 from neurenix._nnx import nnx
-from neurenix.nn._checks import as_inexact, expect_array, expect_features, positive
+from neurenix.nn._checks import as_inexact, as_mask, expect_array, expect_features, positive
 from neurenix.nn._parameters import rngs_or_default, symmetric_uniform
-from neurenix.nn.dot_product import as_mask, dot_product_attention, four_axes
+from neurenix.nn.dot_product import dot_product_attention, four_axes
 from neurenix.nn.dropout import Dropout
 from neurenix.nn.linear import Linear
 from neurenix.nn.module import Module

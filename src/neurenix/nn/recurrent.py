@@ -8,6 +8,19 @@ Parameters of each layer: ``input_kernel`` (features, G · H), ``recurrent_kerne
 ``weight_hh_l0``, ``bias_ih_l0`` and ``bias_hh_l0``, with the gates side by side in PyTorch's
 order: LSTM **input, forget, cell, output** (Keras the same); GRU **reset, update, new** (Keras:
 update, reset, new). Initial values as in PyTorch: U(-1/√H, 1/√H).
+
+Sequences of different lengths are padded to one T. Which steps count is said in one of two ways:
+
+- ``mask`` (N, T), booleans, Keras's meaning: True for a step that counts, anywhere in the sequence.
+  A step that does not count leaves the state as it is, and its output is the h that is carried over
+  it: the output of the step before, or the initial h (zeros) where none came before.
+- ``lengths`` (N,), integers from 0 to T, PyTorch's packed sequences: the first ``lengths[n]`` steps
+  of sequence n count, and the outputs beyond them are zero.
+
+Either way the last state is that of the last step that counts, and with ``reverse=True``, where
+time runs from T - 1 to 0, that of the first one. A sequence without any such step returns the state
+that it began with. No gradient flows through a step that does not count, and what its input holds,
+NaN included, has no effect.
 """
 
 from __future__ import annotations
@@ -20,11 +33,13 @@ from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
+from jax.core import Tracer
 
-from neurenix._core.errors import ArgumentError, ArgumentTypeError, ShapeError
+from neurenix._core.errors import ArgumentError, ArgumentTypeError, DataError, ShapeError
 from neurenix._nnx import nnx
-from neurenix.nn._checks import expect_array, expect_features, positive
+from neurenix.nn._checks import as_mask, expect_array, expect_features, positive
 from neurenix.nn._parameters import (
     parameter_dtype,
     promote_to_input,
@@ -72,12 +87,23 @@ class _Recurrent(Module):
     def _initial(self, batch: int, dtype: Any) -> Any:
         """Return the state before the first step."""
 
-    def _run(self, x: jax.Array, state: Any) -> tuple[jax.Array, Any]:
+    def _run(
+        self, x: jax.Array, state: Any, mask: Any = None, lengths: Any = None
+    ) -> tuple[jax.Array, Any]:
         name = type(self).__name__
+        if type(x).__name__ == "PackedSequence":
+            raise ArgumentTypeError(
+                f"{name} takes padded sequences and their lengths; got a PackedSequence. Write "
+                "layer(padded, lengths=lengths) with the two results of "
+                "torch.nn.utils.rnn.pad_packed_sequence(packed, batch_first=True), as NumPy arrays."
+            )
         expect_array(name, x)
         if x.ndim != 3:
             raise ShapeError(f"{name} takes (N, T, {self.input_size}); got shape {x.shape}.")
         expect_features(name, x, self.input_size)
+        counted = _counted_steps(name, x, mask, lengths)
+        if counted is not None:  # before the product: a gradient of 0 times NaN would be NaN
+            x = jnp.where(counted[..., None], x, jnp.zeros((), x.dtype))
         input_bias = None if self.input_bias is None else self.input_bias[...]
         recurrent_bias = None if self.recurrent_bias is None else self.recurrent_bias[...]
         x, kernel, input_bias, recurrent, recurrent_bias = promote_to_input(
@@ -93,7 +119,14 @@ class _Recurrent(Module):
             projected = projected + input_bias
 
         return _through_time(
-            projected, state, recurrent, recurrent_bias, cell=self._cell, reverse=self.reverse
+            projected,
+            state,
+            recurrent,
+            recurrent_bias,
+            counted,
+            cell=self._cell,
+            reverse=self.reverse,
+            zero=lengths is not None,
         )
 
     def _expect_state(self, state: tuple[Any, ...], shape: tuple[int, int]) -> None:
@@ -106,8 +139,16 @@ class _Recurrent(Module):
                 f"{name} takes {takes} of shape {shape} as its state; got ({given})."
             )
         for part in state:
+            if part.dtype == jnp.bool_:
+                raise ArgumentTypeError(
+                    f"{name} takes floats as its state; got booleans, shape {part.shape}. Give a "
+                    "mask by name: mask=…."
+                )
             if part.shape != shape:
-                raise ShapeError(f"{name} takes a state of shape {shape}; got {part.shape}.")
+                hint = ""
+                if part.shape == (1, *shape):
+                    hint = " PyTorch's first axis is that of the layers: give state[0] of it."
+                raise ShapeError(f"{name} takes a state of shape {shape}; got {part.shape}.{hint}")
 
     @staticmethod
     @abstractmethod
@@ -115,26 +156,84 @@ class _Recurrent(Module):
         """Return the next state from the input's and the hidden state's share of the gates."""
 
 
+def _counted_steps(name: str, x: jax.Array, mask: Any, lengths: Any) -> jax.Array | None:
+    """Return which steps of ``x`` (N, T, …) count, booleans (N, T), or None where all do.
+
+    Raises:
+        ArgumentError: both are given.
+        ShapeError: ``mask`` is not boolean (N, T), or ``lengths`` is not (N,).
+        ArgumentTypeError: ``lengths`` are no integers.
+        DataError: a length, where it is known, is not in 0 … T.
+    """
+    if mask is not None and lengths is not None:
+        raise ArgumentError(
+            f"{name} takes `mask` or `lengths`, not both. With lengths as a mask: mask & "
+            "(jnp.arange(T) < lengths[:, None])."
+        )
+    if mask is not None:
+        mask = as_mask("mask", mask)
+        if mask.shape != x.shape[:2] or mask.dtype != jnp.bool_:
+            hint = " Write mask != 0." if mask.shape == x.shape[:2] else ""
+            raise ShapeError(
+                f"{name}: `mask` is boolean, {x.shape[:2]}, True for a step that counts; got "
+                f"{mask.dtype}, shape {mask.shape}.{hint}"
+            )
+        return jnp.asarray(mask)
+    if lengths is None:
+        return None
+    lengths = lengths if hasattr(lengths, "shape") else jnp.asarray(lengths)
+    if lengths.dtype == jnp.bool_ or lengths.ndim == 2:
+        raise ArgumentTypeError(
+            f"{name}: `lengths` are integers, shape {x.shape[:1]}; got {lengths.dtype}, shape "
+            f"{lengths.shape}. Booleans for every step are `mask`."
+        )
+    if not jnp.issubdtype(lengths.dtype, jnp.integer):
+        raise ArgumentTypeError(
+            f"{name}: `lengths` are integers; got {lengths.dtype}. Write lengths.astype(int)."
+        )
+    if lengths.shape != x.shape[:1]:
+        raise ShapeError(f"{name}: `lengths` has shape {x.shape[:1]}; got {lengths.shape}.")
+    steps = x.shape[1]
+    if not isinstance(lengths, Tracer) and getattr(lengths, "is_fully_addressable", True):
+        known = np.asarray(lengths)
+        outside = np.flatnonzero((known < 0) | (known > steps))
+        if outside.size:
+            place = int(outside[0])
+            raise DataError(
+                f"{name}: a length lies between 0 and T, here {steps}; got {known[place]} at index "
+                f"{place}."
+            )
+    return jnp.arange(steps) < jnp.asarray(lengths)[:, None]
+
+
 # Compiled by itself: a loop around a function that is made at each call would be compiled at each
 # call where nothing around it is.
-@partial(jax.jit, static_argnames=("cell", "reverse"))
+@partial(jax.jit, static_argnames=("cell", "reverse", "zero"))
 def _through_time(
     projected: jax.Array,
     state: Any,
     recurrent: jax.Array,
     recurrent_bias: jax.Array | None,
+    counted: jax.Array | None,
     *,
     cell: Callable[..., Any],
     reverse: bool,
+    zero: bool,
 ) -> tuple[jax.Array, Any]:
-    def step(state: Any, now: jax.Array) -> tuple[Any, jax.Array]:
+    def step(state: Any, now: tuple[jax.Array, jax.Array | None]) -> tuple[Any, jax.Array]:
+        share, counts = now
         hidden = state[0] @ recurrent
         if recurrent_bias is not None:
             hidden = hidden + recurrent_bias
-        state = cell(now, hidden, state)
-        return state, state[0]
+        new = cell(share, hidden, state)
+        if counts is None:
+            return new, new[0]
+        carried = tuple(jnp.where(counts, n, old) for n, old in zip(new, state, strict=True))
+        return carried, jnp.where(counts, new[0], 0) if zero else carried[0]
 
-    state, outputs = lax.scan(step, state, projected.swapaxes(0, 1), reverse=reverse)
+    steps = None if counted is None else counted.T[..., None]
+    by_time = (projected.swapaxes(0, 1), steps)
+    state, outputs = lax.scan(step, state, by_time, reverse=reverse)
     return outputs.swapaxes(0, 1), state
 
 
@@ -149,7 +248,8 @@ class LSTM(_Recurrent):
         hidden_size: size H of the state.
         bias: whether to add biases.
         batch_first: True, the only order of axes.
-        reverse: go through time backwards; outputs stay at their places.
+        reverse: go through time backwards; outputs stay at their places. With a second layer
+            that does, and ``nx.concatenate``, a network is bidirectional.
         dtype: of the parameters; float32 by default.
         rngs: random streams; the process's own by default.
 
@@ -166,20 +266,37 @@ class LSTM(_Recurrent):
     _state = ("h", "c")
 
     def __call__(
-        self, x: jax.Array, state: tuple[jax.Array, jax.Array] | None = None
+        self,
+        x: jax.Array,
+        state: tuple[jax.Array, jax.Array] | None = None,
+        *,
+        mask: jax.Array | None = None,
+        lengths: jax.Array | None = None,
     ) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
         """Return all outputs (N, T, H) and the last (h, c), each (N, H).
 
         Args:
             x: (N, T, input_size).
             state: (h, c) to start from; zeros by default.
+            mask: (N, T), booleans, True for a step that counts; at another one the state is
+                carried over, and the output is its h.
+            lengths: (N,), integers from 0 to T, the steps of each sequence that count; the outputs
+                beyond are zero. In a compiled function, which cannot raise, more than T is T.
 
         Raises:
-            ShapeError: the shapes do not go together.
-            ArgumentTypeError: ``state`` is no (h, c).
+            ShapeError: the shapes do not go together, or ``mask`` is not boolean.
+            ArgumentTypeError: ``state`` is no (h, c), or ``lengths`` are no integers.
+            ArgumentError: both ``mask`` and ``lengths`` are given.
+            DataError: a length is below 0 or above T.
+
+        Example:
+            >>> x, lstm = nx.ones((2, 7, 3)), nn.LSTM(3, 5)
+            >>> outputs, (h, c) = lstm(x, lengths=nx.tensor([7, 2]))
+            >>> bool((outputs[1, 1] == h[1]).all()), bool((outputs[1, 2:] == 0).all())
+            (True, True)
         """
         whole = state if isinstance(state, (tuple, list)) else (state,)
-        return self._run(x, None if state is None else tuple(whole))
+        return self._run(x, None if state is None else tuple(whole), mask, lengths)
 
     def _initial(self, batch: int, dtype: Any) -> tuple[jax.Array, jax.Array]:
         zeros = jnp.zeros((batch, self.hidden_size), dtype)
@@ -207,18 +324,29 @@ class GRU(_Recurrent):
     _gates = 3
     _state = ("h",)
 
-    def __call__(self, x: jax.Array, state: jax.Array | None = None) -> tuple[jax.Array, jax.Array]:
+    def __call__(
+        self,
+        x: jax.Array,
+        state: jax.Array | None = None,
+        *,
+        mask: jax.Array | None = None,
+        lengths: jax.Array | None = None,
+    ) -> tuple[jax.Array, jax.Array]:
         """Return all outputs (N, T, H) and the last h (N, H).
 
         Args:
             x: (N, T, input_size).
             state: h to start from; zeros by default.
+            mask: (N, T), booleans, as for :class:`LSTM`.
+            lengths: (N,), integers, as for :class:`LSTM`.
 
         Raises:
-            ShapeError: the shapes do not go together.
-            ArgumentTypeError: ``state`` is no array.
+            ShapeError: the shapes do not go together, or ``mask`` is not boolean.
+            ArgumentTypeError: ``state`` is no array, or ``lengths`` are no integers.
+            ArgumentError: both ``mask`` and ``lengths`` are given.
+            DataError: a length is below 0 or above T.
         """
-        outputs, (h,) = self._run(x, None if state is None else (state,))
+        outputs, (h,) = self._run(x, None if state is None else (state,), mask, lengths)
         return outputs, h
 
     def _initial(self, batch: int, dtype: Any) -> tuple[jax.Array]:
