@@ -116,11 +116,7 @@ def test_a_tensor_of_another_library_is_told() -> None:
         nx.jit(nn.Linear(4, 1))(tensor)
 
 
-def test_what_a_layer_cannot_explain_is_raised_as_it_is() -> None:
-    with pytest.raises(TypeError, match="missing 1 required positional argument: 'x'"):
-        nn.Linear(4, 1)()
-    with pytest.raises(TypeError, match="unexpected keyword"):
-        nn.ReLU()(X, y=1)
+def test_a_layer_shows_its_own_signature() -> None:
     assert list(inspect.signature(nn.Linear(4, 1).__call__).parameters) == ["x"]
 
 

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
-import nn_reference as ref
 import numpy as np
 import pytest
 from flax import nnx
 
 import neurenix as nx
+import nn_reference as ref
 from neurenix import nn
 from neurenix._core.errors import ArgumentError, ArgumentTypeError, DataError, ShapeError
 
@@ -43,8 +43,7 @@ def initial(kind: str) -> tuple[np.ndarray, ...]:
 
 
 def make(kind: str, **options):
-    layer = LAYERS[kind](F, H, rngs=nnx.Rngs(1), **options)
-    return layer
+    return LAYERS[kind](F, H, rngs=nnx.Rngs(1), **options)
 
 
 def alone(kind: str, layer, x: np.ndarray, state: tuple[np.ndarray, ...]):

@@ -71,6 +71,21 @@ def dtype(name: Any) -> np.dtype:
     return jnp.dtype(found)
 
 
+def names_dtype(value: Any) -> bool:
+    """Tell a dtype, its name, or a type that means one, from anything else.
+
+    Example:
+        >>> names_dtype("bf16"), names_dtype(jnp.float16), names_dtype("cpu")
+        (True, True, False)
+    """
+    if isinstance(value, str):
+        spelled = value.strip().lower()
+        return _SHORT.get(spelled, spelled) in _NAMED
+    if isinstance(value, type):
+        return value in _PYTHON or issubclass(value, np.generic) or hasattr(value, "dtype")
+    return isinstance(value, np.dtype)
+
+
 def cast(array: Any, target: np.dtype, *, called: str) -> Any:
     """Return an array, NumPy's or JAX's, of another dtype.
 

@@ -27,7 +27,7 @@ from neurenix._core.errors import (
     unknown_name,
 )
 from neurenix._core.keys import keys_explained
-from neurenix._dtypes import cast, expect_held
+from neurenix._dtypes import cast, expect_held, names_dtype
 from neurenix._dtypes import dtype as dtype_named
 from neurenix._jax import backend_error, backends_are_started
 from neurenix._owned import owned
@@ -302,14 +302,15 @@ def device_of(array: jax.Array) -> Device:
     return from_jax(next(iter(places)))
 
 
-def to(value: T, device: Device | DeviceType | str | Any, *, dtype: Any = None) -> T:
-    """Return arrays, a pytree of them or a module on a device.
+def to(value: T, device: Device | DeviceType | str | Any = None, *, dtype: Any = None) -> T:
+    """Return arrays, a pytree of them or a module on a device, in a dtype, or both.
 
     Args:
         value: an array, any pytree of arrays (NumPy's as well, which are copied), or a module. A
             module with a method ``to`` of its own is moved by it; another is returned as a moved
             copy.
-        device: a ``Device``, a name, a ``jax.Device``, or a ``Sharding``.
+        device: a ``Device``, a name, a ``jax.Device``, or a ``Sharding``. Without one arrays stay
+            where they are. A dtype in its place is the dtype, as in PyTorch.
         dtype: to cast to on the way, any that ``nx.dtype`` knows. In a pytree or a module only
             floating-point leaves are cast, to a floating dtype.
 
@@ -319,18 +320,21 @@ def to(value: T, device: Device | DeviceType | str | Any, *, dtype: Any = None) 
         UnknownNameError: ``dtype`` is none.
         ArgumentTypeError: there is text or an object, not an array.
         ArgumentError: ``dtype`` is none of floats, and there are several arrays; or needs 64 bits
-            where JAX computes in 32.
+            where JAX computes in 32; or neither a device nor a dtype is given, or two dtypes are.
 
     Example:
         >>> import neurenix as nx
         >>> nx.to({"w": nx.ones((2, 2))}, "cpu", dtype="bfloat16")["w"].dtype
         dtype(bfloat16)
+        >>> nx.to(nx.ones(2), "bfloat16").dtype
+        dtype(bfloat16)
     """
+    device, dtype = place_and_dtype(device, dtype)
     own = getattr(value, "to", None)
     if callable(own) and not isinstance(value, jax.Array | np.ndarray | np.generic):
         options = {} if dtype is None else {"dtype": dtype}
         return own(device, **options)  # pyright: ignore[reportReturnType]  the value's own method
-    target = _target(device)
+    target = None if device is None else _target(device)
     wanted = None if dtype is None else dtype_named(dtype)
     is_number = isinstance(value, int | float | complex)
     is_leaf = is_number or isinstance(value, jax.Array | np.ndarray | np.generic)
@@ -349,6 +353,23 @@ def to(value: T, device: Device | DeviceType | str | Any, *, dtype: Any = None) 
 
     with keys_explained(value):
         return jax.tree.map(move, value)
+
+
+def place_and_dtype(device: Any, dtype: Any) -> tuple[Any, Any]:
+    """Return the device and the dtype that ``to`` was given, the one or the other None.
+
+    Raises:
+        ArgumentError: neither is given, or two dtypes are.
+    """
+    if device is None and dtype is None:
+        raise ArgumentError(
+            'to() takes a device, a dtype, or both: to("cpu"), to(dtype="bfloat16").'
+        )
+    if not names_dtype(device):
+        return device, dtype
+    if dtype is not None:
+        raise ArgumentError(f"to() was given two dtypes, {device!r} and {dtype!r}.")
+    return None, device
 
 
 def _target(device: Any) -> Any:

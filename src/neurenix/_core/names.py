@@ -7,13 +7,16 @@ tables of other libraries' names, which lie with the packages that have the thin
 
 from __future__ import annotations
 
+import functools
 import inspect
 import re
 from collections.abc import Callable, Iterable, Mapping
 from difflib import SequenceMatcher
-from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
+from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, TypeVar, cast
 
 from neurenix._core.errors import ArgumentTypeError, one_of
+
+F = TypeVar("F", bound=Callable[..., Any])
 
 
 class MissingAttributeError(AttributeError):
@@ -189,20 +192,90 @@ Options: size, bias.
     """
     if not (args or options):
         return
-    signature = inspect.signature(cls.__init__)
-    _, *known = signature.parameters.values()
-    names = [one.name for one in known if one.kind not in _PACKED]
-    told = f"Options: {', '.join(names)}."
+    told = wrong_call(f"{cls.__name__}()", cls.__init__, (None, *args), options, elsewhere)
+    if told is not None:
+        raise told
+
+
+def wrong_call(
+    what: str,
+    function: Callable[..., Any],
+    args: tuple[Any, ...],
+    options: Mapping[str, Any],
+    elsewhere: Mapping[str, str],
+    *,
+    word: str = "option",
+) -> ArgumentTypeError | None:
+    """Return the error of a call with arguments that a function does not take, else None.
+
+    Args:
+        what: is called, as the text begins.
+        function: which is called, of a method the plain function.
+        args: what is given by position, ``self`` of a method included.
+        options: what is given by name.
+        elsewhere: as for :func:`check_call`.
+        word: what the text calls an argument.
+
+    Example:
+        >>> def compile(model, *, loss): ...
+        >>> told = {"criterion": "loss"}
+        >>> print(wrong_call("compile()", compile, (1,), {"criterion": 2}, told))
+        compile() has no option 'criterion'. Here that is loss. Options: model, loss.
+    """
+    signature = inspect.signature(function)
+    known = signature.parameters.values()
+    names = [one.name for one in known if one.kind not in _PACKED and one.name != "self"]
+    listed = f"{word.capitalize()}s: {', '.join(names) or 'none'}."
     own = {o: here for o, here in elsewhere.items() if here in names or not here.isidentifier()}
     if not any(one.kind is inspect.Parameter.VAR_KEYWORD for one in known):
         for name in options:
             if name not in names:
                 here = meant(name, names, own)
-                raise ArgumentTypeError(f"{cls.__name__}() has no option {name!r}.{here} {told}")
+                return ArgumentTypeError(f"{what} has no {word} {name!r}.{here} {listed}")
     try:
-        signature.bind(None, *args, **options)
+        signature.bind(*args, **options)
     except TypeError as error:
-        raise ArgumentTypeError(f"{cls.__name__}(): {error}. {told}") from None
+        return ArgumentTypeError(f"{what}: {error}. {listed}")
+    return None
+
+
+def answers(elsewhere: Mapping[str, str]) -> Callable[[F], F]:
+    """Return a decorator: a call with an argument of another library says what it is here.
+
+    A call that the function takes costs nothing more than a Python frame.
+
+    Args:
+        elsewhere: from arguments of other libraries to what does the same here.
+
+    Raises:
+        ArgumentTypeError: when the function is called with arguments that it does not take.
+
+    Example:
+        >>> @answers({"lr": "rate"})
+        ... def train(rate): ...
+        >>> train(lr=1)
+        Traceback (most recent call last):
+            ...
+        neurenix._core.errors.ArgumentTypeError: train() has no option 'lr'. Here that is rate. \
+Options: rate.
+    """
+
+    def decorate(function: F) -> F:
+        _, _, name = function.__qualname__.removesuffix(".__init__").rpartition(".")
+
+        @functools.wraps(function)
+        def call(*args: Any, **options: Any) -> Any:
+            try:
+                return function(*args, **options)
+            except TypeError:
+                told = wrong_call(f"{name}()", function, args, options, elsewhere)
+                if told is None:
+                    raise
+            raise told
+
+        return cast(F, call)
+
+    return decorate
 
 
 _PACKED = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)

@@ -1,8 +1,8 @@
 """Calls of layers that fail in JAX's words, told in the user's.
 
 Owns the causes that a layer knows and JAX does not: weights that another module's step has given
-away, weights and inputs on different devices, tensors of another library. A call that succeeds pays
-for one more Python frame.
+away, weights and inputs on different devices, tensors and arguments of another library. A call that
+succeeds pays for one more Python frame.
 """
 
 from __future__ import annotations
@@ -13,9 +13,11 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from neurenix._core.errors import ArgumentTypeError, NeurenixError
+from neurenix._core.names import wrong_call
 from neurenix._functions.arguments import explain_devices, of_other_library
 from neurenix._functions.binding import Binding
 from neurenix._nnx import nnx
+from neurenix.nn import elsewhere
 
 
 def explained(call: Callable[..., Any]) -> Callable[..., Any]:
@@ -24,7 +26,8 @@ def explained(call: Callable[..., Any]) -> Callable[..., Any]:
     Raises:
         ArgumentError: when called: an array of the layer was given away.
         DeviceError: when called: the layer and its inputs lie on different devices.
-        ArgumentTypeError: when called: an input is a tensor of PyTorch or TensorFlow.
+        ArgumentTypeError: when called: an input is a tensor of PyTorch or TensorFlow, or there is
+            an argument that the layer does not take.
     """
 
     @functools.wraps(call)
@@ -32,7 +35,7 @@ def explained(call: Callable[..., Any]) -> Callable[..., Any]:
         try:
             return call(self, *args, **named)
         except Exception as error:
-            told = _cause(error, self, args, named)
+            told = _cause(error, call, (self, *args), named)
             if told is None:
                 raise
             raise told from error
@@ -41,13 +44,20 @@ def explained(call: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _cause(
-    error: Exception, layer: nnx.Module, args: tuple[Any, ...], named: Mapping[str, Any]
+    error: Exception, call: Callable[..., Any], args: tuple[Any, ...], named: Mapping[str, Any]
 ) -> NeurenixError | None:
     """Return the error to raise instead of ``error``, or None where nothing is known."""
     if isinstance(error, NeurenixError):
         return None
+    layer: nnx.Module = args[0]
     kind, text = type(layer).__name__, str(error)
-    given = _by_name(layer, args, named)
+    if isinstance(error, TypeError):
+        known = elsewhere.arguments_of(type(layer))
+        told = wrong_call(f"A call of {kind}", call, args, named, known, word="argument")
+        if told is not None:
+            return told
+    _, *bound = inspect.signature(call).bind(*args, **named).arguments.items()
+    given = dict(bound)
     for label, value in given.items():
         if (library := of_other_library(value)) is not None:
             return ArgumentTypeError(
@@ -62,10 +72,3 @@ def _cause(
     except NeurenixError as told:
         return told
     return None
-
-
-def _by_name(layer: nnx.Module, args: tuple[Any, ...], named: Mapping[str, Any]) -> dict[str, Any]:
-    try:
-        return dict(inspect.signature(layer.__call__).bind(*args, **named).arguments)
-    except TypeError:  # the call itself was wrong; its error says so
-        return {}

@@ -53,10 +53,22 @@ class Dropout(Module, nnx.Dropout):
         shared = axes_of("broadcast_dims", broadcast_dims)
         nnx.Dropout.__init__(self, float(p), broadcast_dims=shared, rngs=rngs)
 
-    def __call__(self, x: jax.Array, **options) -> jax.Array:
-        """Return ``x``, masked in training; options are those of ``nnx.Dropout``."""
+    def __call__(
+        self,
+        x: jax.Array,
+        *,
+        deterministic: bool | None = None,
+        rngs: nnx.Rngs | nnx.RngStream | jax.Array | None = None,
+    ) -> jax.Array:
+        """Return ``x``, masked in training.
+
+        Args:
+            x: any shape.
+            deterministic: True for no mask; by default what ``train()`` and ``eval()`` set.
+            rngs: draws the mask; the layer's own stream by default.
+        """
         x = as_inexact(self, x)
         expect_axes(self, x, tuple(self.broadcast_dims), name="broadcast_dims")
-        if options.get("deterministic") is None:
-            options["deterministic"] = evaluates(self, self.deterministic)
-        return super().__call__(x, **options)
+        if deterministic is None:
+            deterministic = evaluates(self, self.deterministic)
+        return super().__call__(x, deterministic=deterministic, rngs=rngs)

@@ -1,4 +1,4 @@
-"""What Keras and PyTorch call the layers, their options and the methods of models otherwise.
+"""What Keras, PyTorch and Flax call layers, their options and arguments, and models' methods.
 
 Owns these tables, from which a name that is not there is explained. Names that differ in case
 or underscores only need no entry, nor do those that nothing here corresponds to.
@@ -14,6 +14,7 @@ LAYERS = {
     "BatchNormalization": "nn.BatchNorm",
     "Attention": "nn.MultiHeadAttention, or nn.dot_product_attention",
     "Conv": "nn.Conv1d, nn.Conv2d or nn.Conv3d",
+    "Bidirectional": "two layers, one with reverse=True, and nx.concatenate",
     "Conv1DTranspose": "nn.ConvTranspose1d",
     "Conv2DTranspose": "nn.ConvTranspose2d",
     "Conv3DTranspose": "nn.ConvTranspose3d",
@@ -31,6 +32,7 @@ LAYERS = {
     "Layer": "nn.Module",
     "LayerNormalization": "nn.LayerNorm",
     "MaxUnpool2d": "jax.image.resize, or nn.ConvTranspose2d",
+    "Masking": "mask= in the calls of nn.LSTM, nn.GRU and nn.MultiHeadAttention",
     "MaxPooling1D": "nn.MaxPool1d",
     "MaxPooling2D": "nn.MaxPool2d",
     "MaxPooling3D": "nn.MaxPool3d",
@@ -42,6 +44,9 @@ LAYERS = {
     "SpatialDropout2D": "nn.Dropout, which drops single numbers",
     "Transformer": "nn.Sequential of nn.TransformerBlock",
     "TransformerEncoder": "nn.Sequential of nn.TransformerBlock",
+    "SimpleRNN": "nn.GRU or nn.LSTM, or jax.lax.scan over a cell of your own",
+    "SmoothL1Loss": "nx.losses.HuberLoss",
+    "TimeDistributed": "the layer itself: it works on the last axis",
     "TransformerEncoderLayer": "nn.TransformerBlock",
     "avg_pool": "nn.AvgPool2d, and likewise in 1 and 3 dimensions",
     "functional": "jax.nn, with relu, softmax and their like",
@@ -72,14 +77,17 @@ METHODS = {
     "add": "nn.Sequential(*layers), which takes the layers when it is made",
     "apply": "model(x)",
     "backward": "nx.grad, or nx.value_and_grad, of a function of the model",
-    "bfloat16": 'model.to(device, dtype="bfloat16")',
+    "astype": "model.to(dtype=…)",
+    "bfloat16": 'model.to(dtype="bfloat16")',
     "count_params": "model.num_parameters",
     "cpu": 'model.to("cpu")',
     "cuda": 'model.to("cuda")',
+    "double": 'model.to(dtype="float64"), with jax.config.update("jax_enable_x64", True) before',
     "fit_generator": "model.fit",
+    "float": 'model.to(dtype="float32")',
     "forward": "model(x)",
     "get_weights": "model.parameters()",
-    "half": 'model.to(device, dtype="float16")',
+    "half": 'model.to(dtype="float16")',
     "init": "not needed: a model has its parameters when it is made",
     "load_state_dict": "model.load(path)",
     "load_weights": "model.load(path)",
@@ -91,12 +99,40 @@ METHODS = {
     "set_weights": "nnx.update(model, state), or model.load(path)",
     "state_dict": "model.save(path) for a file, model.parameters() for the arrays",
     "test_on_batch": "model.evaluate(x, y, batch_size=len(x))",
+    "tpu": 'model.to("tpu")',
     "train_on_batch": "model.fit(x, y, batch_size=len(x))",
     "trainable_variables": "model.parameters()",
     "trainable_weights": "model.parameters()",
+    "type": "model.to(dtype=…)",
     "variables": "nnx.state(model)",
     "weights": "model.parameters()",
     "zero_grad": "not needed: gradients are results of nx.grad, and nothing keeps them",
+}
+
+_ALL_FIT = (
+    "not to be chosen: every name and shape must fit. For a part, build the model that was saved, "
+    "load it, and take its layers: model.backbone = saved.backbone"
+)
+OF_LOAD = {
+    "assign": "not needed: arrays are put where those of the model lie",
+    "by_name": _ALL_FIT,
+    "filepath": "path",
+    "map_location": "not needed: arrays are put where those of the model lie; model.to(device)",
+    "skip_mismatch": _ALL_FIT,
+    "state_dict": "path, of a file that model.save wrote",
+    "strict": _ALL_FIT,
+    "weights_only": "not needed: a file of weights holds no code",
+}
+OF_SAVE = {
+    "filepath": "path",
+    "include_optimizer": "model.trainer.save(path), for weights, optimizer and where training is",
+    "overwrite": "not to be chosen: a file of that name is replaced at once",
+    "save_format": "not to be chosen: it is safetensors",
+}
+OF_TO = {
+    "copy": "copy.deepcopy(model), before it",
+    "memory_format": "not to be chosen: channels are last",
+    "non_blocking": "not needed: no move waits for the device",
 }
 
 _OF_EACH_LAYER = {
@@ -130,7 +166,12 @@ _OF_RECURRENCE = {
     "num_layers": "one layer after another",
     "return_sequences": "the first of what a call returns",
     "return_state": "the second of what a call returns",
+    "recurrent_dropout": "not to be had: nn.Dropout between layers",
+    "stateful": "layer(x, state), with the state that the call before returned",
+    "time_major": "x.swapaxes(0, 1), since sequences are (N, T, features)",
     "units": "hidden_size",
+    "unroll": "not to be chosen: time is one compiled loop",
+    "zero_output_for_mask": "lengths= of a call, or nx.where(mask[..., None], outputs, 0)",
 }
 _OF_ATTENTION = {
     "batch_first": "not to be chosen: the batch comes first",
@@ -151,12 +192,15 @@ _OPTIONS = {
         "filters": "in_channels * multiplier",
         "kernel_dilation": "dilation",
     },
-    "Dropout": {"rate": "p"},
+    "Dropout": {"deterministic": "model.eval()", "rate": "p"},
     "ELU": {"negative_slope": "alpha"},
     "Embedding": {
         "features": "embedding_dim",
         "input_dim": "num_embeddings",
+        "mask_zero": "mask=tokens != 0 in calls of nn.LSTM and nn.GRU, "
+        "key_padding_mask=tokens == 0 in those of attention",
         "output_dim": "embedding_dim",
+        "padding_idx": "mask= or lengths= in the calls of the layers after it",
     },
     "GRU": _OF_RECURRENCE,
     "GroupNorm": {"groups": "num_groups"},
@@ -180,5 +224,88 @@ def options_of(layer: type) -> dict[str, str]:
         >>> options_of(nn.Conv2d)["filters"], options_of(nn.Linear)["units"]
         ('out_channels', 'out_features')
     """
-    kind = layer.__name__.removesuffix("1d").removesuffix("2d").removesuffix("3d")
-    return _OF_EACH_LAYER | _OPTIONS.get(kind.removesuffix("Transpose"), {})
+    return _OF_EACH_LAYER | _OPTIONS.get(_plain(layer).removesuffix("Transpose"), {})
+
+
+_MODE = "model.train() or model.eval(), before the call"
+_OF_EACH_CALL = {
+    "deterministic": _MODE,
+    "dtype": "x.astype(dtype): a layer computes in the dtype of its input",
+    "input": "x",
+    "input_ids": "x",
+    "inputs": "x",
+    "is_training": _MODE,
+    "rngs": "rngs=, when the layer is made",
+    "sequences": "x",
+    "src": "x",
+    "train": _MODE,
+    "training": _MODE,
+    "use_running_average": _MODE,
+}
+_STATE = "state, (N, hidden_size), without PyTorch's axis of layers"
+_CALLS_OF_RECURRENCE = {
+    "batch_first": "not to be chosen: sequences are (N, T, features)",
+    "carry": "state",
+    "go_backwards": "reverse=True, when the layer is made",
+    "h0": _STATE,
+    "h_0": _STATE,
+    "hidden": "state",
+    "hx": _STATE,
+    "initial_carry": "state",
+    "initial_state": "state",
+    "input_lengths": "lengths",
+    "keep_order": "not needed: outputs of reverse=True stay at their places",
+    "return_carry": "the second of what a call returns",
+    "reverse": "reverse=True, when the layer is made",
+    "seq_lens": "lengths",
+    "seq_lengths": "lengths",
+    "sequence_length": "lengths",
+    "states": "state",
+}
+_PAIR = "state=(h, c), each (N, hidden_size), without PyTorch's axis of layers"
+_NO_WEIGHTS = "not to be had: a call returns its output alone, since fused kernels keep no weights"
+_CAUSAL = "causal=True, when the layer is made"
+_ALLOWED = "mask, True where a query may look at a key: the opposite of PyTorch's booleans"
+_CALLS_OF_ATTENTION = {
+    "attention_mask": "mask, booleans (N, T, S), True where a query may look at a key; of tokens "
+    "(N, S), 1 for those that count, key_padding_mask=attention_mask == 0",
+    "attn_mask": _ALLOWED,
+    "average_attn_weights": _NO_WEIGHTS,
+    "bias": "not to be had: only masks are added to the scores",
+    "inputs_k": "key",
+    "inputs_q": "query",
+    "inputs_v": "value",
+    "is_causal": _CAUSAL,
+    "need_weights": _NO_WEIGHTS,
+    "output_attentions": _NO_WEIGHTS,
+    "return_attention_scores": _NO_WEIGHTS,
+    "src_key_padding_mask": "key_padding_mask",
+    "src_mask": _ALLOWED,
+    "use_causal_mask": _CAUSAL,
+}
+_CALLS = {
+    "ConvTranspose": {"output_size": "output_padding=, when the layer is made"},
+    "GRU": _CALLS_OF_RECURRENCE,
+    "GlobalAvgPool": {"mask": "jnp.mean(x, axis=1, where=mask[..., None])"},
+    "GlobalMaxPool": {"mask": "jnp.max(x, axis=1, where=mask[..., None], initial=-jnp.inf)"},
+    "LSTM": {**_CALLS_OF_RECURRENCE, **dict.fromkeys(("c0", "c_0", "h0", "h_0", "hx"), _PAIR)},
+    "MultiHeadAttention": {**_CALLS_OF_ATTENTION, "x": "query"},
+    "Sequential": {"mask": "mask= of one layer, in a module of your own: here each gets one array"},
+    "TransformerBlock": _CALLS_OF_ATTENTION,
+}
+
+
+def arguments_of(layer: type) -> dict[str, str]:
+    """Return from arguments of other libraries' calls to what does the same in a layer's call.
+
+    Example:
+        >>> from neurenix import nn
+        >>> arguments_of(nn.GRU)["initial_state"], arguments_of(nn.Linear)["training"]
+        ('state', 'model.train() or model.eval(), before the call')
+    """
+    ours = next(base for base in layer.__mro__ if base.__module__.startswith("neurenix.nn."))
+    return _OF_EACH_CALL | _CALLS.get(_plain(ours), {})
+
+
+def _plain(layer: type) -> str:
+    return layer.__name__.removesuffix("1d").removesuffix("2d").removesuffix("3d")

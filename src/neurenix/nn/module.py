@@ -15,11 +15,11 @@ import jax
 import jax.numpy as jnp
 
 from neurenix._core.errors import ArgumentTypeError, NotCompiledError
-from neurenix._core.names import MissingAttributeError, check_call
+from neurenix._core.names import MissingAttributeError, answers, check_call
 from neurenix._dtypes import dtype as dtype_named
 from neurenix._functions.mode import following_mode, mode_of, set_mode
 from neurenix._nnx import nnx
-from neurenix.device import Device, DeviceType, expect_floating
+from neurenix.device import Device, DeviceType, expect_floating, place_and_dtype
 from neurenix.device import to as move
 from neurenix.distribute import get_strategy
 from neurenix.distribute.strategy import made_in
@@ -34,6 +34,7 @@ from neurenix.train import (
     save_weights,
 )
 from neurenix.train.arguments import check_options, options_of
+from neurenix.train.elsewhere import OF_COMPILE
 
 _NEVER_CALLING = ("neurenix.", "flax.")  # whose layers call no ``forward`` of a class made of them
 
@@ -190,6 +191,7 @@ class Module(_Slots, nnx.Module):
     @trainable.setter
     def trainable(self, value: bool) -> None: ...
 
+    @answers(OF_COMPILE)
     def compile(
         self,
         optimizer: Any = "adam",
@@ -336,16 +338,17 @@ class Module(_Slots, nnx.Module):
         set_mode(self, training=False)
         return self
 
+    @answers(elsewhere.OF_TO)
     def to(
         self,
-        device: Device | DeviceType | str | Any,
-        *,
+        device: Device | DeviceType | str | Any = None,
         dtype: jax.typing.DTypeLike | None = None,
     ) -> Self:
-        """Move parameters and state to a device, in place.
+        """Move parameters and state to a device, cast them, or both, in place.
 
         Args:
-            device: such as ``"tpu:0"`` or ``Device(DeviceType.TPU, 0)``.
+            device: such as ``"tpu:0"`` or ``Device(DeviceType.TPU, 0)``; without one they stay
+                where they are. A dtype in its place is the dtype, as in PyTorch.
             dtype: cast floating-point parameters and state to this floating dtype as well, but for
                 running statistics (``nnx.BatchStat``), which keep theirs: bfloat16 is too coarse
                 for their small moves.
@@ -354,7 +357,8 @@ class Module(_Slots, nnx.Module):
             The module itself.
 
         Raises:
-            ArgumentError: the dtype is none of floats, which would cut the parameters to zero.
+            ArgumentError: the dtype is none of floats, which would cut the parameters to zero; or
+                neither a device nor a dtype is given.
             DeviceNotFoundError: the device is not there.
             UnknownNameError: the dtype is none.
 
@@ -362,7 +366,10 @@ class Module(_Slots, nnx.Module):
             >>> from neurenix import nn
             >>> nn.Linear(2, 2).to("cpu", dtype="bfloat16").kernel.dtype
             dtype(bfloat16)
+            >>> nn.Linear(2, 2).to("bfloat16").kernel.dtype
+            dtype(bfloat16)
         """
+        device, dtype = place_and_dtype(device, dtype)
         state = nnx.state(self)
         if dtype is not None:
             wanted = dtype_named(dtype)
@@ -377,9 +384,11 @@ class Module(_Slots, nnx.Module):
                 )
 
             state = jax.tree.map(cast, state, is_leaf=lambda x: isinstance(x, nnx.Variable))
-        leaves, structure = jax.tree.flatten(state)
-        nnx.update(self, jax.tree.unflatten(structure, move(leaves, device)))
-        if made_in(self) is not None:
+        if device is not None:
+            leaves, structure = jax.tree.flatten(state)
+            state = jax.tree.unflatten(structure, move(leaves, device))
+        nnx.update(self, state)
+        if device is not None and made_in(self) is not None:
             object.__delattr__(self, "_made_in")  # this says where to train, and says it later
         return self
 
@@ -453,6 +462,7 @@ class Module(_Slots, nnx.Module):
         """
         return freezing.with_frozen(self, lambda m: summarize(m, input_shape, dtype=dtype))
 
+    @answers(elsewhere.OF_SAVE)
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write parameters and state to a safetensors file, all or nothing.
 
@@ -464,6 +474,7 @@ class Module(_Slots, nnx.Module):
         """
         save_weights(self, path)
 
+    @answers(elsewhere.OF_LOAD)
     def load(self, path: str | os.PathLike[str]) -> Self:
         """Read parameters and state from a file that ``save`` wrote, in place, all or nothing.
 

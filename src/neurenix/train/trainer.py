@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from neurenix._core.errors import ArgumentError, ArgumentTypeError
+from neurenix._core.names import answers
 from neurenix._core.options import whole_number
 from neurenix._functions import intercept
 from neurenix._functions.binding import expect_built
@@ -32,6 +33,7 @@ from neurenix.train.callbacks import Callback
 from neurenix.train.coupling import expect_one_part
 from neurenix.train.described import Described
 from neurenix.train.ema import averaging
+from neurenix.train.elsewhere import OF_TRAINER
 from neurenix.train.evaluation import Pass, validator
 from neurenix.train.feed import Feed
 from neurenix.train.history import History
@@ -72,7 +74,7 @@ class Trainer(Described, Resumable, StepStates):
     Raises:
         UnknownNameError: no optimizer, loss or metric has that name.
         ArgumentError: a metric is called as the loss, or as a number of validation, is.
-        ArgumentTypeError: ``module`` is no NNX module.
+        ArgumentTypeError: ``module`` is no NNX module, or an option does not exist.
 
     Example:
         >>> import numpy as np
@@ -83,6 +85,7 @@ class Trainer(Described, Resumable, StepStates):
         2
     """
 
+    @answers(OF_TRAINER)
     def __init__(
         self,
         module: nnx.Module,

@@ -19,6 +19,7 @@ from jax.sharding import NamedSharding
 
 from neurenix import _cpu
 from neurenix._core.errors import ArgumentError, ArgumentTypeError, RecompilationError
+from neurenix._core.names import answers
 from neurenix._core.options import whole_number
 from neurenix._functions import intercept
 from neurenix._functions.arguments import (
@@ -42,6 +43,7 @@ from neurenix._owned import owned
 from neurenix.distribute import get_strategy
 from neurenix.distribute.input import stacked
 from neurenix.distribute.mesh import known_mesh, replicated
+from neurenix.train.elsewhere import OF_JIT
 
 NOTHING_STATIC = Static()
 
@@ -393,6 +395,7 @@ def jit(
     static_argnames: str | Iterable[str] | None = None,
     static_argnums: int | Sequence[int] | None = None,
 ) -> Callable[[Callable[P, R]], JitFunction[P, R]]: ...
+@answers(OF_JIT)
 def jit(
     function: Callable[..., Any] | None = None,
     *,
@@ -419,8 +422,8 @@ def jit(
         RecompilationError: at the call, when the function changes a module's structure.
         ArgumentError: ``function`` has no such static parameter; or, at the first call, it uses a
             module that it is not given.
-        ArgumentTypeError: at the call, when a module is inside a tuple or a dict, or an argument
-            that is not static is no array, or its value is needed.
+        ArgumentTypeError: an option does not exist; or, at the call, a module is inside a tuple
+            or a dict, or an argument that is not static is no array, or its value is needed.
 
     Example:
         >>> from neurenix import nn
