@@ -32,6 +32,7 @@ from neurenix._dtypes import dtype as dtype_named
 from neurenix._jax import backend_error, backends_are_started
 from neurenix._owned import owned
 from neurenix.hardware import cpu, cuda, edge_tpu, rocm, tpu, webgpu
+from neurenix.hardware.allocation import allocated, out_of_memory_told
 from neurenix.hardware.availability import Availability
 from neurenix.hardware.memory import MemoryStats, memory_stats_of
 from neurenix.simulation import simulated
@@ -343,9 +344,16 @@ def to(value: T, device: Device | DeviceType | str | Any = None, *, dtype: Any =
 
     def move(leaf: Any) -> Any:
         if wanted is not None and (is_leaf or _is_float(leaf)):
-            leaf = cast(np.asarray(leaf) if is_number else leaf, wanted, called="to(value)")
-        try:
+            with out_of_memory_told(""):
+                leaf = cast(np.asarray(leaf) if is_number else leaf, wanted, called="to(value)")
+
+        def put() -> Any:
             return jax.device_put(owned(_held(leaf)), target)
+
+        try:
+            if not hasattr(leaf, "dtype"):
+                return put()
+            return allocated(put, leaf.shape, leaf.dtype, target)
         except TypeError as error:
             raise ArgumentTypeError(
                 f"to(value): {leaf!r:.60} ({type(leaf).__name__}) is no array."

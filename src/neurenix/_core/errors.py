@@ -16,6 +16,7 @@ explains XLA's and libtpu's texts (``neurenix.hardware.tpu_failures``).
     │   └── DataError                   empty, ragged, mismatched or out-of-range data
     ├── ArgumentTypeError (TypeError)
     ├── NotCompiledError (RuntimeError)         fit, evaluate before compile
+    ├── ModuleInUseError (RuntimeError)         another thread trains the module
     ├── TrainingDivergedError (RuntimeError)    the loss is not finite
     ├── RecompilationError (RuntimeError)
     ├── CheckpointError (RuntimeError)          a file of weights that does not fit, or is damaged
@@ -79,6 +80,10 @@ class NotCompiledError(NeurenixError, RuntimeError):
     """``fit`` or ``evaluate`` before ``compile``."""
 
 
+class ModuleInUseError(NeurenixError, RuntimeError):
+    """Another thread trains, or reads, the module that a call would train or read."""
+
+
 class TrainingDivergedError(NeurenixError, RuntimeError):
     """The loss is not finite."""
 
@@ -100,7 +105,7 @@ class CompilationError(NeurenixError, RuntimeError):
 
 
 class OutOfMemoryError(CompilationError):
-    """The program needs more device memory than there is."""
+    """An array, or a program, needs more memory than the device has."""
 
 
 class MissingExtraError(NeurenixError, ImportError):

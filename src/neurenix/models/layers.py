@@ -22,6 +22,7 @@ from jax.ad_checkpoint import checkpoint_name
 from neurenix import _cpu
 from neurenix._nnx import nnx
 from neurenix.distribute.rules import constrain
+from neurenix.hardware.allocation import allocated
 from neurenix.models.rope import rotate
 from neurenix.models.stack import Reach, StackConfig
 from neurenix.nn.dot_product import dot_product_attention
@@ -71,7 +72,7 @@ def normal(rngs: nnx.Rngs, shape: tuple[int, ...], deviation: float) -> nnx.Para
     def sample(sizes: tuple[int, ...]) -> jax.Array:
         return jax.random.normal(key, sizes, jnp.float32) * deviation
 
-    return nnx.Param(_cpu.drawn(sample, key, shape))
+    return nnx.Param(allocated(lambda: _cpu.drawn(sample, key, shape), shape, "float32"))
 
 
 class Projection(nnx.Module):

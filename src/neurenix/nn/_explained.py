@@ -17,6 +17,7 @@ from neurenix._core.names import wrong_call
 from neurenix._functions.arguments import explain_devices, of_other_library
 from neurenix._functions.binding import Binding
 from neurenix._nnx import nnx
+from neurenix.hardware.allocation import PROGRAM, out_of_memory
 from neurenix.nn import elsewhere
 
 
@@ -25,6 +26,7 @@ def explained(call: Callable[..., Any]) -> Callable[..., Any]:
 
     Raises:
         ArgumentError: when called: an array of the layer was given away.
+        OutOfMemoryError: when called: there is less memory than its result takes.
         DeviceError: when called: the layer and its inputs lie on different devices.
         ArgumentTypeError: when called: an input is a tensor of PyTorch or TensorFlow, or there is
             an argument that the layer does not take.
@@ -51,6 +53,8 @@ def _cause(
         return None
     layer: nnx.Module = args[0]
     kind, text = type(layer).__name__, str(error)
+    if (told := out_of_memory(error, f"A call of {kind} {PROGRAM}")) is not None:
+        return told
     if isinstance(error, TypeError):
         known = elsewhere.arguments_of(type(layer))
         told = wrong_call(f"A call of {kind}", call, args, named, known, word="argument")

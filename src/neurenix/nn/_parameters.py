@@ -18,6 +18,7 @@ from neurenix import _cpu, random
 from neurenix import _dtypes as dtypes
 from neurenix._core.errors import ArgumentError
 from neurenix._nnx import nnx
+from neurenix.hardware.allocation import allocated
 
 Initializer = Callable[..., jax.Array]
 
@@ -52,16 +53,21 @@ def symmetric_uniform(bound: float) -> Initializer:
     """Return an initialiser that draws from U(-bound, bound)."""
 
     def init(key: jax.Array, shape: tuple[int, ...], dtype=jnp.float32, **_) -> jax.Array:
-        return _cpu.drawn(
-            lambda sizes: jax.random.uniform(key, sizes, dtype, -bound, bound), key, shape
-        )
+        def sample(sizes: tuple[int, ...]) -> jax.Array:
+            return jax.random.uniform(key, sizes, dtype, -bound, bound)
+
+        return allocated(lambda: _cpu.drawn(sample, key, shape), shape, dtype)
 
     return init
 
 
 def standard_normal(key: jax.Array, shape: tuple[int, ...], dtype=jnp.float32, **_) -> jax.Array:
     """Draw from N(0, 1): an initialiser."""
-    return _cpu.drawn(lambda sizes: jax.random.normal(key, sizes, dtype), key, shape)
+
+    def sample(sizes: tuple[int, ...]) -> jax.Array:
+        return jax.random.normal(key, sizes, dtype)
+
+    return allocated(lambda: _cpu.drawn(sample, key, shape), shape, dtype)
 
 
 def promote_to_input(arrays: Any, *, dtype: Any = None, inexact: bool = True) -> Any:

@@ -23,6 +23,7 @@ from neurenix.device import Device, DeviceType, expect_floating, place_and_dtype
 from neurenix.device import to as move
 from neurenix.distribute import get_strategy
 from neurenix.distribute.strategy import made_in
+from neurenix.hardware.allocation import out_of_memory_told
 from neurenix.nn import elsewhere, freezing
 from neurenix.nn._explained import explained
 from neurenix.nn.summary import Summary, summarize
@@ -98,6 +99,8 @@ class Module(_Slots, nnx.Module):
         """See to it that a call of the module tells what is wrong in the user's words."""
         super().__init_subclass__(**options)
         layer: Any = cls
+        if cls.__module__.startswith("neurenix.") and "__init__" in vars(cls):
+            layer.__init__ = out_of_memory_told("")(layer.__init__)
         other = next((name for name in ("forward", "call") if name in vars(cls)), None)
         owner = next((base for base in cls.__mro__ if "__call__" in vars(base)), None)
         if other and (owner is None or owner.__module__.startswith(_NEVER_CALLING)):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import jax
@@ -19,6 +19,7 @@ from neurenix import _dtypes as dtypes
 from neurenix._core.errors import ArgumentError, ArgumentTypeError, ShapeError
 from neurenix._dtypes import cast, expect_held
 from neurenix.device import Device, DeviceType, to
+from neurenix.hardware.allocation import allocated, out_of_memory_told
 from neurenix.simulation import simulated
 from neurenix.tensor.given import numbers_of
 
@@ -114,9 +115,13 @@ def array(
     if isinstance(data, jax.Array):
         made: Any = data if wanted is None else cast(data, wanted, called="Tensor(data)")
     else:
-        made = numbers_of(data, wanted)
+        with out_of_memory_told(""):
+            made = numbers_of(data, wanted)
     ndmin = _whole("array(ndmin=…)", ndmin)
-    made = jnp.asarray(made) if device is None else to(made, device)
+    if device is None:
+        made = allocated(lambda: jnp.asarray(made), made.shape, made.dtype)
+    else:
+        made = to(made, device)
     return jnp.array(made, copy=True, ndmin=ndmin) if copy or made.ndim < ndmin else made
 
 
@@ -157,22 +162,24 @@ def full(
         >>> nx.full((2,), 7)
         Array([7, 7], dtype=int32)
     """
-    filling = Tensor(fill_value, dtype=dtype_beside_shape(dtype, None))
-    return placed(jnp.full(sizes_of(shape), filling, dtype=filling.dtype), device)
+    filling, sizes = Tensor(fill_value, dtype=dtype_beside_shape(dtype, None)), sizes_of(shape)
+    return _made(
+        lambda: jnp.full(sizes, filling, dtype=filling.dtype), sizes, filling.dtype, device
+    )
 
 
 def zeros_like(
     array: Any, dtype: Any = None, shape: Shape | None = None, *, device: DeviceLike = None
 ) -> jax.Array:
     """Return zeros of the dtype and shape of ``array``, or of those given."""
-    return placed(jnp.zeros_like(_as_array(array), _optional(dtype), _some(shape)), device)
+    return _made_like(jnp.zeros_like, array, dtype, shape, device)
 
 
 def ones_like(
     array: Any, dtype: Any = None, shape: Shape | None = None, *, device: DeviceLike = None
 ) -> jax.Array:
     """Return ones of the dtype and shape of ``array``, or of those given."""
-    return placed(jnp.ones_like(_as_array(array), _optional(dtype), _some(shape)), device)
+    return _made_like(jnp.ones_like, array, dtype, shape, device)
 
 
 def empty_like(
@@ -201,7 +208,11 @@ def full_like(
     """
     array = _as_array(array)
     filling = Tensor(fill_value, dtype=array.dtype if dtype is None else dtype)
-    return placed(jnp.full_like(array, filling, filling.dtype, _some(shape)), device)
+
+    def make(array: Any, dtype: Any, shape: Any) -> jax.Array:
+        return jnp.full_like(array, filling, dtype, shape)
+
+    return _made_like(make, array, filling.dtype, shape, device)
 
 
 def arange(
@@ -264,8 +275,12 @@ def linspace(
     axes, axis = max(np.ndim(start), np.ndim(stop)) + 1, _whole("linspace(axis=…)", axis)
     if not -axes <= axis < axes:
         raise ArgumentError(f"linspace(axis={axis}) is no axis of a result that has {axes}.")
-    numbers = jnp.linspace(start, stop, num, endpoint, dtype=_optional(dtype), axis=axis)
-    return placed(numbers, device)
+    kind, sizes = _optional(dtype), (num, *np.broadcast_shapes(np.shape(start), np.shape(stop)))
+
+    def make() -> jax.Array:
+        return jnp.linspace(start, stop, num, endpoint, dtype=kind, axis=axis)
+
+    return _made(make, sizes, kind or "float32", device)
 
 
 def eye(
@@ -285,8 +300,11 @@ def eye(
     """
     simulated()
     k = _whole("eye(k=…)", k)
-    rows, columns = sizes_of((rows, rows if columns is None else columns))
-    return placed(jnp.eye(rows, columns, k, dtype=dtypes.dtype(dtype or "float32")), device)
+    sizes, kind = (
+        sizes_of((rows, rows if columns is None else columns)),
+        dtypes.dtype(dtype or float),
+    )
+    return _made(lambda: jnp.eye(*sizes, k, dtype=kind), sizes, kind, device)
 
 
 def identity(n: int, dtype: Any = None, *, device: DeviceLike = None) -> jax.Array:
@@ -326,6 +344,24 @@ def _some(shape: Shape | None) -> tuple[int, ...] | None:
 def _is_row(shape: Any) -> bool:
     """Tell a sequence of sizes from one size, which may be an array without axes."""
     return isinstance(shape, Sequence) or (isinstance(shape, np.ndarray) and shape.ndim > 0)
+
+
+def _made(
+    make: Callable[[], jax.Array], sizes: Sequence[int], dtype: Any, device: DeviceLike
+) -> jax.Array:
+    return placed(allocated(make, sizes, dtype), device)
+
+
+def _made_like(
+    make: Callable[..., jax.Array], array: Any, dtype: Any, shape: Any, device: DeviceLike
+) -> jax.Array:
+    array, kind, sizes = _as_array(array), _optional(dtype), _some(shape)
+    return _made(
+        lambda: make(array, kind, sizes),
+        array.shape if sizes is None else sizes,
+        array.dtype if kind is None else kind,
+        device,
+    )
 
 
 def placed(array: jax.Array, device: DeviceLike) -> jax.Array:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import operator
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -19,6 +19,7 @@ from neurenix import _cpu, random
 from neurenix import _dtypes as dtypes
 from neurenix._core.errors import ArgumentError, ArgumentTypeError
 from neurenix._dtypes import expect_held
+from neurenix.hardware.allocation import allocated
 from neurenix.tensor.creation import DeviceLike, Shape, dtype_beside_shape, placed, sizes_of
 
 __all__ = ["rand", "randint", "randn"]
@@ -64,8 +65,7 @@ def randn(
         False
     """
     kind, key = _inexact("randn", dtype, jnp.inexact), _key("randn", key)
-    numbers = _cpu.drawn(lambda sizes: jax.random.normal(key, sizes, kind), key, sizes_of(shape))
-    return placed(numbers, device)
+    return _drawn(lambda sizes: jax.random.normal(key, sizes, kind), key, shape, kind, device)
 
 
 def rand(
@@ -91,8 +91,7 @@ def rand(
         (2, 3)
     """
     kind, key = _inexact("rand", dtype, jnp.floating), _key("rand", key)
-    numbers = _cpu.drawn(lambda sizes: jax.random.uniform(key, sizes, kind), key, sizes_of(shape))
-    return placed(numbers, device)
+    return _drawn(lambda sizes: jax.random.uniform(key, sizes, kind), key, shape, kind, device)
 
 
 def randint(
@@ -141,7 +140,18 @@ def randint(
     def sample(sizes: tuple[int, ...]) -> jax.Array:
         return jax.random.randint(key, sizes, minimum, maximum, kind)
 
-    return placed(_cpu.drawn(sample, key, sizes_of(shape)), device)
+    return _drawn(sample, key, shape, kind, device)
+
+
+def _drawn(
+    sample: Callable[[tuple[int, ...]], jax.Array],
+    key: jax.Array,
+    shape: Shape,
+    kind: np.dtype,
+    device: DeviceLike,
+) -> jax.Array:
+    sizes = sizes_of(shape)
+    return placed(allocated(lambda: _cpu.drawn(sample, key, sizes), sizes, kind), device)
 
 
 def _key(caller: str, key: Any) -> jax.Array:

@@ -43,6 +43,7 @@ from neurenix._owned import owned
 from neurenix.distribute import get_strategy
 from neurenix.distribute.input import stacked
 from neurenix.distribute.mesh import known_mesh, replicated
+from neurenix.hardware.allocation import PROGRAM, out_of_memory
 from neurenix.train.elsewhere import OF_JIT
 
 NOTHING_STATIC = Static()
@@ -167,6 +168,8 @@ class CompiledFunction:
             explain(error, self._name, called, rest, self._made_static)
             raise
         except (RuntimeError, ValueError) as error:
+            if (told := out_of_memory(error, f"{self._name} {PROGRAM}")) is not None:
+                raise told from error
             binding.check_held()
             self._explain_donated_twice(error, binding, leaves, rest)
             values = [nnx.state(v) if is_module(v) else v for v in everything]
