@@ -42,6 +42,7 @@ if TYPE_CHECKING:  # what editors and type checkers see; a test holds it and _EX
     from neurenix._core.errors import DeviceInitializationError as DeviceInitializationError
     from neurenix._core.errors import DeviceNotFoundError as DeviceNotFoundError
     from neurenix._core.errors import MissingExtraError as MissingExtraError
+    from neurenix._core.errors import ModuleInUseError as ModuleInUseError
     from neurenix._core.errors import NeurenixError as NeurenixError
     from neurenix._core.errors import NotCompiledError as NotCompiledError
     from neurenix._core.errors import OutOfMemoryError as OutOfMemoryError
@@ -89,9 +90,9 @@ _EXPORTS = {
     "neurenix._core.errors": (
         "ArgumentError ArgumentTypeError ArtefactError CheckpointError CompilationError DataError "
         "DeviceError "
-        "DeviceInitializationError DeviceNotFoundError MissingExtraError NeurenixError "
-        "NotCompiledError OutOfMemoryError RecompilationError ShapeError SimulationError "
-        "TrainingDivergedError UnknownNameError"
+        "DeviceInitializationError DeviceNotFoundError MissingExtraError ModuleInUseError "
+        "NeurenixError NotCompiledError OutOfMemoryError RecompilationError ShapeError "
+        "SimulationError TrainingDivergedError UnknownNameError"
     ),
     "neurenix._functions.recompilation": "RecompilationWarning",
     "neurenix.compiler.loaded": "LoadedProgram load_compiled",

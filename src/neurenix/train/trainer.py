@@ -32,12 +32,13 @@ from neurenix.train.arguments import (
 from neurenix.train.callbacks import Callback
 from neurenix.train.coupling import expect_one_part
 from neurenix.train.described import Described
-from neurenix.train.ema import averaging
 from neurenix.train.elsewhere import OF_TRAINER
+from neurenix.train.ema import averaging
 from neurenix.train.evaluation import Pass, validator
 from neurenix.train.feed import Feed
 from neurenix.train.history import History
 from neurenix.train.holdout import check_arrays, hold_out
+from neurenix.train.in_use import entered
 from neurenix.train.inputs import is_arrays, make_dataset, make_inputs
 from neurenix.train.kept import Kept
 from neurenix.train.options import (
@@ -147,6 +148,7 @@ class Trainer(Described, Resumable, StepStates):
         """The callbacks of the latest ``fit``."""
         return tuple(self._kept.callbacks.callbacks)
 
+    @entered
     def fit(
         self,
         x: Any,
@@ -188,6 +190,8 @@ class Trainer(Described, Resumable, StepStates):
                 module then has the weights of before that step.
             UnknownNameError: a callback watches a number that the logs will not have.
             NotCompiledError: the trainer has no loss.
+            ModuleInUseError: another thread trains, evaluates or predicts with the module.
+            OutOfMemoryError: the step takes more memory than there is.
             ArgumentError: an option cannot be used; the loss or a metric couples the examples
                 (``FunctionLoss``) and a batch would be filled up, weighted or taken in parts.
             ArgumentTypeError: an option does not exist.
@@ -243,6 +247,7 @@ class Trainer(Described, Resumable, StepStates):
         finally:
             standing.passes, standing.batches_of_pass = feed.passes, feed.batches_of_pass
 
+    @entered
     def evaluate(
         self,
         x: Any,
@@ -282,6 +287,7 @@ class Trainer(Described, Resumable, StepStates):
         with shown(verbose, "Evaluating", steps or feed.steps) as progress:
             return Pass(session, model, feed, steps, progress).logs()
 
+    @entered
     def predict(
         self,
         x: Any,
