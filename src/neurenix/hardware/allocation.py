@@ -115,7 +115,7 @@ def out_of_memory(error: BaseException, told: str) -> OutOfMemoryError | None:
     return OutOfMemoryError(told)
 
 
-def _most_bytes(device: jax.Device) -> int | None:
+def _most_bytes(device: Any) -> int | None:
     """Return the bytes that a device can hold at most, swap space included; None if unknown."""
     if device.memory_stats() is None and device.platform != "cpu":
         return None

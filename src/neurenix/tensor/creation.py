@@ -304,7 +304,7 @@ def eye(
         sizes_of((rows, rows if columns is None else columns)),
         dtypes.dtype(dtype or float),
     )
-    return _made(lambda: jnp.eye(*sizes, k, dtype=kind), sizes, kind, device)
+    return _made(lambda: jnp.eye(sizes[0], sizes[1], k, dtype=kind), sizes, kind, device)
 
 
 def identity(n: int, dtype: Any = None, *, device: DeviceLike = None) -> jax.Array:

@@ -65,7 +65,9 @@ def randn(
         False
     """
     kind, key = _inexact("randn", dtype, jnp.inexact), _key("randn", key)
-    return _drawn(lambda sizes: jax.random.normal(key, sizes, kind), key, shape, kind, device)
+    return _drawn(
+        lambda sizes: jax.random.normal(key, sizes, kind), key, sizes_of(shape), kind, device
+    )
 
 
 def rand(
@@ -91,7 +93,9 @@ def rand(
         (2, 3)
     """
     kind, key = _inexact("rand", dtype, jnp.floating), _key("rand", key)
-    return _drawn(lambda sizes: jax.random.uniform(key, sizes, kind), key, shape, kind, device)
+    return _drawn(
+        lambda sizes: jax.random.uniform(key, sizes, kind), key, sizes_of(shape), kind, device
+    )
 
 
 def randint(
@@ -140,17 +144,16 @@ def randint(
     def sample(sizes: tuple[int, ...]) -> jax.Array:
         return jax.random.randint(key, sizes, minimum, maximum, kind)
 
-    return _drawn(sample, key, shape, kind, device)
+    return _drawn(sample, key, sizes_of(shape), kind, device)
 
 
 def _drawn(
     sample: Callable[[tuple[int, ...]], jax.Array],
     key: jax.Array,
-    shape: Shape,
+    sizes: tuple[int, ...],
     kind: np.dtype,
     device: DeviceLike,
 ) -> jax.Array:
-    sizes = sizes_of(shape)
     return placed(allocated(lambda: _cpu.drawn(sample, key, sizes), sizes, kind), device)
 
 
