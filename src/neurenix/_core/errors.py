@@ -31,9 +31,15 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable, Sequence
 
+from neurenix._core.plain import plain
+
 
 class NeurenixError(Exception):
     """Base of every error that Neurenix raises on purpose."""
+
+    def __str__(self) -> str:
+        """Return the message, spelled so that the standard output can show it."""
+        return plain(super().__str__())
 
 
 class DeviceError(NeurenixError, RuntimeError):

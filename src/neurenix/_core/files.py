@@ -1,20 +1,40 @@
 """Writing a file that somebody asked for by its path.
 
-Owns that a regular file is there whole or not at all, and the words when it cannot be written. What
-is in the file is its writer's.
+Owns that a regular file is there whole or not at all, that its folder is made, what killed
+processes have left behind, and the words when it cannot be written. What is in the file is its
+writer's.
+
+A file is written beside its place, under ``.NAME.PID-NUMBER.neurenix.part``, and then moved there. Its
+writer holds a lock on it, which ends with the process; a part without a lock is a left-over.
 """
 
 from __future__ import annotations
 
+import fcntl
+import itertools
 import os
+import re
 import stat
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from neurenix._core.errors import ArgumentError
+from neurenix._core.errors import ArgumentError, NeurenixError
+
+_PART = re.compile(r"\.(?P<of>.+)\.(?P<pid>\d+)(-\d+)?(?P<ours>\.neurenix)?\.part")
+_NUMBERS = itertools.count()  # no two saves of a process have one name
+_LONGEST = 50  # characters of a name in that of its part; a name has up to 255 bytes
 
 
-def write_whole(path: str | os.PathLike[str], content: str | bytes) -> None:
-    """Write a file so that it is there whole or not at all.
+def write_whole(
+    path: str | os.PathLike[str],
+    content: str | bytes,
+    *,
+    error: type[NeurenixError] = ArgumentError,
+    what: str = "",
+) -> None:
+    """Write a file so that it is there whole or not at all; its folder is made where there is none.
 
     A link stays one, and what it leads to is written. A device, a pipe or whatever else is there
     and is no regular file is written to as it is: it cannot be replaced.
@@ -22,19 +42,52 @@ def write_whole(path: str | os.PathLike[str], content: str | bytes) -> None:
     Args:
         path: of the file.
         content: bytes, or text that is written in UTF-8.
+        error: what is raised.
+        what: what is in the file, for the message.
 
     Raises:
-        ArgumentError: it cannot be written; the message names ``path`` and the cause.
+        ArgumentError: or ``error``; it cannot be written. The message names ``path`` and the cause.
     """
-    data = content if isinstance(content, bytes) else content.encode()
-    try:
+    data = content if isinstance(content, bytes) else content.encode(errors="replace")
+    with _explained(path, error, what):
         if _is_special(path):
             with open(path, "wb") as file:
                 file.write(data)
         else:
             _replace(Path(os.path.realpath(path)), data)
-    except OSError as error:
-        raise ArgumentError(f"{os.fspath(path)} cannot be written: {error.strerror}.") from error
+
+
+def check_writable(
+    path: str | os.PathLike[str], *, error: type[NeurenixError] = ArgumentError, what: str = ""
+) -> None:
+    """Check that ``write_whole`` can write a file, before there is anything to write.
+
+    Nothing is changed: a file of no bytes is made in the nearest folder that is there, and removed.
+
+    Raises:
+        ArgumentError: or ``error``, as ``write_whole``.
+    """
+    with _explained(path, error, what):
+        if not _is_special(path):
+            _check_folder(Path(os.path.realpath(path)))
+        elif os.path.isdir(path):
+            raise IsADirectoryError(0, "it is a folder; name a file in it")
+        elif not os.access(path, os.W_OK):
+            raise PermissionError(0, "Permission denied")
+
+
+@contextmanager
+def _explained(
+    path: str | os.PathLike[str], error: type[NeurenixError], what: str
+) -> Iterator[None]:
+    try:
+        yield
+    except (OSError, ValueError) as cause:  # the second for a path that no system takes
+        why = (cause.strerror or cause) if isinstance(cause, OSError) else cause
+        subject = f"The {what} cannot be written to {os.fspath(path)}"
+        if not what:
+            subject = f"{os.fspath(path)} cannot be written"
+        raise error(f"{subject}: {why}.") from cause
 
 
 def _is_special(path: str | os.PathLike[str]) -> bool:
@@ -44,10 +97,85 @@ def _is_special(path: str | os.PathLike[str]) -> bool:
         return False
 
 
+def _check_folder(target: Path) -> None:
+    for folder in target.parents:
+        try:
+            is_folder = stat.S_ISDIR(os.stat(folder).st_mode)
+        except FileNotFoundError:  # it will be made
+            continue
+        if not is_folder:
+            raise NotADirectoryError(0, f"{folder} is no folder")
+        try:
+            handle, probe = tempfile.mkstemp(prefix=".neurenix-", dir=folder)
+        except OSError as error:
+            why = f"no file can be made in {folder} ({error.strerror})"
+            raise OSError(error.errno, why) from error
+        os.close(handle)
+        os.unlink(probe)
+        return
+
+
 def _replace(target: Path, data: bytes) -> None:
-    partial = target.with_name(f"{target.name}.{os.getpid()}.partial")
+    target.parent.mkdir(parents=True, exist_ok=True)
+    _remove_left_overs(target)
+    part, handle = _new_part(target)
+    with open(handle, "wb") as file:
+        try:
+            file.write(data)
+            file.flush()
+            os.fsync(handle)
+            os.replace(part, target)
+        except BaseException:  # a later save would remove it, and there may be none
+            part.unlink(missing_ok=True)
+            raise
+
+
+def _new_part(target: Path) -> tuple[Path, int]:
+    """Make the file that becomes ``target``, and lock it."""
+    for number in _NUMBERS:
+        name = f".{target.name[:_LONGEST]}.{os.getpid()}-{number}.neurenix.part"
+        part = target.with_name(name)
+        try:
+            handle = os.open(part, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666)
+        except FileExistsError:  # of a process that has this number elsewhere
+            continue
+        with suppress(OSError):  # a file system without locks: nobody can take it for a left-over
+            fcntl.flock(handle, fcntl.LOCK_EX)
+        if os.fstat(handle).st_nlink:
+            return part, handle
+        os.close(handle)  # it was taken for a left-over before it was locked
+    raise AssertionError("the numbers have no end")
+
+
+def _remove_left_overs(target: Path) -> None:
+    """Remove what killed saves have left in the folder: parts that no process holds."""
+    with os.scandir(target.parent) as entries:
+        found = [(entry.name, match) for entry in entries if (match := _PART.fullmatch(entry.name))]
+    for name, match in found:
+        part = target.with_name(name)
+        if match["ours"] or (match["of"] == target.name and not _is_alive(int(match["pid"]))):
+            _remove_unless_held(part)
+
+
+def _remove_unless_held(part: Path) -> None:
     try:
-        partial.write_bytes(data)
-        os.replace(partial, target)
+        handle = os.open(part, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except OSError:  # it is gone, a link, or not ours to read
+        return
+    try:
+        if stat.S_ISREG(os.fstat(handle).st_mode):
+            with suppress(OSError):  # its writer holds the lock, or there are no locks here
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                part.unlink(missing_ok=True)
     finally:
-        partial.unlink(missing_ok=True)
+        os.close(handle)
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except (ProcessLookupError, OverflowError):
+        return False
+    except PermissionError:
+        return True
+    return True

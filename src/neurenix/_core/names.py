@@ -15,6 +15,7 @@ from difflib import SequenceMatcher
 from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, TypeVar, cast
 
 from neurenix._core.errors import ArgumentTypeError, one_of
+from neurenix._core.plain import plain
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -48,7 +49,7 @@ class MissingAttributeError(AttributeError):
         """Return the text, with what was meant where that is known."""
         what, name, known, elsewhere = self._told
         elsewhere = elsewhere() if callable(elsewhere) else elsewhere
-        return f"{what} has no attribute {name!r}.{meant(name, known(), elsewhere)}"
+        return plain(f"{what} has no attribute {name!r}.{meant(name, known(), elsewhere)}")
 
     def __reduce__(self) -> Any:
         """Pickle as a plain AttributeError: what makes the text is not taken along."""

@@ -16,7 +16,8 @@ import typer
 from neurenix.cli.compile import compile
 from neurenix.cli.devices import devices
 from neurenix.cli.env import env
-from neurenix.cli.failure import ReaderGone, ending_clean
+from neurenix.cli.failure import Interrupted, ReaderGone, ending_clean
+from neurenix.cli.output import spell_all
 from neurenix.cli.plan import plan
 from neurenix.cli.preflight import preflight
 from neurenix.cli.rule import rule
@@ -35,6 +36,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
 )
 
 
@@ -45,6 +47,8 @@ def _until_nobody_reads(command: Callable[..., None]) -> Callable[..., None]:
             command(*args, **options)
         except BrokenPipeError:
             raise ReaderGone from None
+        except KeyboardInterrupt:
+            raise Interrupted from None
 
     return run_it
 
@@ -77,5 +81,6 @@ def _frame(
 
 def main() -> None:
     """Run the command line; an error of ours is a message, and the exit status 2."""
+    spell_all()
     with ending_clean():
         app()

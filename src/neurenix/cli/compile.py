@@ -17,7 +17,7 @@ import typer
 from neurenix._core.errors import CompilationError
 from neurenix.cli.failure import show
 from neurenix.cli.options import Arguments, Step, StepTimeout, Xla
-from neurenix.cli.output import check_folders
+from neurenix.cli.output import check_files
 from neurenix.cli.scripts import hint_at_steps, xla_options
 
 
@@ -53,9 +53,10 @@ def compile(
         raise typer.BadParameter(
             f"compile takes one slice, and --on names several: {on}", param_hint="--on"
         )
-    check_folders(output)
+    recompiles = script.suffix != ".py" and script.is_file() and _is_artefact(script)
+    check_files(output, keep=None if recompiles else script)
     compiler = CompileOptions(xla_options(xla or ()))
-    if script.suffix != ".py" and script.is_file() and _is_artefact(script):
+    if recompiles:
         with _refusals():
             print(recompile(script, output, on=on, options=compiler))
         return

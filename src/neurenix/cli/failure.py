@@ -1,7 +1,7 @@
 """How an error is shown on the command line, and how a command ends early.
 
-Owns the form of a message, and the exit status of a mistake, of a reader that is gone and of
-SIGTERM. What a command finds out has a status of its own.
+Owns the form of a message, and the exit status of a mistake, of a reader that is gone, of Ctrl-C
+and of SIGTERM. What a command finds out has a status of its own.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from neurenix._core.errors import NeurenixError
 
 MISTAKE = 2
 _PIPE_CLOSED = 128 + 13  # as a shell says of a command that SIGPIPE ended
+_INTERRUPTED = 128 + signal.SIGINT
 _TERMINATED = 128 + signal.SIGTERM
 
 
@@ -28,6 +29,10 @@ def show(error: Exception) -> None:
 
 class ReaderGone(BaseException):
     """Whoever read the output has gone, as ``head`` does. Typer would end with status 1 for it."""
+
+
+class Interrupted(BaseException):
+    """Ctrl-C came. Typer would say that it aborted, and end with status 1."""
 
 
 class _Terminated(BaseException):
@@ -52,6 +57,9 @@ def ending_clean() -> Iterator[None]:
         _flush()
     except _Terminated:
         sys.exit(_TERMINATED)
+    except (KeyboardInterrupt, Interrupted):
+        print("neurenix: interrupted", file=sys.stderr)
+        sys.exit(_INTERRUPTED)
     except (BrokenPipeError, ReaderGone):
         _write_no_more()
         sys.exit(_PIPE_CLOSED)

@@ -14,7 +14,7 @@ import typer
 Script = Annotated[Path, typer.Argument(help="Python file that trains")]
 Arguments = Annotated[list[str] | None, typer.Argument(help="its command line")]
 Slices = Annotated[str, typer.Option(help="slices, separated by commas: v5e-8,v6e-8")]
-Region = Annotated[str, typer.Option(help="of the price: us, europe-west4, …")]
+Region = Annotated[str, typer.Option(help="of the price: us, europe-west4 and others")]
 Commitment = Annotated[str, typer.Option(help="of the price: on-demand, 1-year, 3-year, spot")]
 Price = Annotated[
     str | None,

@@ -28,7 +28,7 @@ from neurenix.cli.options import (
     StepExamples,
     StepTimeout,
 )
-from neurenix.cli.output import check_folders, output_for, show_text, write_text
+from neurenix.cli.output import check_files, output_for, show_text, write_text
 from neurenix.cli.scripts import hint_at_steps, listed, simulate_first, slices_of, xla_options
 
 if TYPE_CHECKING:
@@ -112,7 +112,7 @@ def plan(
         check_seconds("--budget", budget)
         check_seconds("--timeout", timeout)
         options = PreflightOptions(examples=examples_per_step)
-        check_folders(json_path, html_path)
+        check_files(json_path, html_path, keep=script)
         with output_for(json_path) as output:
             hint_at_steps(script, step)
             simulate_first(slices)
@@ -136,6 +136,10 @@ def plan(
                     pricing=pricing,
                     options=options,
                 )
+            if html_path is not None:
+                write_text(html_path, plan_page(found, pricing), output)
+            if json_path is not None:
+                write_text(json_path, json.dumps(found.to_dict(), indent=1), output)
             show_text(found.text())
             if found.winner is not None:
                 own = Workload.of(target, args, None, None, None)
@@ -143,10 +147,6 @@ def plan(
                 print(f"Its whole report{changes}:")
                 given = script, arguments or [], found.winner, pricing, examples_per_step, step
                 print(f"  {_command(*given)}")
-            if json_path is not None:
-                write_text(json_path, json.dumps(found.to_dict(), indent=1), output)
-            if html_path is not None:
-                write_text(html_path, plan_page(found, pricing), output)
     except BrokenPipeError:  # nobody reads on, which is no mistake
         raise
     except (NeurenixError, OSError) as error:

@@ -30,7 +30,7 @@ from neurenix.cli.options import (
     StepTimeout,
     Xla,
 )
-from neurenix.cli.output import check_folders, output_for, show_text, write_text
+from neurenix.cli.output import check_files, output_for, show_text, write_text
 from neurenix.cli.scripts import hint_at_steps, simulate_first, slices_of, xla_options
 
 if TYPE_CHECKING:
@@ -115,7 +115,7 @@ def preflight(
             suggest=not no_suggest,
             examples=examples_per_step,
         )
-        check_folders(json_path, html_path)
+        check_files(json_path, html_path, keep=script)
         with output_for(json_path) as output:
             hint_at_steps(script, step)
             simulate_first(slices)
@@ -128,16 +128,16 @@ def preflight(
                 options=options,
                 step=step,
             )
+            if html_path is not None:
+                write_text(html_path, page(reports, pricing), output)
+            if json_path is not None:
+                documents = [report.to_dict(pricing) for report in reports]
+                write_text(json_path, json.dumps(documents, indent=1), output)
             for report in reports:
                 show_text(report.text(pricing=pricing))
                 if earlier is not None:
                     show_text(_compared(report, earlier, str(compare), pricing))
                 print()
-            if json_path is not None:
-                documents = [report.to_dict(pricing) for report in reports]
-                write_text(json_path, json.dumps(documents, indent=1), output)
-            if html_path is not None:
-                write_text(html_path, page(reports, pricing), output)
             failed = [
                 report
                 for report in reports

@@ -17,6 +17,7 @@ from typing import Annotated
 import typer
 
 from neurenix._core.main_module import FILES, run_module, run_script
+from neurenix.cli.output import as_given
 
 _OURS = (__file__, *FILES)
 
@@ -55,6 +56,7 @@ def run(
         simulate_alone(simulate, numerics=numerics, told=True)  # pyright: ignore[reportArgumentType]  it checks
     elif numerics != "float32":
         raise typer.BadParameter("only a simulated slice has numerics; add --simulate SLICE")
+    as_given()
     sys.argv = [program, *(arguments or [])]
     signal.signal(signal.SIGTERM, signal.SIG_DFL)  # what the program begins is its own to clean up
     try:

@@ -31,6 +31,7 @@ from typing import Any
 
 from neurenix._core.errors import ArgumentError, ArtefactError
 from neurenix._core.files import write_whole
+from neurenix._core.plain import plain
 from neurenix.compiler import cache, plain_tree
 from neurenix.compiler.calling import Calling
 from neurenix.compiler.compile import Compiled, CompileOptions
@@ -135,7 +136,7 @@ class Artefact:
 
     def __str__(self) -> str:
         versions = ", ".join(f"{k} {v}" for k, v in self.manifest["versions"].items())
-        return (
+        return plain(
             f"{self.path}: {self.manifest['name']} compiled for {self.target} with {versions}; "
             f"{len(self.manifest['arguments'])} arrays in, {len(self.manifest['outputs'])} out; "
             f"executable {len(self.executable):,} bytes\nsha256 {self.sha256}"

@@ -12,6 +12,7 @@ from typing import Any
 
 from neurenix import chips
 from neurenix._core.errors import CompilationError, OutOfMemoryError
+from neurenix._core.files import check_writable
 from neurenix._functions.binding import Binding, is_module
 from neurenix.compiler import artefact as artefact_module
 from neurenix.compiler.artefact import Artefact
@@ -78,6 +79,7 @@ def compile_for(
     refuse_keywords("nx.compile_for", target, others)
     check_input_shape(target, input_shape, dtype)
     options = given("options", options, PreflightOptions)
+    check_writable(path)
     where = _where(on)
     program = describe(
         target,
@@ -127,6 +129,7 @@ def recompile(
         CompilationError: the program is for another number of devices or another platform than
             ``on`` has; or as ``compile_for``.
     """
+    check_writable(path)
     artefact = artefact_module.read(source)
     program = artefact.as_program()
     where = _where(on or artefact.target)

@@ -18,8 +18,8 @@ from neurenix.preflight.text import (
     bytes_text,
     hanging,
     percent_text,
-    printable,
     seconds_text,
+    shown,
 )
 
 _SHOWN = 5
@@ -107,15 +107,15 @@ class Comparison:
                 said = finding["message"].split("\n", 1)[0]
                 text = f"{finding['severity']}: {said} ({finding['rule']})"
                 lines += hanging(f"  {word:<4} ", text, width)
-        shown = [change for change in self.operations if change.changed][:_SHOWN]
-        if shown:
+        moved = [change for change in self.operations if change.changed][:_SHOWN]
+        if moved:
             lines.append("  operations that moved most, estimated time of a step")
-        for change in shown:
+        for change in moved:
             lines += hanging("    ", f"{_moved(change)}  {change.name}", width, indent=6)
         lines += [line for note in self.notes for line in hanging("  note: ", note, width)]
         if not self.changed:
             lines.append("  Nothing changed.")
-        return printable("\n".join(lines))
+        return shown("\n".join(lines))
 
     def __str__(self) -> str:
         return self.text()

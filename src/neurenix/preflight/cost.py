@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from neurenix import chips
 from neurenix._core.errors import ArgumentError
 from neurenix._core.options import check_number
+from neurenix._core.plain import plain
 
 
 @dataclass(frozen=True)
@@ -184,7 +185,7 @@ class Cost:
     def __str__(self) -> str:
         hours = f"{self.chip_hours:,.4g} chip-hours"
         if self.usd is None or self.low is None or self.high is None:
-            return f"{hours}; {self.missing}"
+            return plain(f"{hours}; {self.missing}")
         return (
             f"{usd_text(self.usd)} estimated ({usd_text(self.low)} to {usd_text(self.high)}) for "
             f"{self.steps:,} steps: {hours} at {usd_text(self.usd_per_chip_hour or 0)}"

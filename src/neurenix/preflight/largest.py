@@ -22,6 +22,7 @@ from typing import Any
 
 from neurenix import chips
 from neurenix._core.errors import ArgumentError, ArgumentTypeError, CompilationError
+from neurenix._core.plain import plain
 from neurenix.compiler.analysis import analyse
 from neurenix.compiler.compile import CompileOptions, compile_all, compiler_ready
 from neurenix.compiler.target import Target
@@ -70,7 +71,7 @@ class LargestBatch:
                 f"no batch fits on {where}: {self.step} examples need {needs} of {limit} a device."
             )
         time = self.report.step_time
-        return (
+        return plain(
             f"the largest global batch that fits on {where} is {self.batch:,} examples: "
             f"{bytes_text(self.report.hbm.peak_bytes)} of {limit} a device, estimated "
             f"{seconds_text(time.seconds)} a step. {self.batch + self.step:,} would need {needs}; "

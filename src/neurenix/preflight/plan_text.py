@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from neurenix.preflight.cost import usd_text
 from neurenix.preflight.record import NO_ANSWER, hbm_is_known
-from neurenix.preflight.text import KIND_NAMES, amount, bytes_text, hanging, printable, seconds_text
+from neurenix.preflight.text import KIND_NAMES, amount, bytes_text, hanging, seconds_text, shown
 
 if TYPE_CHECKING:
     from neurenix.preflight.plan import Candidate, Plan
@@ -27,7 +27,7 @@ def table(plan: Plan) -> str:
     """Return one line for each candidate, its verdict last, however long."""
     head = [*_HEAD, _work(plan), ""]
     rows = [head, *([*_cells(plan, c), _verdict(plan, c)] for c in plan.candidates)]
-    return printable("\n".join(_columns(rows)))
+    return shown("\n".join(_columns(rows)))
 
 
 def text_of(plan: Plan, width: int) -> str:
@@ -56,7 +56,7 @@ def text_of(plan: Plan, width: int) -> str:
             lines += hanging(f"{first:<{number + used + 2}}", verdict, width)
         else:
             lines += [first.rstrip(), *hanging(" " * number + "→ ", verdict, width)]
-    return printable("\n".join([*lines, *_winner(plan, width)]))
+    return shown("\n".join([*lines, *_winner(plan, width)]))
 
 
 def _title(plan: Plan, width: int) -> list[str]:

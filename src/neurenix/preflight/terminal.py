@@ -21,8 +21,8 @@ from neurenix.preflight.text import (
     bytes_text,
     hanging,
     percent_text,
-    printable,
     seconds_text,
+    shown,
     source_text,
 )
 
@@ -85,7 +85,7 @@ def text_of(report: Report, width: int, pricing: Pricing) -> str:
             "TPU.",
             width,
         )
-    return printable("\n".join(lines))
+    return shown("\n".join(lines))
 
 
 def styled(text: str) -> Any:

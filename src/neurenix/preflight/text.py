@@ -10,6 +10,9 @@ import re
 import textwrap
 from pathlib import Path
 
+from neurenix._core.plain import plain
+from neurenix._core.plain import printable as printable
+from neurenix._core.plain import shown as shown
 from neurenix._core.source_files import is_library
 from neurenix._core.units import bytes_text as bytes_text
 from neurenix._core.units import percent_text as percent_text
@@ -17,7 +20,6 @@ from neurenix.compiler.hlo import SourceLine
 
 NO_BREAK_SPACE = "\N{NO-BREAK SPACE}"
 _UNIT = re.compile(r"(?<=\d) (?=(?:[KMGT]iB|B|[mµn]?s|USD|chips?|×)(?!\w))|(?<=\d ×) (?=\d)")
-_UNPRINTED = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 KIND_NAMES = {
     "compute": "the matrix unit",
     "vector": "vector work",
@@ -59,19 +61,6 @@ def seconds_text(seconds: float) -> str:
     return f"{seconds / 1e-9:.3g} ns"
 
 
-def printable(text: str) -> str:
-    """Return the text with a mark for each character that would do something in place of showing.
-
-    They come from names of the program: a terminal takes some for commands, and both terminals and
-    browsers take others for a change of direction. Lines and tabulators stay.
-
-    Example:
-        >>> printable(f"step{chr(27)}[31m") == f"step{chr(0xFFFD)}[31m"
-        True
-    """
-    return _UNPRINTED.sub("\ufffd", text)
-
-
 def amount(count: int, noun: str) -> str:
     """Return a count with its noun.
 
@@ -86,7 +75,8 @@ def hanging(first: str, text: str, width: int, *, indent: int | None = None) -> 
     """Return ``first + text`` folded to ``width``, its further lines under the text's beginning.
 
     A word that is longer than a line, such as a path, is left whole; so are a number and its unit,
-    and words that a no-break space joins, which is printed as a space. Lines stay lines.
+    and words that a no-break space joins, which is printed as a space. Lines stay lines. What the
+    standard output has no character for is spelled before the lines are folded.
 
     Args:
         first: what the first line begins with.
@@ -98,9 +88,11 @@ def hanging(first: str, text: str, width: int, *, indent: int | None = None) -> 
         >>> hanging("  fits  ", "yes: a little of what there is of memory", 40)
         ['  fits  yes: a little of what there is', '        of memory']
     """
+    first = plain(first)
     spaces = " " * (len(first) if indent is None else indent)
+    joined = _UNIT.sub(NO_BREAK_SPACE, text)
     lines: list[str] = []
-    for part in _UNIT.sub(NO_BREAK_SPACE, text).splitlines() or [""]:
+    for part in NO_BREAK_SPACE.join(map(plain, joined.split(NO_BREAK_SPACE))).splitlines() or [""]:
         lines += textwrap.wrap(
             part,
             max(width, 40),

@@ -73,7 +73,8 @@ class FitOptions:
             with it as the loss is; Keras does so for ``weighted_metrics`` only.
         class_weight: class index → weight; for the metrics as well, unlike in Keras.
         shuffle: reshuffle array data before every epoch.
-        verbose: ``"auto"`` shows progress on a terminal and is quiet elsewhere; True, False.
+        verbose: ``"auto"`` and True show progress, a bar on a terminal and one line for each epoch
+            elsewhere; False shows nothing.
         initial_epoch: number of the first epoch, when training goes on. Callbacks go on from the
             state of those of the last ``fit``, unless one of them has stopped it. In another
             process call ``Trainer.load`` before, or else they, the optimizer and its schedule begin

@@ -6,13 +6,16 @@ that showing them never makes training wait.
 
 from __future__ import annotations
 
+import os
 import sys
 import time
+import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
 from neurenix._core.errors import ArgumentError
+from neurenix._core.plain import shown as as_shown
 
 _VERBOSE = ("auto", False, True, 2)  # 0, 1, 2 are Keras's numbers
 _SECONDS_BETWEEN_LOOKS = 0.1
@@ -35,10 +38,14 @@ class Progress:
 
 
 class LineProgress(Progress):
-    """One line for each pass, for output that is not a terminal."""
+    """One line for each pass, of plain text, for output that is not a terminal.
+
+    Where the output can no longer be written (its reader has gone, the disk is full) a warning says
+    so, and training goes on without.
+    """
 
     def __init__(self) -> None:
-        self._head = ""
+        self._head, self._out = "", sys.stdout
 
     def begin(self, title: str, steps: int | None) -> None:
         """Remember the title."""
@@ -46,8 +53,19 @@ class LineProgress(Progress):
 
     def end(self, logs: Mapping[str, float], seconds: float) -> None:
         """Print the line."""
-        sys.stdout.write(f"{self._head}  {seconds:.1f} s  {in_words(logs)}".rstrip() + "\n")
-        sys.stdout.flush()
+        if self._out is None:
+            return
+        line = " ".join(f"{self._head}  {seconds:.1f} s  {in_words(logs)}".splitlines()).rstrip()
+        try:
+            self._out.write(f"{as_shown(line)}\n")
+            self._out.flush()
+        except (OSError, ValueError) as error:  # the second for a file that was closed
+            self._out = None
+            warnings.warn(
+                f"Progress is shown no more: the output cannot be written ({error}).",
+                RuntimeWarning,
+                stacklevel=2,
+            )
 
 
 class BarProgress(Progress):
@@ -85,7 +103,7 @@ class BarProgress(Progress):
         self._bar.advance(self._task, steps)
         if self._pending is not None and self._pending.is_ready():
             values = dict(zip(names, map(float, self._pending[1:]), strict=True))
-            self._bar.update(self._task, numbers=in_words(values))
+            self._bar.update(self._task, numbers=as_shown(in_words(values)))
             self._pending = None
         now = time.monotonic()
         if self._pending is None and now - self._looked > _SECONDS_BETWEEN_LOOKS:
@@ -105,7 +123,7 @@ class BarProgress(Progress):
         self._bar.stop()
 
     def _leave(self, text: str) -> None:
-        line = f"{self._bar.tasks[-1].description}  {text}".rstrip()
+        line = as_shown(f"{self._bar.tasks[-1].description}  {text}").rstrip()
         self._bar.console.print(line, markup=False, highlight=False)
         self._bar.remove_task(self._task)
         self._task = None
@@ -133,17 +151,20 @@ def shown(verbose: bool | str, title: str, steps: int | None) -> Iterator[Progre
 
 
 def make_progress(verbose: bool | str) -> Progress:
-    """Return the progress for ``verbose``: a bar on a terminal, lines elsewhere if asked.
+    """Return the progress for ``verbose``: a bar on a terminal, lines elsewhere.
+
+    A terminal that takes no control characters (``TERM=dumb``), and one of a CI service (``CI`` is
+    set), get lines.
 
     Raises:
         ArgumentError: ``verbose`` is none of its values.
     """
     check_verbose(verbose)
-    if verbose is False or verbose == 0:
+    if verbose is False or verbose == 0 or sys.stdout is None:
         return Progress()
-    if sys.stdout.isatty():
+    if sys.stdout.isatty() and os.environ.get("TERM") != "dumb" and not os.environ.get("CI"):
         return BarProgress()
-    return Progress() if verbose == "auto" else LineProgress()
+    return LineProgress()
 
 
 def in_words(logs: Mapping[str, float]) -> str:

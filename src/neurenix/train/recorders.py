@@ -17,10 +17,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from neurenix._core.errors import ArgumentError, MissingExtraError
+from neurenix._core.errors import ArgumentError, CheckpointError, MissingExtraError
+from neurenix._core.files import check_writable
 from neurenix._core.options import check_number
 from neurenix.train.callbacks import Callback, Monitor
 from neurenix.train.ema import swapped_for
+from neurenix.train.formats import check_name
 from neurenix.train.weights import save_weights
 
 
@@ -46,7 +48,7 @@ class ModelCheckpoint(Monitor):
         saved: the files written, in order.
 
     Raises:
-        ArgumentError: ``path`` cannot be filled in.
+        ArgumentError: ``path`` cannot be filled in, or ends as the files of another format do.
     """
 
     def __init__(
@@ -66,11 +68,21 @@ class ModelCheckpoint(Monitor):
         self.path, self.save_best_only = os.fspath(path), save_best_only
         self.save_weights_only = save_weights_only
         self.saved: list[Path] = []
-        self._filled(1, dict.fromkeys(self._names(), 0.0))
+        check_name(self._example())
 
     def watched(self) -> tuple[str, ...]:
         """Return the names in the path, and the number that decides."""
         return (*self._names(), *((self.monitor,) if self.save_best_only else ()))
+
+    def on_train_begin(self) -> None:
+        """Check that the first file can be written.
+
+        Raises:
+            CheckpointError: it cannot.
+        """
+        super().on_train_begin()
+        what = "weights" if self.save_weights_only else "trainer's state"
+        check_writable(self._example(), error=CheckpointError, what=what)
 
     def on_epoch_end(self, epoch: int, logs: Mapping[str, float]) -> None:
         """Write the file, completely or not at all."""
@@ -97,6 +109,10 @@ class ModelCheckpoint(Monitor):
         if not math.isnan(state["best"]):
             super().load_state(state)
         self.saved = [Path(path) for path in state["saved"]]
+
+    def _example(self) -> Path:
+        """Return the path of the first epoch, with numbers of 0."""
+        return self._filled(1, dict.fromkeys(self._names(), 0.0))
 
     def _names(self) -> list[str]:
         try:
@@ -146,11 +162,12 @@ class CSVLogger(Callback):
         """
         self._names, self._replaces = None, not self.append
         with self._explained():
+            check_writable(self.path)
             self.path.parent.mkdir(parents=True, exist_ok=True)
             self._found = self.append and self.path.exists() and self.path.stat().st_size > 0
             if self._found:
                 self._names = self._header()
-            with self.path.open("a"):
+            with self.path.open("a", encoding="utf-8"):
                 pass  # what cannot be written is an error now, not after the first epoch
 
     def state(self) -> dict[str, Any]:
@@ -176,7 +193,7 @@ class CSVLogger(Callback):
     def on_epoch_begin(self, epoch: int) -> None:
         """Empty the file of an earlier run."""
         if self._replaces:
-            with self._explained(), self.path.open("w"):
+            with self._explained(), self.path.open("w", encoding="utf-8"):
                 self._replaces = False
 
     def on_epoch_end(self, epoch: int, logs: Mapping[str, float]) -> None:
@@ -192,7 +209,7 @@ class CSVLogger(Callback):
                 f"CSVLogger: {self.path} has the columns {', '.join(self._names or ())}, and none "
                 f"for {', '.join(missing)}. Take another file, or append=False."
             )
-        with self._explained(), self.path.open("a", newline="") as file:
+        with self._explained(), self.path.open("a", newline="", encoding="utf-8") as file:
             if self._names is None:
                 self._names = list(row)
                 csv.writer(file).writerow(self._names)
@@ -247,10 +264,6 @@ class TensorBoard(Callback):
         self._next = 0  # the number of the epoch after the last one written
         self._purge: int | None = None
 
-    def on_train_begin(self) -> None:
-        """Forget an earlier run."""
-        self._next, self._purge = 0, None
-
     def state(self) -> dict[str, Any]:
         """Return the number of the next epoch."""
         return {"next": self._next}
@@ -258,6 +271,16 @@ class TensorBoard(Callback):
     def load_state(self, state: dict[str, Any]) -> None:
         """Go on from there: points of that epoch and later ones, of before, are not shown."""
         self._next = self._purge = state["next"]
+
+    def on_train_begin(self) -> None:
+        """Forget an earlier run, and check that the files can be written.
+
+        Raises:
+            ArgumentError: they cannot.
+        """
+        self._next, self._purge = 0, None
+        for part in ("train", "validation"):
+            check_writable(self.directory / part / "events", what="TensorBoard events")
 
     def on_epoch_end(self, epoch: int, logs: Mapping[str, float]) -> None:
         """Write one point of each curve; what callbacks added that is no number is left out."""

@@ -79,11 +79,12 @@ class Resumable:
             >>> trainer = Trainer(nn.Linear(2, 1), optimizer="adam", loss="mse")
             >>> again = Trainer(nn.Linear(2, 1), optimizer="adam", loss="mse")
             >>> with tempfile.TemporaryDirectory() as folder:
-            ...     _ = trainer.fit(x, y, epochs=1)
+            ...     _ = trainer.fit(x, y, epochs=1, verbose=False)
             ...     trainer.save(f"{folder}/trainer.safetensors")
             ...     _ = again.load(f"{folder}/trainer.safetensors")
-            >>> again.steps_made, again.fit(x, y, epochs=2, initial_epoch=1).epochs
-            (1, [1])
+            >>> history = again.fit(x, y, epochs=2, initial_epoch=1, verbose=False)
+            >>> trainer.steps_made, again.steps_made, history.epochs
+            (1, 2, [1])
         """
         definition, standing = self._kept.prepared().definition, self._kept.standing
         definition.model.check_arrays()

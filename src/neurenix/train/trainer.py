@@ -81,7 +81,7 @@ class Trainer(Described, Resumable, StepStates):
         >>> import numpy as np
         >>> from flax import nnx
         >>> trainer = nx.Trainer(nnx.Linear(4, 1, rngs=nnx.Rngs(0)), optimizer="sgd", loss="mse")
-        >>> history = trainer.fit(np.ones((64, 4)), np.ones((64, 1)), epochs=2)
+        >>> history = trainer.fit(np.ones((64, 4)), np.ones((64, 1)), epochs=2, verbose=False)
         >>> len(history["loss"])
         2
     """
@@ -269,7 +269,7 @@ class Trainer(Described, Resumable, StepStates):
             batch_size: for arrays; 32 by default.
             steps: batches; None for all.
             sample_weight: weight of each example, shape (N,), for arrays.
-            verbose: show progress: True, ``"auto"`` on a terminal only, or False.
+            verbose: show progress: True or ``"auto"``, or False.
 
         Raises:
             DataError: as ``fit``.

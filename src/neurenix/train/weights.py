@@ -21,8 +21,10 @@ import safetensors
 import safetensors.flax
 
 from neurenix._core.errors import ArgumentTypeError, CheckpointError, did_you_mean
+from neurenix._core.files import write_whole
 from neurenix._functions.random_keys import numbers_of
 from neurenix._nnx import nnx
+from neurenix.train.formats import check_name, described
 
 TRAINER = "neurenix-trainer"  # the format of files that hold the state of a trainer
 WEIGHTS = "weights."  # what the names of weights begin with there
@@ -38,6 +40,7 @@ def save_weights(module: nnx.Module, path: str | os.PathLike[str]) -> None:
 
     Raises:
         CheckpointError: the file cannot be written.
+        ArgumentError: ``path`` ends as the files of another format do, such as ``….h5``.
     """
     tensors = {name: variable[...] for name, variable in weights_of(module).items()}
     write_tensors(tensors, path, {"format": "neurenix"}, what="weights")
@@ -168,23 +171,13 @@ def write_tensors(
 
     Raises:
         CheckpointError: the file cannot be written.
+        ArgumentError: ``path`` ends as the files of another format do.
         ArgumentTypeError: ``path`` is none.
     """
-    data = safetensors.flax.save(tensors, about | {"crc32": str(_checksum(tensors, about))})
     target = _path(path)
-    temporary = target.with_name(f".{target.name}.{os.getpid()}.part")
-    try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        with temporary.open("wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(target)
-    except OSError as error:
-        raise CheckpointError(f"The {what} cannot be written to {target}: {error}.") from error
-    finally:
-        if temporary.exists():
-            temporary.unlink()
+    check_name(target)
+    data = safetensors.flax.save(tensors, about | {"crc32": str(_checksum(tensors, about))})
+    write_whole(target, data, error=CheckpointError, what=what)
 
 
 def read_tensors(
@@ -204,6 +197,8 @@ def read_tensors(
     except FileNotFoundError as error:
         raise CheckpointError(f"There is no file of {what} at {path}.") from error
     except (safetensors.SafetensorError, OSError) as error:
+        if path.exists() and (known := described(path)):
+            raise CheckpointError(f"{path} is no file of {what}. {known}") from error
         raise CheckpointError(
             f"The file {path} is damaged, incomplete or no safetensors file: {error}."
         ) from error
