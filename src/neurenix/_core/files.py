@@ -4,8 +4,8 @@ Owns that a regular file is there whole or not at all, that its folder is made, 
 processes have left behind, and the words when it cannot be written. What is in the file is its
 writer's.
 
-A file is written beside its place, under ``.NAME.PID-NUMBER.neurenix.part``, and then moved there. Its
-writer holds a lock on it, which ends with the process; a part without a lock is a left-over.
+A file is written beside its place, as ``.NAME.PID-NUMBER.neurenix.part``, and then moved. Its
+writer locks it; the lock ends with the process, so a part without one is a left-over.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ from typing import Any
 import jax
 
 from neurenix._core.errors import ArgumentTypeError, ShapeError
-from neurenix._core.plain import plain
+from neurenix._core.plain import shown
 from neurenix._nnx import nnx
 from neurenix.tensor import dtypes
 from neurenix.train.step import call
@@ -80,7 +80,7 @@ class Summary:
         total = f"{self.num_parameters:,} parameters, {self.parameter_bytes:,} bytes"
         if self.state_bytes:
             total += f"; {self.state_bytes:,} bytes of other state"
-        return plain("\n".join([*lines, total]))
+        return shown("\n".join([*lines, total]))
 
 
 def summarize(module: nnx.Module, input_shape: Any, *, dtype: Any = "float32") -> Summary:

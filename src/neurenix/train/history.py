@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from neurenix._core.plain import plain
+from neurenix._core.plain import shown
 
 
 class History(Mapping[str, list[float]]):
@@ -56,4 +56,4 @@ class History(Mapping[str, list[float]]):
     def __repr__(self) -> str:
         numbers = {n: v[-1] for n, v in self._rows.items() if isinstance(v[-1], float)}
         last = ", ".join(f"{name}: {value:.4f}" for name, value in numbers.items())
-        return plain(f"History({len(self.epochs)} epochs; last {last})")
+        return shown(f"History({len(self.epochs)} epochs; last {last})")

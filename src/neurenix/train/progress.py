@@ -76,16 +76,20 @@ class BarProgress(Progress):
     """
 
     def __init__(self) -> None:
+        from rich.console import Console
         from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
         from rich.progress import Progress as RichProgress
         from rich.table import Column
 
+        console = Console()
+        width = min(24, max(4, console.width // 2 - 16))
         # Where a line is too long it is the numbers that go on in the next one.
         self._bar = RichProgress(
             TextColumn("{task.description}"),
-            BarColumn(bar_width=24, table_column=Column(no_wrap=True)),
+            BarColumn(bar_width=width, table_column=Column(no_wrap=True)),
             MofNCompleteColumn(table_column=Column(no_wrap=True)),
             TextColumn("{task.fields[numbers]}", table_column=Column(overflow="fold")),
+            console=console,
             transient=True,
         )
         self._bar.start()
