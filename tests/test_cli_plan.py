@@ -106,7 +106,7 @@ COMMANDS: list[tuple[tuple[str, ...], str]] = [
     (("train.py", *ON, "--examples", "5", "--deadline-hours", "-1"), "hours must be positive"),
     (("train.py", *ON, "--budget", "0"), "--budget must be positive"),
     (("train.py", *ON, "--region", "mars"), "There is no region named 'mars'"),
-    (("train.py", *ON, "--html", "no/p.html"), "There is no folder 'no'"),
+    (("train.py", *ON, "--html", "train.py/p.html"), "p.html cannot be written: Not a directory."),
     (("trian.py", *ON), "There is no script 'trian.py'"),
 ]
 

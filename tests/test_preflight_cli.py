@@ -149,7 +149,10 @@ COMMANDS: list[tuple[tuple[str, ...], str]] = [
     (("train.py", "--on", "v5e-8", "--timeout", "0"), "--timeout must be positive"),
     (("train.py", "--on", "v5e-8", "--compile-timeout", "0"), "--compile-timeout must be positive"),
     (("train.py", "--on", "v5e-8", "--compile-timeout", "nan"), "must be positive; got nan"),
-    (("train.py", "--on", "v5e-8", "--json", "no/r.json"), "There is no folder 'no'"),
+    (
+        ("train.py", "--on", "v5e-8", "--json", "train.py/r.json"),
+        "r.json cannot be written: Not a directory.",
+    ),
     (("train.py", "--on", "v5e-8,v5e-4", "--mesh", "fsdp=8"), "fsdp=8 has 8 devices, and v5e-4"),
     (("train.py", "--on", "v5e-8", "--mesh", "auto"), "'auto' is not a mesh"),
     (("train.py", "--on", "v5e-8", "--mesh", "data=2,data=4"), "Write each axis once"),
