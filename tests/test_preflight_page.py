@@ -10,12 +10,9 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
-import shutil
-import subprocess
 from html import unescape
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -36,12 +33,7 @@ from neurenix.preflight.charts import Axis, Box, squarify
 from neurenix.preflight.cost import Pricing
 from neurenix.preflight.page_findings import excerpt
 from neurenix.preflight.page_plan import Point, frontier, undominated
-
-BROWSER = shutil.which("chromium") or shutil.which("chromium-browser")
-needs_browser = pytest.mark.skipif(
-    BROWSER is None, reason="there is no Chromium; on Debian: apt-get install -y chromium"
-)
-POLICY = re.compile(r'<meta http-equiv="Content-Security-Policy"[^>]*>')
+from page_helpers import browse, framed, needs_browser
 
 
 class Narrow(nn.Module):
@@ -81,28 +73,6 @@ def hostile() -> Report:
 def refused() -> Report:
     argument = nx.spec((65536, 65536))
     return nx.preflight(lambda x: jnp.tanh(x @ x) @ x, argument, on="v5e-1")
-
-
-def browse(page: str, folder: Path, driver: str = "", width: int = 1280) -> tuple[Any, str]:
-    """Open a page, run ``driver`` in it, and return its ``answer`` and what the console said."""
-    assert BROWSER is not None
-    if driver:
-        ending = (
-            "const answer={};const press=e=>e.click();"
-            f"{driver};document.documentElement.dataset.answer=JSON.stringify(answer)"
-        )
-        page = POLICY.sub("", page).replace("</body>", f"<script>{{{ending}}}</script></body>")
-    path = folder / "page.html"
-    path.write_text(page, encoding="utf-8")
-    done = subprocess.run(
-        [BROWSER, "--headless", "--no-sandbox", "--disable-gpu", "--enable-logging=stderr",
-         f"--user-data-dir={folder / 'profile'}", "--host-resolver-rules=MAP * ~NOTFOUND",
-         f"--window-size={width},900", "--virtual-time-budget=3000", "--dump-dom", path.as_uri()],
-        capture_output=True, text=True, timeout=120, check=True,
-    )  # fmt: skip
-    console = "\n".join(line for line in done.stderr.splitlines() if "CONSOLE" in line)
-    found = re.search(r'<html[^>]* data-answer="([^"]*)"', done.stdout)
-    return json.loads(unescape(found[1])) if found else done.stdout, console
 
 
 class TestGeometry:
@@ -422,19 +392,10 @@ class TestInTheBrowser:
     def test_nothing_hangs_over_the_edge(
         self, reports: list[Report], tmp_path: Path, width: int
     ) -> None:
-        """A window of Chromium has a least width, so the page is looked at in a frame."""
-        page = POLICY.sub("", html.page(reports)).replace('"', "&quot;")
-        holder = f'<body><iframe srcdoc="{page}" width={width} height=800></iframe></body>'
         driver = """
-        document.documentElement.dataset.answer='{}';
-        const frame=document.querySelector('iframe');
-        frame.onload=()=>{const root=frame.contentDocument.documentElement;
-        document.documentElement.dataset.answer=
-        JSON.stringify({wide:root.scrollWidth,inner:root.clientWidth})};
+        answer.wide=page.documentElement.scrollWidth;answer.inner=page.documentElement.clientWidth
         """
-        path = tmp_path / "page.html"
-        path.write_text(holder.replace("</body>", f"<script>{driver}</script></body>"))
-        answer, _ = browse(path.read_text(), tmp_path, width=1400)
+        answer = framed(html.page(reports), tmp_path, driver, width)
         assert answer["inner"] <= width
         assert answer["wide"] <= answer["inner"]
 

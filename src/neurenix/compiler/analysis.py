@@ -14,7 +14,7 @@ from neurenix.compiler import memory as memory_module
 from neurenix.compiler.cache import versions
 from neurenix.compiler.calibration import other_compiler
 from neurenix.compiler.compile import Compiled, Refusal
-from neurenix.compiler.findings import Evidence, Finding, find, of_refusal
+from neurenix.compiler.findings import Evidence, Finding, find, of_refusal, with_caller
 from neurenix.compiler.hlo import parse
 from neurenix.compiler.leaves import as_compiled
 from neurenix.compiler.memory import Memory
@@ -154,7 +154,7 @@ def _not_fitting(
         time=None,
         mfu=None,
         operations=(),
-        findings=(why,),
+        findings=(with_caller(why, program),),
         notes=answer.notes,
         compile_seconds=0.0,
         from_cache=answer.from_cache,

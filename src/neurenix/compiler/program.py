@@ -24,10 +24,12 @@ from neurenix._functions.traced_for import tracing_for
 from neurenix._jax import with_shardy
 from neurenix.compiler import plain_tree
 from neurenix.compiler import traits as traits_module
+from neurenix.compiler.callers import users_caller
 from neurenix.compiler.captured_arrays import Captured, captured
 from neurenix.compiler.compiled_before import compiled_before, donated_already, kept_on_host
 from neurenix.compiler.fingerprint import fingerprint
 from neurenix.compiler.flops import model_flops, without_dead_code
+from neurenix.compiler.hlo import SourceLine
 from neurenix.compiler.host_callbacks import has_callbacks, without_callbacks
 from neurenix.compiler.leaves import Leaf, as_their_like, is_placed, leaf_of, may_be_divided, whole
 from neurenix.compiler.lowering import Lowered, lower
@@ -65,6 +67,7 @@ class Program:
         compiler_options: XLA's, which the function was compiled with.
         replaceable: arguments that results could be written over, by the position or the name that
             donates them: indices into ``leaves`` of those that match.
+        called_from: the user's line that was about to call it, where there is one.
     """
 
     name: str
@@ -83,6 +86,7 @@ class Program:
     captured: tuple[Captured, ...] = ()
     replaceable: Mapping[int | str, tuple[int, ...]] = field(default_factory=dict)
     compiler_options: Mapping[str, Any] = field(default_factory=dict)
+    called_from: SourceLine | None = None
 
     @property
     def constant_bytes(self) -> int:
@@ -281,6 +285,7 @@ def _traced(
         compiler_options=options.compiler_options,
         replaceable=_named_leaves(options, jax.tree.unflatten(tree, placed), kept, matched),
         traits=replace(traits_module.read(written), recompiles=carried),
+        called_from=users_caller(),
     )
     return program, jaxpr
 

@@ -19,8 +19,9 @@ _PASSES = 10  # over the bytes of what has no cycles, at most: a judgement, for 
 
 @dataclass(frozen=True)
 class StepTime:
-    """An estimate, never a measurement. Seconds of one step; ``low`` to ``high`` is the interval.
+    """Seconds of one step: an estimate, never a measurement.
 
+    ``low`` to ``high`` is the 80 % interval, in which four of five measured steps are to lie.
     ``bound`` is what most of the time goes to, a kind of ``Operation`` or ``"host"``; ``shares`` is
     every kind's part of the device's time.
     """

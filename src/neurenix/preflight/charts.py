@@ -123,19 +123,27 @@ class Axis:
         part = (value - low) / (high - low) if high > low else 0.5
         return self.start + part * (self.stop - self.start)
 
-    def ticks(self) -> list[float]:
-        """Return round values within the axis: powers of ten, or four to eight equal steps.
+    def ticks(self, most: int = 8) -> list[float]:
+        """Return round values within the axis: powers of ten, or equal steps.
+
+        Args:
+            most: steps; a linear axis has half as many at least.
 
         Example:
             >>> Axis(0, 0.9, 0, 1).ticks(), Axis(0.5, 200, 0, 1, logarithmic=True).ticks()
             ([0.0, 0.2, 0.4, 0.6, 0.8], [1.0, 10.0, 100.0])
+            >>> Axis(0, 0.9, 0, 1).ticks(most=4)
+            [0.0, 0.5]
         """
         if self.logarithmic:
             first, last = math.ceil(math.log10(self.low)), math.floor(math.log10(self.high))
-            return [10.0**power for power in range(first, last + 1)]
+            return [
+                10.0**power for power in range(first, last + 1, 1 + max(0, last - first) // most)
+            ]
         span = (self.high - self.low) or 1.0
         rough = 10.0 ** math.floor(math.log10(span))
-        step = next(s for s in (rough / 5, rough / 2, rough, 2 * rough) if span / s < 8)
+        steps = (rough / 5, rough / 2, rough, 2 * rough, 5 * rough, 10 * rough)
+        step = next(s for s in steps if span / s < most)
         first, last = math.ceil(self.low / step), math.floor(self.high / step + 1e-9)
         return [float(f"{k * step:.6g}") for k in range(first, last + 1)]
 
@@ -156,15 +164,51 @@ def svg(size: tuple[float, float], label: str, body: str, kind: str = "") -> str
     )
 
 
-def text(x: float, y: float, words: str, kind: str = "", anchor: str = "start") -> str:
-    """Return words at a place, escaped."""
-    place = f'x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}"'
+def fluid(height: float, label: str, body: str, left: float = 0.0, right: float = 0.0) -> str:
+    """Return a picture as wide as its page, whose text stays as large as it is.
+
+    Places along x are percentages (``percent``) of what lies between the margins; those along y are
+    pixels. What is drawn beyond may lie in the margins.
+
+    Args:
+        height: in pixels.
+        label: what a screen reader says in its place; it is escaped.
+        body: markup.
+        left: margin in pixels.
+        right: margin in pixels.
+    """
+    return (
+        f'<div class="picture fluid" style="padding:0 {right:g}px 0 {left:g}px"><svg role="img" '
+        f'style="height:{height:g}px" aria-label="{escape(label)}">{body}</svg></div>'
+    )
+
+
+def percent(part: float) -> str:
+    """Return a place in a fluid picture.
+
+    Example:
+        >>> percent(12.5)
+        '12.5%'
+    """
+    return f"{part:.4g}%"
+
+
+def text(
+    x: float | str, y: float, words: str, kind: str = "", anchor: str = "start", shift: float = 0.0
+) -> str:
+    """Return words at a place, ``shift`` to the right of it, escaped."""
+    place = f'x="{_place(x)}" y="{y:.1f}" text-anchor="{anchor}"'
+    place += f' dx="{shift:g}"' if shift else ""
     return f'<text {place} class="{kind}">{escape(words)}</text>'
 
 
-def line(x1: float, y1: float, x2: float, y2: float, kind: str) -> str:
+def line(x1: float | str, y1: float, x2: float | str, y2: float, kind: str) -> str:
     """Return a straight line."""
-    return f'<line x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}" class="{kind}"/>'
+    return f'<line x1="{_place(x1)}" y1="{y1:.1f}" x2="{_place(x2)}" y2="{y2:.1f}" class="{kind}"/>'
+
+
+def _place(x: float | str) -> str:
+    return x if isinstance(x, str) else f"{x:.1f}"
 
 
 def shortened(words: str, width: float, *, keep_end: bool = False) -> str:

@@ -41,8 +41,8 @@ _SHARE: Dimension = ()
 _NAMED: dict[str, tuple[Dimension | None, str]] = {
     "fits": (None, "whether the compiler accepted the program, its memory included"),
     "step_time": (_SECONDS, "estimated seconds of a step"),
-    "step_time_low": (_SECONDS, "low end of its interval, seconds"),
-    "step_time_high": (_SECONDS, "high end of its interval, seconds"),
+    "step_time_low": (_SECONDS, "low end of its 80 % interval, seconds"),
+    "step_time_high": (_SECONDS, "high end of its 80 % interval, seconds"),
     "hbm_peak_bytes": (_BYTES, "bytes of HBM that a device needs"),
     "hbm_headroom": (
         _BYTES,

@@ -148,7 +148,7 @@ class Cost:
     """Money for a number of steps, estimated as the step time is.
 
     ``usd`` is ``None`` where no public price is known, and ``missing`` then says so; ``low`` and
-    ``high`` follow the interval of the step time. ``tokens`` and ``examples`` are those of all
+    ``high`` follow the 80 % interval of the step time. ``tokens`` and ``examples`` are those of all
     ``steps``, ``None`` where the program has none.
     """
 
@@ -186,9 +186,10 @@ class Cost:
         hours = f"{self.chip_hours:,.4g} chip-hours"
         if self.usd is None or self.low is None or self.high is None:
             return plain(f"{hours}; {self.missing}")
+        interval = f"80 % interval: {usd_text(self.low)} to {usd_text(self.high)}"
         return (
-            f"{usd_text(self.usd)} estimated ({usd_text(self.low)} to {usd_text(self.high)}) for "
-            f"{self.steps:,} steps: {hours} at {usd_text(self.usd_per_chip_hour or 0)}"
+            f"{usd_text(self.usd)} estimated ({interval}) for {self.steps:,} steps: "
+            f"{hours} at {usd_text(self.usd_per_chip_hour or 0)}"
         )
 
 
@@ -288,3 +289,27 @@ def usd_text(usd: float) -> str:
     if usd >= 1:
         return f"{usd:.2f} USD"
     return f"{usd:.3g} USD" if usd >= 1e-4 or usd == 0 else f"{usd:.2e} USD"
+
+
+def money_text(usd: float) -> str:
+    """Return an amount of money as a page shows it: below one cent in cents, without exponents.
+
+    Example:
+        >>> money_text(0.00022413), money_text(2.2e-7), money_text(0.5), money_text(0)
+        ('0.0224 cents', '0.000022 cents', '0.5 USD', '0 USD')
+    """
+    return usd_text(usd) if usd == 0 or usd >= 0.01 else f"{plain_number(100 * usd)} cents"
+
+
+def plain_number(value: float) -> str:
+    """Return a number in three digits that mean something, without an exponent.
+
+    Example:
+        >>> plain_number(0.000012345), plain_number(250.0), plain_number(0.0)
+        ('0.0000123', '250', '0')
+    """
+    if value == 0:
+        return "0"
+    digits = max(0, 2 - math.floor(math.log10(abs(value))))
+    shown = f"{value:,.{digits}f}"
+    return shown.rstrip("0").rstrip(".") if "." in shown else shown

@@ -14,7 +14,7 @@ from html import escape
 from typing import TYPE_CHECKING
 
 from neurenix._core.errors import ArgumentError
-from neurenix.preflight.cost import Pricing, usd_text
+from neurenix.preflight.cost import Pricing, money_text
 from neurenix.preflight.page_findings import findings_section
 from neurenix.preflight.page_memory import memory_section
 from neurenix.preflight.page_operations import operations_section
@@ -23,6 +23,7 @@ from neurenix.preflight.page_roofline import time_section
 from neurenix.preflight.page_style import HATCH, SCRIPT, STYLE
 from neurenix.preflight.record import NO_ANSWER, hbm_is_known
 from neurenix.preflight.text import (
+    INTERVAL,
     KIND_NAMES,
     amount,
     bytes_text,
@@ -147,8 +148,8 @@ def _verdict(report: Report) -> str:
     bound = escape(KIND_NAMES.get(time.bound, time.bound))
     return (
         f"<p class=verdict><b class=good>✓ It fits</b> on {where}. A step takes about "
-        f"{seconds_text(time.seconds)}, between {seconds_text(time.low)} and "
-        f"{seconds_text(time.high)}, bound by {bound}.</p>"
+        f"{seconds_text(time.seconds)} ({INTERVAL}: {seconds_text(time.low)} to "
+        f"{seconds_text(time.high)}), bound by {bound}.</p>"
     )
 
 
@@ -189,7 +190,7 @@ def _cards(report: Report, pricing: Pricing) -> str:
     cards = [("HBM on each device", fits, held, "good" if report.fits else "bad")]
     if time is not None:
         mfu = "no products" if report.mfu is None else percent_text(report.mfu)
-        interval = f"{seconds_text(time.low)} to {seconds_text(time.high)}"
+        interval = f"{INTERVAL}: {seconds_text(time.low)} to {seconds_text(time.high)}"
         cards += [
             ("Step time, estimated", seconds_text(time.seconds), interval, ""),
             ("Bound by", KIND_NAMES.get(time.bound, time.bound), _share(report), ""),
@@ -215,9 +216,9 @@ def _cost(report: Report, pricing: Pricing) -> tuple[str, str]:
         return "no public price", ""
     hourly = f"{cost.usd_per_chip_hour:g} USD a chip-hour"
     if cost.price is None:
-        return usd_text(cost.usd), f"{hourly}, your price"
+        return money_text(cost.usd), f"{hourly}, your price"
     which = f"{cost.price.region} {cost.price.commitment}"
-    return usd_text(cost.usd), f"{hourly}, {which}, list of {cost.price.as_of}"
+    return money_text(cost.usd), f"{hourly}, {which}, list of {cost.price.as_of}"
 
 
 def _epoch(report: Report, pricing: Pricing) -> list[tuple[str, str, str, str]]:
@@ -226,7 +227,7 @@ def _epoch(report: Report, pricing: Pricing) -> list[tuple[str, str, str, str]]:
     usd = report.cost(steps, **vars(pricing)).usd if steps else None
     if not steps or usd is None:
         return []
-    return [("An epoch, estimated", usd_text(usd), amount(steps, "step"), "")]
+    return [("An epoch, estimated", money_text(usd), amount(steps, "step"), "")]
 
 
 def _rate(report: Report) -> str:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from neurenix import rules
 from neurenix._core.source_files import is_library
 from neurenix.compiler.hlo import SourceLine
-from neurenix.preflight.text import bytes_text, seconds_text, source_text
+from neurenix.preflight.text import bytes_text, places_text, seconds_text, source_text
 
 if TYPE_CHECKING:
     from neurenix.compiler.findings import Finding
@@ -55,7 +55,7 @@ def _item(group: list[Finding], report: Report) -> str:
         f"<p class=pre>{escape(finding.message)}</p><p class=fix>{escape(finding.fix)}</p>"
         f"<p class=place><code>{escape(_place(finding))}</code></p>{_others(group)}"
         f"{rule_page(finding.rule)}</div>"
-        f"{excerpt(finding.source)}</li>"
+        f"{excerpt(finding.source) or excerpt(finding.called_from)}</li>"
     )
 
 
@@ -116,7 +116,8 @@ def _others(group: list[Finding]) -> str:
 
 
 def _place(finding: Finding) -> str:
-    return " ".join(filter(None, (finding.scope, source_text(finding.source))))
+    where = places_text(finding.source, finding.called_from)
+    return " ".join(filter(None, (finding.scope, where)))
 
 
 def excerpt(source: SourceLine | None) -> str:

@@ -1,46 +1,46 @@
 """Targets beside each other: what several reports and the candidates of a search look like.
 
-Owns the comparison table, the picture of intervals and the frontier of cost and time. Which
-candidate is better, and why others lost, is ``planning``'s to say.
+Owns the comparison table and the picture of intervals; that of cost and time is
+``page_frontier``'s. Which candidate is better, and why others lost, is ``planning``'s to say.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from html import escape
 from typing import TYPE_CHECKING
 
-from neurenix.preflight.charts import Axis, line, scaled, svg, text
-from neurenix.preflight.cost import Pricing, usd_text
+from neurenix.preflight.charts import Axis, fluid, line, percent, text
+from neurenix.preflight.cost import Pricing, money_text
+from neurenix.preflight.page_frontier import Point, frontier
+from neurenix.preflight.page_frontier import undominated as undominated
 from neurenix.preflight.record import NO_ANSWER, hbm_is_known
-from neurenix.preflight.text import KIND_NAMES, amount, bytes_text, percent_text, seconds_text
+from neurenix.preflight.text import (
+    INTERVAL,
+    KIND_NAMES,
+    amount,
+    bytes_text,
+    percent_text,
+    seconds_text,
+)
 
 if TYPE_CHECKING:
+    from neurenix.compiler.time import StepTime
     from neurenix.preflight.plan import Candidate, Plan
     from neurenix.preflight.report import Report
 
-_WIDTH = 900.0
+_ROW = 40.0  # pixels of one target: its words, and its interval below them
 _STEPS = 1000
-
-
-@dataclass(frozen=True)
-class Point:
-    """A way to run a program: estimated seconds and USD for as much work as the others do."""
-
-    label: str
-    seconds: float
-    usd: float
 
 
 def compare_section(reports: Sequence[Report], pricing: Pricing) -> str:
     """Return several reports in one table, their intervals, and their frontier."""
-    heads = ("slice", "chips", "fits", "HBM", "step (est.)", "interval", "bound by", "MFU")
+    heads = ("slice", "chips", "fits", "HBM", "step (est.)", INTERVAL, "bound by", "MFU")
     head = "".join(f"<th scope=col>{name}</th>" for name in (*heads, "1,000 steps", "gravest"))
     rows = "".join(
         _report_row(report, number, pricing) for number, report in enumerate(reports, start=1)
     )
+    times = [(r.slice.name, t) for r in reports if (t := r.step_time) is not None]
     points = [
         Point(report.slice.name, report.step_time.seconds, usd)
         for report in reports
@@ -50,7 +50,7 @@ def compare_section(reports: Sequence[Report], pricing: Pricing) -> str:
         "<h2>The targets beside each other (estimated)</h2>"
         '<div class=wide tabindex=0 role=region aria-label="Targets"><table><thead><tr>'
         f"{head}</tr></thead><tbody>{rows}</tbody></table></div>"
-        f"{_intervals(reports)}{frontier(points)}"
+        f"{intervals(times)}{frontier(points)}"
     )
 
 
@@ -65,7 +65,7 @@ def _fits(report: Report) -> str:
 
 
 def _money(usd: float | None) -> str:
-    return "no public price" if usd is None else usd_text(usd)
+    return "no public price" if usd is None else money_text(usd)
 
 
 def _report_row(report: Report, number: int, pricing: Pricing) -> str:
@@ -90,120 +90,41 @@ def _report_row(report: Report, number: int, pricing: Pricing) -> str:
     return f"<tr>{name}{''.join(f'<td>{escape(c)}</td>' for c in (*cells, why))}</tr>"
 
 
-def _intervals(reports: Sequence[Report]) -> str:
-    """Draw the step time of each target as a sign within its interval."""
-    rows = [(r.slice.name, t) for r in reports if (t := r.step_time) is not None]
+def intervals(rows: Sequence[tuple[str, StepTime]]) -> str:
+    """Draw the step time of each target as a sign within its interval, below its name.
+
+    Args:
+        rows: names of targets with their times.
+    """
     if not rows:
         return ""
     low = min(max(t.low, t.seconds / 100) for _, t in rows)
     high = max(t.high for _, t in rows)
     logarithmic = low > 0 and high > 20 * low
-    bottom = 16.0 + 26 * len(rows)
-    x = Axis(low * 0.9 if logarithmic else 0.0, high * 1.05, 150, _WIDTH - 90, logarithmic)
+    bottom = 8.0 + _ROW * len(rows)
+    x = Axis(low * 0.9 if logarithmic else 0.0, high * 1.05, 0.0, 100.0, logarithmic)
     parts = []
-    for value in x.ticks():
-        parts.append(line(x(value), 8, x(value), bottom, "grid"))
+    for value in x.ticks(most=4):
+        place = percent(x(value))
+        parts.append(line(place, 4, place, bottom, "grid"))
         words = seconds_text(value) if value > 0 else "0"
-        parts.append(text(x(value), bottom + 16, words, "tick", "middle"))
+        parts.append(text(place, bottom + 16, words, "tick", "middle"))
     for number, (name, t) in enumerate(rows):
-        y = 24.0 + 26 * number
-        parts.append(text(140, y + 4, name, "name", "end"))
-        parts.append(line(x(t.low), y, x(t.high), y, "whisker"))
-        parts += [line(x(end), y - 5, x(end), y + 5, "whisker") for end in (t.low, t.high)]
-        words = f"{seconds_text(t.seconds)} ({seconds_text(t.low)} to {seconds_text(t.high)})"
-        title = f"<title>{escape(f'{name}: {words}')}</title>"
-        parts.append(
-            f'<circle cx="{x(t.seconds):.1f}" cy="{y:.1f}" r="5.5" class="solid">{title}</circle>'
+        y = 28.0 + _ROW * number
+        ends = [percent(x(end)) for end in (t.low, t.high)]
+        words = (
+            f"{name}: {seconds_text(t.seconds)} ({seconds_text(t.low)} to {seconds_text(t.high)})"
         )
-        parts.append(text(x(t.high) + 9, y + 4, seconds_text(t.seconds), "tick"))
+        parts.append(text(0, y - 12, words, "name"))
+        parts.append(line(ends[0], y, ends[1], y, "whisker"))
+        parts += [line(end, y - 5, end, y + 5, "whisker") for end in ends]
+        parts.append(
+            f'<circle cx="{percent(x(t.seconds))}" cy="{y:.1f}" r="5.5" class="solid">'
+            f"<title>{escape(words)}</title></circle>"
+        )
     label = "Estimated step times with their intervals; the table above has the numbers"
-    picture = svg((_WIDTH, bottom + 24), label, "".join(parts))
-    return f"<h3>Step time with its interval (estimated)</h3>{picture}"
-
-
-def undominated(points: Sequence[Point]) -> list[Point]:
-    """Return the points that no other beats in both time and cost, the fastest first.
-
-    Example:
-        >>> front = undominated([Point("a", 1, 9), Point("b", 2, 3), Point("c", 3, 4)])
-        >>> [point.label for point in front]
-        ['a', 'b']
-    """
-    front: list[Point] = []
-    for point in sorted(points, key=lambda p: (p.seconds, p.usd)):
-        if not front or point.usd < front[-1].usd:
-            front.append(point)
-    return front
-
-
-def frontier(points: Sequence[Point], work: str = "1,000 steps", unit: str = "a step") -> str:
-    """Draw cost against time; those on the frontier are filled and joined.
-
-    Args:
-        points: none is drawn when there are fewer than two.
-        work: what the USD are for.
-        unit: what the seconds are of.
-    """
-    if len(points) < 2:
-        return ""
-    height, bottom = 360.0, 312.0
-    x = _axis([p.seconds for p in points], 80, _WIDTH - 110)
-    y = _axis([p.usd for p in points], bottom, 26)
-    front = undominated(points)
-    parts = []
-    for value in x.ticks():
-        parts.append(line(x(value), 26, x(value), bottom, "grid"))
-        words = seconds_text(value) if value > 0 else "0"
-        parts.append(text(x(value), bottom + 17, words, "tick", "middle"))
-    for value in y.ticks():
-        parts.append(line(80, y(value), _WIDTH - 110, y(value), "grid"))
-        parts.append(text(72, y(value) + 4, scaled(value, ""), "tick", "end"))
-    parts.append(text(8, 14, f"USD for {work}", "axis"))
-    middle = (80 + _WIDTH - 110) / 2
-    parts.append(text(middle, height - 8, f"estimated time of {unit}", "axis", "middle"))
-    corners: list[str] = []
-    for before, after in zip(front, front[1:], strict=False):
-        corners += [f"{x(before.seconds):.1f},{y(before.usd):.1f}"]
-        corners += [f"{x(after.seconds):.1f},{y(before.usd):.1f}"]
-    corners.append(f"{x(front[-1].seconds):.1f},{y(front[-1].usd):.1f}")
-    parts.append(f'<polyline points="{" ".join(corners)}" class=frontier />')
-    taken: list[tuple[float, float]] = []
-    for point in sorted(points, key=front.__contains__):  # the frontier last: it lies on top
-        on = point in front
-        place = x(point.seconds), y(point.usd)
-        words = f"{point.label}: {seconds_text(point.seconds)}, {usd_text(point.usd)}"
-        title = f"<title>{escape(words)}{' (on the frontier)' if on else ''}</title>"
-        parts.append(
-            f'<circle cx="{place[0]:.1f}" cy="{place[1]:.1f}" r="{6.5 if on else 5}" '
-            f'class="{"solid" if on else "hollow"}">{title}</circle>'
-        )
-        lift = _free(place, taken)
-        taken.append((place[0], place[1] + lift))
-        parts.append(text(place[0] + 8, place[1] + lift - 7, point.label, "name"))
-    label = "Cost against time of the candidates; the table has the numbers"
-    return (
-        "<h3>Cost against time (estimated)</h3>"
-        f"{svg((_WIDTH, height), label, ''.join(parts))}"
-        "<p class=sub>Filled signs on the dashed line are the frontier: nothing else is both "
-        "faster and cheaper. What has no public price is only in the table.</p>"
-    )
-
-
-def _axis(values: list[float], start: float, stop: float) -> Axis:
-    """Return an axis from nought, or a logarithmic one where values differ twentyfold."""
-    low, high = min(values), max(values)
-    if low > 0 and high > 20 * low:
-        floor, ceiling = math.floor(math.log10(low)), math.ceil(math.log10(high * 1.01))
-        return Axis(10.0**floor, 10.0**ceiling, start, stop, logarithmic=True)
-    return Axis(0.0, high * 1.12 or 1.0, start, stop)
-
-
-def _free(place: tuple[float, float], taken: list[tuple[float, float]]) -> float:
-    """Return how far a label moves up, below nought, so that it lies on no other."""
-    lift = 0.0
-    while any(abs(place[0] - a) < 90 and abs(place[1] + lift - b) < 13 for a, b in taken):
-        lift -= 13
-    return lift
+    picture = fluid(bottom + 24, label, "".join(parts), left=16, right=16)
+    return f"<h3>Step time with its {INTERVAL} (estimated)</h3>{picture}"
 
 
 def candidates_section(plan: Plan, pricing: Pricing) -> str:

@@ -36,6 +36,9 @@ border:1px solid var(--sub)}
 .picture{overflow-x:auto;margin:8px 0}
 .picture svg{display:block;width:100%;min-width:600px;height:auto}
 .bar-picture svg{min-width:0}
+.fluid{overflow:visible}.fluid svg{min-width:0;overflow:visible}
+.fluid text.name{paint-order:stroke;stroke:var(--paper);stroke-width:3px;stroke-linejoin:round}
+.points{margin:4px 0 12px;padding-left:28px;font-size:13px}
 @media(max-width:600px){.bar-picture text{display:none}}
 svg text{font:12px system-ui,sans-serif;fill:var(--sub)}
 svg text.on-cell{fill:#111;pointer-events:none}svg text.strong{font-weight:600}

@@ -10,7 +10,15 @@ from typing import TYPE_CHECKING
 
 from neurenix.preflight.cost import usd_text
 from neurenix.preflight.record import NO_ANSWER, hbm_is_known
-from neurenix.preflight.text import KIND_NAMES, amount, bytes_text, hanging, seconds_text, shown
+from neurenix.preflight.text import (
+    INTERVAL,
+    KIND_NAMES,
+    amount,
+    bytes_text,
+    hanging,
+    seconds_text,
+    shown,
+)
 
 if TYPE_CHECKING:
     from neurenix.preflight.plan import Candidate, Plan
@@ -85,7 +93,7 @@ def _winner(plan: Plan, width: int) -> list[str]:
     bound = KIND_NAMES.get(time.bound, time.bound)
     lines += hanging(
         "  step time  ",
-        f"{seconds_text(time.seconds)} estimated ({seconds_text(time.low)} to "
+        f"{seconds_text(time.seconds)} estimated ({INTERVAL}: {seconds_text(time.low)} to "
         f"{seconds_text(time.high)}), bound by {bound}",
         width,
     )

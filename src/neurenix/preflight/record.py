@@ -10,7 +10,8 @@ times in seconds, and every time an estimate:
 - ``program``, ``slice`` (name, topology, chips, devices, hosts), ``mesh`` (axis → size).
 - ``fits``; ``refused``, why there is no program, or null.
 - ``estimated_step_time`` (seconds, low, high, device_seconds, host_seconds, basis, shares) or null;
-  ``bound``; ``mfu``; ``model_flops`` of all devices for one step.
+  ``low`` and ``high`` are the ends of the 80 % interval, in which four of five measured steps are
+  to lie; ``bound``; ``mfu``; ``model_flops`` of all devices for one step.
 - ``batch`` (examples, sequence_length, tokens of one step) and ``estimated_rates``, null where
   unknown.
 - ``estimated_cost`` of one step, with its price's region, commitment, source and date; and of an
@@ -21,7 +22,9 @@ times in seconds, and every time an estimate:
   where it is not known: the compiler crashed, its time was up, or it refused the program for
   another reason than its memory. ``activations_bytes`` and ``gradients_bytes`` are null of a
   program that was refused without its schedule, and parts of ``temporaries_bytes`` all the same.
-- ``findings`` (rule, severity, message, fix, source, scope, effect_seconds, effect_bytes).
+- ``findings`` (rule, severity, message, fix, source, scope, effect_seconds, effect_bytes,
+  effect_share, called_from, page). ``called_from`` is the user's line that calls the program, where
+  ``source`` lies inside a library, else null.
 - ``suggestions``: of a program that does not fit, the changes that were compiled, those that fit
   first: what to change, the slice and mesh, and what comes of it. Files from before this field
   read as if they had none.

@@ -82,7 +82,7 @@ class Report:
 
     @property
     def step_time(self) -> StepTime | Any:
-        """Estimated seconds of one step with an interval; ``None`` if it does not fit.
+        """Estimated seconds of one step with an 80 % interval; ``None`` if it does not fit.
 
         (Declared so that ``report.step_time.seconds`` is no error to a type checker, as the
         standard library's ``re.Match.group`` is.)

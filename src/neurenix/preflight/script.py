@@ -13,7 +13,7 @@ import sys
 import threading
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
@@ -31,7 +31,9 @@ from neurenix._core.limits import check_seconds
 from neurenix._core.main_module import run_script
 from neurenix._core.source_files import users_frames
 from neurenix._functions import intercept
+from neurenix.compiler.callers import called_from, on_the_stack
 from neurenix.compiler.compile import compiler_ready
+from neurenix.compiler.hlo import SourceLine
 from neurenix.preflight import jits
 from neurenix.preflight.description import PreflightOptions, trainer_of
 from neurenix.preflight.entry import On, preflight, slices_on
@@ -60,7 +62,8 @@ class FirstStep(NamedTuple):
 
     ``mesh`` is what ``jax.set_mesh`` had set there, an empty one if nothing; ``steps_per_epoch``
     how many steps ``fit`` was to make in an epoch, None where that is not known; ``whole_calls``
-    whether each of its compiled calls was to make all of ``steps_per_execution`` steps.
+    whether each of its compiled calls was to make all of ``steps_per_execution`` steps; ``line``
+    the line of the script that called it.
     """
 
     target: Any
@@ -68,14 +71,17 @@ class FirstStep(NamedTuple):
     mesh: AbstractMesh
     steps_per_epoch: int | None = None
     whole_calls: bool = True
+    line: SourceLine | None = None
 
     def options(self, options: PreflightOptions | None) -> PreflightOptions:
         """Return the options with which the step is described as the script makes it."""
         return replace(options or PreflightOptions(), whole_calls=self.whole_calls)
 
-    def context(self) -> AbstractContextManager[Any]:
-        """Return what enters that mesh, so that the step is described as the script calls it."""
-        return jax.sharding.use_abstract_mesh(self.mesh)
+    @contextmanager
+    def context(self) -> Iterator[None]:
+        """Enter that mesh and stand at that line: the step is described as the script calls it."""
+        with jax.sharding.use_abstract_mesh(self.mesh), called_from(self.line):
+            yield
 
 
 class _Reached(intercept.StopScript):
@@ -123,7 +129,8 @@ def preflight_script(
         found = first_step(path, arguments, timeout_seconds=timeout_seconds, step=step)
         target = _target(found, run, on)
         options = found.options(options)
-        reports = preflight(target, *found.args, on=list(on), mesh=mesh, options=options)
+        with called_from(found.line):
+            reports = preflight(target, *found.args, on=list(on), mesh=mesh, options=options)
     for report in reports:
         report.steps_per_epoch = found.steps_per_epoch
     return reports
@@ -278,8 +285,8 @@ class _ScriptRun:
                 "a process that the script forked reached a training step, and is stopped there; "
                 "only a step of the script's own process is looked at"
             )
-        context = jax.sharding.get_abstract_mesh()
-        step = FirstStep(target, args, context, steps_per_epoch, whole_calls)
+        context, line = jax.sharding.get_abstract_mesh(), on_the_stack()
+        step = FirstStep(target, args, context, steps_per_epoch, whole_calls, line)
         self._reached.append(_Reached(step))
         if threading.current_thread() is not threading.main_thread():
             self._stop_from_thread()

@@ -15,12 +15,14 @@ from neurenix.compiler.time import StepTime
 from neurenix.preflight.cost import Pricing, usd_text
 from neurenix.preflight.record import hbm_is_known, memory_parts
 from neurenix.preflight.text import (
+    INTERVAL,
     KIND_NAMES,
     NO_BREAK_SPACE,
     amount,
     bytes_text,
     hanging,
     percent_text,
+    places_text,
     seconds_text,
     shown,
     source_text,
@@ -60,7 +62,7 @@ def text_of(report: Report, width: int, pricing: Pricing) -> str:
         rows += [
             (
                 "step time",
-                f"{seconds_text(time.seconds)} estimated ({seconds_text(time.low)} to "
+                f"{seconds_text(time.seconds)} estimated ({INTERVAL}: {seconds_text(time.low)} to "
                 f"{seconds_text(time.high)}), bound by {KIND_NAMES.get(time.bound, time.bound)}",
             ),
             ("rates", _rates(report)),
@@ -247,7 +249,8 @@ def place(finding: Finding) -> str:
         >>> place(Finding("r", "note", "m", "f", scope="Conv2d_0"))
         ' (Conv2d_0)'
     """
-    known = ", ".join(part for part in (finding.scope, source_text(finding.source)) if part)
+    where = places_text(finding.source, finding.called_from)
+    known = ", ".join(part for part in (finding.scope, where) if part)
     return f" ({known})" if known else ""
 
 

@@ -20,6 +20,8 @@ from neurenix.compiler.hlo import SourceLine
 
 NO_BREAK_SPACE = "\N{NO-BREAK SPACE}"
 _UNIT = re.compile(r"(?<=\d) (?=(?:[KMGT]iB|B|[mµn]?s|USD|chips?|×)(?!\w))|(?<=\d ×) (?=\d)")
+INTERVAL = "80 % interval"
+"""What ``low`` to ``high`` is called: four of five measured steps are to lie inside."""
 KIND_NAMES = {
     "compute": "the matrix unit",
     "vector": "vector work",
@@ -44,6 +46,17 @@ def source_text(source: SourceLine | None) -> str:
         return f"inside {'/'.join(Path(source.file).parts[-3:])}:{source.line}"
     below = source.file.startswith(os.getcwd() + os.sep)
     return f"{os.path.relpath(source.file) if below else source.file}:{source.line}"
+
+
+def places_text(source: SourceLine | None, called_from: SourceLine | None) -> str:
+    """Return a place, and of one inside a library the user's line that calls the program.
+
+    Example:
+        >>> places_text(SourceLine("/me/net.py", 7), None)
+        '/me/net.py:7'
+    """
+    caller = f"called from {source_text(called_from)}" if called_from else ""
+    return ", ".join(filter(None, (source_text(source), caller)))
 
 
 def seconds_text(seconds: float) -> str:

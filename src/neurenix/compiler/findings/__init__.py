@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
+from neurenix._core.source_files import is_library
 from neurenix.compiler.findings.arithmetic import (
     badly_tiled_products,
     float32_products,
@@ -41,8 +42,9 @@ from neurenix.compiler.findings.program import (
     unrolled_layers,
 )
 from neurenix.compiler.findings.refusals import REFUSALS, of_refusal
+from neurenix.compiler.program import Program
 
-__all__ = ["REFUSALS", "RULES", "Evidence", "Finding", "find", "of_refusal"]
+__all__ = ["REFUSALS", "RULES", "Evidence", "Finding", "find", "of_refusal", "with_caller"]
 
 RULES: dict[str, Callable[[Evidence], Iterator[Finding]]] = {
     "padded-matmul": padded_products,
@@ -77,8 +79,19 @@ _SMALLEST_SECONDS = 1e-9
 def find(evidence: Evidence) -> tuple[Finding, ...]:
     """Apply every rule; the gravest come first, then those with the largest effect."""
     order = {"error": 0, "warning": 1, "note": 2}
-    found = [_sized(finding) for rule in RULES.values() for finding in rule(evidence)]
+    found = [
+        with_caller(_sized(finding), evidence.program)
+        for rule in RULES.values()
+        for finding in rule(evidence)
+    ]
     return tuple(sorted(found, key=lambda f: (order[f.severity], -f.effect_seconds)))
+
+
+def with_caller(finding: Finding, program: Program) -> Finding:
+    """Return a finding inside a library with the user's line that calls the program."""
+    if finding.source is None or not is_library(finding.source.file):
+        return finding
+    return replace(finding, called_from=program.called_from)
 
 
 def _sized(finding: Finding) -> Finding:

@@ -43,6 +43,7 @@ class Finding:
         effect_bytes: of memory on one device, where there is such an effect.
         scope: the ``jax.named_scope`` of the operation, such as the layer's name.
         effect_share: ``effect_seconds`` as part of the device's time, 0 to 1.
+        called_from: of a ``source`` inside a library, the user's line that calls the program.
     """
 
     rule: str
@@ -54,6 +55,7 @@ class Finding:
     effect_bytes: int = 0
     scope: str = ""
     effect_share: float = 0.0
+    called_from: SourceLine | None = None
 
     @property
     def page(self) -> str:

@@ -1,0 +1,50 @@
+"""The user's line that a program is called from, for what lies inside a layer of ours.
+
+Owns finding it on the stack, and the line that stands for it where the stack has ended: a script
+is described after it was stopped at its step. Lines of the program itself are ``hlo``'s and
+``traits``'.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+
+from neurenix._core.source_files import is_library
+from neurenix.compiler.hlo import SourceLine
+
+_STOPPED_AT: ContextVar[SourceLine | None] = ContextVar("neurenix_stopped_at", default=None)
+
+
+def users_caller() -> SourceLine | None:
+    """Return the user's innermost line on the stack, or where the script was stopped; else None.
+
+    Example:
+        >>> with called_from(SourceLine("train.py", 7)):
+        ...     print(users_caller())
+        train.py:7
+    """
+    return _STOPPED_AT.get() or on_the_stack()
+
+
+def on_the_stack() -> SourceLine | None:
+    """Return the user's innermost line among the calls that have led here, if any is theirs."""
+    frame = sys._getframe(1)
+    while frame is not None:
+        code = frame.f_code
+        if not is_library(code.co_filename):
+            return SourceLine(code.co_filename, frame.f_lineno, code.co_name)
+        frame = frame.f_back
+    return None
+
+
+@contextmanager
+def called_from(line: SourceLine | None) -> Iterator[None]:
+    """Let a line stand for the stack inside a ``with`` block; ``None`` changes nothing."""
+    token = _STOPPED_AT.set(line or _STOPPED_AT.get())
+    try:
+        yield
+    finally:
+        _STOPPED_AT.reset(token)
