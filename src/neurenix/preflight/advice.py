@@ -20,6 +20,7 @@ from neurenix import chips
 from neurenix._core.errors import ArgumentError, CompilationError
 from neurenix.compiler.analysis import Analysis, analyse
 from neurenix.compiler.compile import compile_all
+from neurenix.compiler.findings.precision import is_wide_float
 from neurenix.compiler.placement import axis_names
 from neurenix.compiler.program import Program
 from neurenix.compiler.target import Target
@@ -99,7 +100,10 @@ def _changes(workload: Workload, refused: Analysis) -> Iterator[tuple[str, Choic
         change = f"divide parameters and optimizer state: {_written(mesh)}"
         yield change, replace(here, mesh=mesh)
     roles = refused.memory.roles
-    if roles.get("optimizer", 0) > roles.get("parameters", 0):
+    wide = any(
+        leaf.role == "optimizer" and is_wide_float(leaf.dtype) for leaf in refused.program.leaves
+    )
+    if wide and roles.get("optimizer", 0) > roles.get("parameters", 0):
         yield (
             'hold moments in bfloat16: nx.optim.held_in("bfloat16", optimizer)',
             replace(here, moment_dtype="bfloat16"),

@@ -186,7 +186,7 @@ def _cards(report: Report, pricing: Pricing) -> str:
     held = f"{bytes_text(memory.peak_bytes)} of {bytes_text(memory.limit_bytes)}"
     held += f" ({percent_text(used)})"
     if not hbm_is_known(report.refused):
-        fits, held = "✕ no answer", "its memory is not known"
+        fits, held = "? not known", "the compiler gave no answer about it"
     cards = [("HBM on each device", fits, held, "good" if report.fits else "bad")]
     if time is not None:
         mfu = "no products" if report.mfu is None else percent_text(report.mfu)

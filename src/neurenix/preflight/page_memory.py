@@ -39,6 +39,8 @@ def memory_section(report: Report) -> str:
     """Return the section; every name in it is escaped."""
     memory = report.hbm
     groups = _groups(memory)
+    if not hbm_is_known(report.refused):
+        return f"<h2>Memory of one device</h2><p>{_words(report)}</p>{_list(memory)}"
     return (
         "<h2>Memory of one device</h2>"
         f"<p>{_words(report)}</p>{_against_limit(memory, groups)}{_legend(groups)}"
@@ -50,8 +52,9 @@ def _words(report: Report) -> str:
     memory = report.hbm
     if not hbm_is_known(report.refused):
         return (
-            f"The arguments take {bytes_text(memory.arguments_bytes)} of "
-            f"{bytes_text(memory.limit_bytes)}, without padding. What else it needs is not known."
+            "Not known: the compiler gave no answer about it. The arguments alone take "
+            f"{bytes_text(memory.arguments_bytes)} without padding; a device has "
+            f"{bytes_text(memory.limit_bytes)}. What else it needs is not known."
         )
     left = memory.headroom_bytes
     room = f"{bytes_text(left)} left" if left >= 0 else f"{bytes_text(-left)} too much"

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 
 from neurenix._core.source_files import is_neurenix
 from neurenix.chips.tiles import LANES
-from neurenix.compiler.findings.attention import head_products
+from neurenix.compiler.findings.attention import head_products, with_scores
 from neurenix.compiler.findings.evidence import (
     NOTABLE_SHARE,
     WARNING_SHARE,
@@ -28,6 +28,7 @@ from neurenix.compiler.findings.evidence import (
     many,
     sizes_text,
 )
+from neurenix.compiler.findings.precision import is_narrow, takes_bfloat16
 from neurenix.compiler.leaves import Leaf
 from neurenix.compiler.operations import MatrixProduct, Operation
 from neurenix.compiler.training import is_trainers_step
@@ -129,13 +130,15 @@ def grouped_gradients(evidence: Evidence) -> Iterator[Finding]:
             about = about or operation
         if about is None or evidence.share(wasted) < NOTABLE_SHARE:
             continue
+        generation = evidence.where.generation
+        only = "" if takes_bfloat16(generation) else f"; on TPU {generation.name} in float32 only"
         found = evidence.finding(
             "grouped-gradient",
             f"The gradient of ragged_dot's matrices takes {product.groups} times the work that it "
             f"is: all rows are multiplied once for each of {product.groups} groups, and masked.",
             "Take a libtpu that has a kernel for it (0.0.50 has), or give ragged_dot a gradient of "
             "its own (jax.custom_vjp), by the kernel tgmm of "
-            "jax.experimental.pallas.ops.tpu.megablox, as neurenix.models do.",
+            f"jax.experimental.pallas.ops.tpu.megablox, as neurenix.models do{only}.",
             wasted,
             about,
         )
@@ -216,15 +219,20 @@ def float32_products(evidence: Evidence) -> Iterator[Finding]:
 
     The first is named where the extra passes take 2 % of the step, the second where halving the
     bytes would save 2 % of it. Silent where the program was written without products: then they
-    are the compiler's own way to sum along an axis.
+    are the compiler's own way to sum along an axis. Of a program in bfloat16 the gradients of
+    attention scores are float32 since the softmax is: ``materialised-attention`` is about these.
     """
     if not evidence.program.model_flops:
         return
+    explained = with_scores(evidence) if is_narrow(evidence.program) else []
     exact = [o for o in evidence.operations if any(p.highest for p in o.products)]
     wide = [
         o
         for o in evidence.operations
-        if o not in exact and o.products and all("f32" in p.dtypes for p in o.products)
+        if o not in exact
+        and o.products
+        and all("f32" in p.dtypes for p in o.products)
+        and o not in explained
     ]
     # Six passes instead of one; what remains is the one.
     saved = sum(o.seconds for o in exact) * 5 / 6
@@ -274,11 +282,30 @@ def _narrower(evidence: Evidence, operation: Operation) -> str:
             "gradient of a product is float32 where the product was asked for as float32 "
             "(preferred_element_type)."
         )
+    if is_narrow(evidence.program):
+        return (
+            "Most products of the program are bfloat16 already: cast both operands of this one, "
+            "x.astype(jnp.bfloat16), if its accuracy allows it."
+        )
     if is_trainers_step(evidence.program):
-        return 'Compute in bfloat16 and keep the parameters in float32: precision="bfloat16".'
+        return (
+            'Compute in bfloat16 and keep the parameters in float32: precision="bfloat16".'
+            f"{_but_kernels(evidence)}"
+        )
     return (
         "Cast both operands, x.astype(jnp.bfloat16), and keep parameters that are trained in "
         "float32. precision= of a product does not: its operands stay float32 in memory."
+    )
+
+
+def _but_kernels(evidence: Evidence) -> str:
+    """Say what must stay float32 where kernels multiply nothing else."""
+    generation = evidence.where.generation
+    if takes_bfloat16(generation) or not evidence.program.traits.kernels:
+        return ""
+    return (
+        f" Kernels, such as that of attention, take float32 only on TPU {generation.name}: cast "
+        "what they are given to float32."
     )
 
 
@@ -373,13 +400,14 @@ def small_batch(evidence: Evidence) -> Iterator[Finding]:
     if not found or evidence.share(seconds) < WARNING_SHARE:
         return
     operation, rows = max(found, key=lambda pair: pair[0].seconds)
+    fewer = ", or fewer devices for the same batch" if evidence.program.num_devices > 1 else ""
     reads = "reads its weights" if len(found) == 1 else "read their weights"
     yield evidence.finding(
         "small-batch",
         f"{many(len(found), 'operation')} {reads} for {rows} rows on each device; "
         f"{generation.name} needs about {wanted:.0f} to be as busy computing as reading.",
-        "Take a larger batch, or fewer devices for the same batch: the step hardly gets longer "
-        f"up to about {wanted:.0f} rows per device.",
+        f"Take a larger batch{fewer}: the step hardly gets longer up to about {wanted:.0f} rows "
+        "per device.",
         sum(o.seconds * (1 - least / wanted) for o, least in found),
         operation,
     )

@@ -8,7 +8,7 @@ the softmax, sums of exponentials of the scores (``flow``).
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from dataclasses import replace
 
 from neurenix._core.units import bytes_text
@@ -21,6 +21,7 @@ from neurenix.compiler.findings.evidence import (
     fill,
     many,
 )
+from neurenix.compiler.findings.precision import takes_bfloat16
 from neurenix.compiler.operations import MatrixProduct, Operation
 from neurenix.compiler.traits import WrittenProduct
 
@@ -49,27 +50,62 @@ def materialised_attention(evidence: Evidence) -> Iterator[Finding]:
     if not found or evidence.share(seconds) < NOTABLE_SHARE:
         return
     operation = max((o for o, _ in found if o.products), key=lambda o: o.seconds, default=None)
-    batch, rows, columns = max(scores.values(), key=math.prod)
+    batch, rows, columns, depth = max(scores.values(), key=lambda sizes: math.prod(sizes[:3]))
     yield evidence.finding(
         "materialised-attention",
         f"Attention scores of {batch} × {rows} × {columns} ({bytes_text(largest)}) go through "
         f"HBM in {len(found)} operations.",
-        "Use fused attention, which never writes them: nx.nn.MultiHeadAttention or "
-        "nx.nn.dot_product_attention without a mask array, or jax.experimental.pallas.ops.tpu.",
+        _fused(evidence, rows, columns, depth),
         seconds,
         operation or found[0][0],
     )
 
 
-def _score_sizes(evidence: Evidence) -> dict[int, tuple[int, int, int]]:
-    """Return elements → (batch, T, S) of products that a softmax works on.
+def _fused(evidence: Evidence, rows: int, columns: int, depth: int) -> str:
+    """Return how to come to fused attention: what its kernel takes that this program has not."""
+    generation = evidence.where.generation
+    layers = "nx.nn.MultiHeadAttention or nx.nn.dot_product_attention without a mask array"
+    if not takes_bfloat16(generation) and "float32" not in _score_types(evidence):
+        return (
+            f"The fused kernel takes float32 only on TPU {generation.name}: {layers} keeps writing "
+            "scores of other types. Cast query, key and value to float32 for it, or compute the "
+            "scores for one block of queries after the other (jax.lax.map under jax.checkpoint). "
+            "Both take less memory, and not always less time; from v4 on the kernel takes bfloat16."
+        )
+    needs = []
+    if rows % LANES or columns % LANES:
+        needs.append(f"lengths that are multiples of {LANES} (here {rows} and {columns})")
+    if depth > LANES and depth % (LANES // 2):
+        needs.append(f"heads of up to {LANES} or a multiple of {LANES // 2} (here {depth})")
+    if not takes_bfloat16(generation):
+        needs.append(f"float32 on TPU {generation.name}, so leave attention out of bfloat16")
+    also = f" Its kernel needs {'; and '.join(needs)}." if needs else ""
+    return (
+        f"Use fused attention, which never writes them: {layers} and without dropout, or "
+        f"jax.experimental.pallas.ops.tpu.{also}"
+    )
+
+
+def _score_types(evidence: Evidence) -> set[str]:
+    """Return the types of the products of attention as written."""
+    return {dtype for product, _ in head_products(evidence) for dtype in product.dtypes}
+
+
+def with_scores(evidence: Evidence) -> list[Operation]:
+    """Return the operations that read or write attention scores in HBM."""
+    scores = _score_sizes(evidence)
+    return [o for o in evidence.operations if scores and _score_bytes(evidence, o, scores)]
+
+
+def _score_sizes(evidence: Evidence) -> dict[int, tuple[int, int, int, int]]:
+    """Return elements → (batch, T, S, D) of products that a softmax works on.
 
     Their result is larger than what it is from.
     """
     products = [p for o in evidence.operations for p in o.products if p.batch > 1]
     summed = {(p.batch, p.depth) for p in products}
     return {
-        p.batch * p.rows * p.columns: (p.batch, p.rows, p.columns)
+        p.batch * p.rows * p.columns: (p.batch, p.rows, p.columns, p.depth)
         for p in products
         if min(p.rows, p.columns) >= 2 * p.depth
         and {(p.batch, p.rows), (p.batch, p.columns)} & summed
@@ -104,9 +140,7 @@ def _times(whole: int, part: int) -> int:
     return whole // part if part and whole % part == 0 else 0
 
 
-def _score_bytes(
-    evidence: Evidence, operation: Operation, scores: dict[int, tuple[int, int, int]]
-) -> list[int]:
+def _score_bytes(evidence: Evidence, operation: Operation, scores: Container[int]) -> list[int]:
     """Return the bytes of each score array in HBM that an operation reads or writes."""
     place = evidence.place(operation)
     if place is None:

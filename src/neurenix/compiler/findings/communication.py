@@ -17,6 +17,7 @@ from neurenix.compiler.findings.evidence import (
     longest,
 )
 from neurenix.compiler.findings.flow import count
+from neurenix.compiler.findings.precision import moves_wide
 from neurenix.compiler.hlo import Instruction
 from neurenix.compiler.operations import Operation
 from neurenix.compiler.training import is_trainers_step, is_training_step
@@ -109,15 +110,14 @@ def _dividing_parameters(evidence: Evidence) -> set[str]:
     return {name for leaf in parameters for entry in leaf.partition for name in _named(entry)}
 
 
-def _sum_between_slices(evidence: Evidence) -> tuple[str, str]:
+def _sum_between_slices(evidence: Evidence, operation: Operation) -> tuple[str, str]:
     """Return cause and cure of what the sum of gradients over slices takes."""
     where, axes = evidence.where, evidence.program.axes
     inside = where.num_devices // where.num_slices
     cause = "the gradients are summed between slices"
-    fix = (
-        "Exchange less often, with gradient accumulation or a larger batch per device; or less: "
-        "bfloat16 gradients"
-    )
+    fix = "Exchange less often, with gradient accumulation or a larger batch per device"
+    if moves_wide(operation):
+        fix += "; or less: bfloat16 gradients"
     if inside == 1:
         return cause, f"{fix}."
     if _dividing_parameters(evidence):
@@ -140,7 +140,7 @@ def _cause(evidence: Evidence, operation: Operation) -> tuple[str, str]:
     """Return why an exchange happens, by what it is and whether it belongs to the backward pass."""
     opcode = _opcode(operation)
     if _sums_between_slices(evidence, operation):
-        return _sum_between_slices(evidence)
+        return _sum_between_slices(evidence, operation)
     backward = "transpose(" in operation.op_name
     merged = len(_SHAPE.findall(operation.shape)) > 1
     if opcode in ("all-reduce", "reduce-scatter") and (backward or merged):
@@ -148,8 +148,8 @@ def _cause(evidence: Evidence, operation: Operation) -> tuple[str, str]:
             "the gradients of a divided batch are summed"
             if backward
             else "sums over a divided batch, such as loss and gradients, merged into one exchange",
-            "A larger batch per device, gradient accumulation or bfloat16 gradients give the same "
-            "exchange more computing to hide behind.",
+            "A larger batch per device or gradient accumulation give the same exchange more "
+            f"computing to hide behind{'; bfloat16 gradients halve it' * moves_wide(operation)}.",
         )
     if opcode in ("all-reduce", "reduce-scatter"):
         return (
@@ -158,7 +158,7 @@ def _cause(evidence: Evidence, operation: Operation) -> tuple[str, str]:
             "or keep this reduction out of the step.",
         )
     if opcode == "all-gather":
-        narrower = "" if operation.shape.startswith("bf16") else "gather them in bfloat16, or "
+        narrower = "gather them in bfloat16, or " if moves_wide(operation) else ""
         return (
             "an array that is divided is needed whole",
             f"Weights: {narrower}keep them whole if they fit. Activations: give the result a "

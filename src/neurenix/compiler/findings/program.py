@@ -117,11 +117,13 @@ def small_operations(evidence: Evidence) -> Iterator[Finding]:
     if share < _LARGE_SHARE:
         return
     count = sum(o.count for o in small)
+    several = evidence.program.num_devices > 1
+    fewer = ", wider layers or fewer devices" if several else " or wider layers"
     yield evidence.finding(
         "small-operations",
         f"{share:.0%} of the device's time is the fixed cost of {many(count, 'operation')} of "
         f"about {seconds / count * 1e6:.1f} µs.",
-        "A larger batch per device, wider layers or fewer devices give each of them more to do.",
+        f"A larger batch per device{fewer} give each of them more to do.",
         seconds,
         longest(small),
     )

@@ -6,6 +6,7 @@ answer is a refusal, and of which kind, is ``compile``'s to say.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ from neurenix._core.units import bytes_text
 from neurenix.chips import Slice
 from neurenix.compiler.compile import Refusal
 from neurenix.compiler.findings.evidence import Finding
+from neurenix.compiler.findings.precision import has_roomier, is_narrow
 from neurenix.compiler.findings.whole_state import whole_state
 from neurenix.compiler.hlo import SourceLine
 from neurenix.compiler.memory import Buffer
@@ -24,8 +26,8 @@ REFUSALS = {
     "hbm": "Take a smaller batch, recompute activations (jax.checkpoint), compute in bfloat16, "
     "divide the optimizer's state over the devices, or take chips with more memory.",
     "vmem": "Make the kernel's blocks smaller; they must fit into VMEM together, each twice where "
-    "the grid has more than one step. A larger limit can be asked for: "
-    "pltpu.CompilerParams(vmem_limit_bytes=…).",
+    "the grid has more than one step. A larger limit can be asked for, up "
+    "to what the chip has: pltpu.CompilerParams(vmem_limit_bytes=…).",
     "crash": "Try another slice or another version of jax and libtpu, and report it.",
     "timeout": "Allow more time with CompileOptions(timeout_seconds=…), or compile fewer layers.",
     "error": "The compiler's own words say which operation it refused.",
@@ -98,13 +100,30 @@ def _line_of(name: str, program: Program) -> SourceLine | None:
     return places[0] if named or len(places) == 1 else None
 
 
-def _without_optimizer(program: Program) -> str:
-    """Say what helps a function that does not train."""
-    donate = "" if program.donated else "donate arguments that the results replace " + _DONATE
-    return (
-        'Divide arrays over more devices (nx.spec(shape, dtype, partition=("data",))), '
-        f"{donate}compute in bfloat16, or take chips with more memory."
-    )
+def _out_of_hbm(program: Program, where: Slice) -> str:
+    """Say what helps a program that does not fit: of what helps any, what it has not done yet."""
+    if is_training_step(program):
+        ways = ["take a smaller batch", "recompute activations (jax.checkpoint)"]
+        last = "divide it over more devices"
+        if program.num_devices > 1 and not _state_is_divided(program):
+            last = "divide the optimizer's state over the devices"
+    else:
+        ways = ['divide arrays over more devices (nx.spec(shape, dtype, partition=("data",)))']
+        ways += [] if program.donated else [f"donate arguments that the results replace {_DONATE}"]
+        last = ""
+    ways += [] if is_narrow(program) else ["compute in bfloat16"]
+    ways += [last] if last else []
+    ways += ["take chips with more memory"] if has_roomier(where.generation) else []
+    *others, final = ways
+    text = f"{', '.join(others)}{',' * (len(ways) > 2)} or {final}" if others else final
+    return f"{text[0].upper()}{text[1:]}."
+
+
+def _state_is_divided(program: Program) -> bool:
+    """Whether the largest array of an optimizer's state lies in parts on the devices."""
+    state = [leaf for leaf in program.leaves if leaf.role == "optimizer"]
+    largest = max(state, key=lambda leaf: math.prod(leaf.shape), default=None)
+    return largest is not None and math.prod(largest.device_shape) < math.prod(largest.shape)
 
 
 def _to_blame(made: Sequence[Buffer], needed_bytes: int) -> Buffer | None:
@@ -123,7 +142,7 @@ def _because_of(first: Buffer | None) -> str:
     )
 
 
-_DONATE = "(jax.jit(f, donate_argnums=…)), "
+_DONATE = "(jax.jit(f, donate_argnums=…))"
 
 
 def _bytes(text: str) -> int:
@@ -167,8 +186,8 @@ def of_refusal(
             )
             source = _line_of(kernel.name, program)
     fix = REFUSALS.get(answer.kind, REFUSALS["error"])
-    if answer.kind == "hbm" and not is_training_step(program):
-        fix = _without_optimizer(program)
+    if answer.kind == "hbm":
+        fix = _out_of_hbm(program, where)
     if answer.kind == "hbm" and (whole := whole_state(program)):
         message += f"\n{whole.text}"
     return Finding(f"refused-{answer.kind}", "error", message, fix, source, effect_bytes=missing)
