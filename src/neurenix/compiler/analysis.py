@@ -14,6 +14,7 @@ from neurenix.compiler import memory as memory_module
 from neurenix.compiler.cache import versions
 from neurenix.compiler.calibration import other_compiler
 from neurenix.compiler.compile import Compiled, Refusal
+from neurenix.compiler.coverage import unlike_the_runs
 from neurenix.compiler.findings import Evidence, Finding, find, of_refusal, with_caller
 from neurenix.compiler.hlo import parse
 from neurenix.compiler.leaves import as_compiled
@@ -69,7 +70,8 @@ def analyse(program: Program, where: Slice, answer: Compiled | Refusal) -> Analy
     sent = sent_bytes(program, memory)
     schedule = Schedule(module, where, steps=program.traits.steps_counted)
     raw = schedule.run()
-    time = step_time(schedule, raw, sent, program.traits.steps_per_call)
+    steps = program.traits.steps_per_call
+    time = step_time(schedule, raw, sent, steps, unlike_the_runs(program))
     operations = tuple(sorted(schedule.operations.values(), key=lambda o: -o.seconds))
     spent = sum(answer.seconds.values())
     evidence = Evidence(program, where, memory, operations, time, raw, module, spent)

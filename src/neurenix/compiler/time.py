@@ -38,7 +38,11 @@ class StepTime:
 
 
 def step_time(
-    schedule: Schedule, raw_seconds: float, batch_bytes_per_device: int, steps_per_call: int = 1
+    schedule: Schedule,
+    raw_seconds: float,
+    batch_bytes_per_device: int,
+    steps_per_call: int = 1,
+    unlike: str = "",
 ) -> StepTime:
     """Turn the schedule's seconds into an estimate with an interval around it and a bound.
 
@@ -50,6 +54,7 @@ def step_time(
         raw_seconds: what ``run`` returned.
         batch_bytes_per_device: of input that the host sends for one step.
         steps_per_call: steps that the host starts with one dispatch.
+        unlike: what sets the program apart from the published runs, or nothing (``coverage``).
     """
     where = schedule.where
     factors: Calibration = calibration(where.generation.name)
@@ -75,7 +80,8 @@ def step_time(
     links = max((sum(carried.values()) for carried in schedule.links.values()), default=0.0)
     floor = max(work, traffic, links)
     device = max(raw_seconds * factor, floor)
-    width = math.exp(factors.half_width(sure / raw_seconds if raw_seconds else 0.0))
+    share, slices = sure / raw_seconds if raw_seconds else 0.0, where.num_slices
+    width = math.exp(factors.half_width(share, unlike=bool(unlike), num_slices=slices))
     pcie = where.generation.pcie_bytes_per_second_per_chip / where.devices_per_chip
     host = max(DISPATCH_SECONDS / steps_per_call, batch_bytes_per_device / pcie)
     totals: dict[str, float] = {}
@@ -95,6 +101,13 @@ def step_time(
         host_seconds=host,
         bound="host" if host > device else bound,
         shares=shares,
-        basis=factors.basis,
+        basis=_basis(factors, unlike, slices),
         unmodelled=tuple(sorted(schedule.unmodelled)),
     )
+
+
+def _basis(factors: Calibration, unlike: str, num_slices: int) -> str:
+    """Return what the estimate rests on, and what of the program was in none of it."""
+    several = f"{num_slices} slices" if num_slices > 2 else ""
+    told = " and ".join(filter(None, (unlike, several)))
+    return factors.basis + (f", none like it: {told}" if told else "")

@@ -85,7 +85,14 @@ def suggestions(workload: Workload, refused: Analysis) -> tuple[Suggestion, ...]
         tried = list(_compiled(workload, list(_changes(workload, refused))))
         smaller = _smaller_batch(workload, refused)
         tried = ([smaller] if smaller else []) + tried
-    return tuple(sorted(tried, key=lambda s: (not s.fits, s.analysis.memory.peak_bytes)))
+    return tuple(sorted(tried, key=_merit))
+
+
+def _merit(suggestion: Suggestion) -> tuple[bool, bool, int]:
+    """Return what suggestions are sorted by: those that fit, then those whose memory is known."""
+    analysis = suggestion.analysis
+    known = analysis.refused in (None, "hbm")
+    return not suggestion.fits, not known, analysis.memory.peak_bytes if known else 0
 
 
 def _changes(workload: Workload, refused: Analysis) -> Iterator[tuple[str, Choice]]:
