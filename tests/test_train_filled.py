@@ -11,7 +11,6 @@ import pytest
 
 import neurenix as nx
 from neurenix import nn
-from train_helpers import Noisy, classification
 
 pytestmark = pytest.mark.cpu8
 
@@ -54,16 +53,6 @@ def test_added_rows_do_not_enter_batch_statistics(
         statistics = [np.asarray(getattr(m[1], name)[...]) for m in (model, expected)]
         np.testing.assert_allclose(*statistics, rtol=1e-4)
     np.testing.assert_allclose(model.predict(x), expected.predict(x), rtol=1e-3, atol=1e-4)
-
-
-def test_added_rows_repeat_those_of_the_batch_for_layers_that_take_them_in() -> None:
-    x, y = classification(6)
-    module = Noisy()  # a BatchNorm of Flax, which knows of no added rows
-    hidden = np.asarray(module.inner(x[np.arange(8) % 6]))
-    loss = nx.losses.SparseCategoricalCrossentropy(from_logits=True)
-    trainer = nx.Trainer(module, optimizer=optax.sgd(0.0), loss=loss)
-    trainer.fit(x, y, batch_size=8, shuffle=False)
-    np.testing.assert_allclose(module.norm.mean[...], 0.1 * hidden.mean(0), rtol=1e-4, atol=1e-6)
 
 
 def test_a_last_batch_of_one_example_leaves_the_running_statistics() -> None:

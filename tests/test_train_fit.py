@@ -13,6 +13,7 @@ import pytest
 from flax import nnx
 
 import neurenix as nx
+from neurenix import nn
 from neurenix.train import FitOptions, Trainer, TrainOptions
 from neurenix.train.batch import Batch
 from neurenix.train.batch_check import BatchCheck
@@ -71,7 +72,9 @@ def test_one_compile_each_of_training_and_evaluation(
 ) -> None:
     x, y = classification(examples)
     options = TrainOptions(steps_per_execution=per_call, strategy=strategies()[replicas == 8])
-    trainer = Trainer(Noisy(), loss=LOSS, metrics=["accuracy"], options=options)
+    layers = nn.Linear(6, 8), nn.BatchNorm(8), nn.ReLU(), nn.Dropout(0.5), nn.Linear(8, 3)
+    module = nn.Sequential(*layers)
+    trainer = Trainer(module, loss=LOSS, metrics=["accuracy"], options=options)
     compiled: list[str] = []
 
     class Count(logging.Handler):

@@ -86,13 +86,13 @@ class BatchNorm(Module):
     def _batch_statistics(self, x: jax.Array) -> tuple[jax.Array, jax.Array]:
         replica = get_replica_context()
         count = x.size // self.num_features * replica.num_replicas_in_sync
-        if count < 2:
+        examples = examples_of(x)
+        if count < 2 and examples is None:
             raise ShapeError(
                 f"BatchNorm in training needs more than one value per channel; its input has "
                 f"shape {x.shape}. Call model.eval(), or give a larger batch."
             )
         axes = tuple(range(x.ndim - 1))
-        examples = examples_of(x)
         if examples is not None:
             return self._statistics_of(examples, x, axes)
         mean = replica.all_reduce("mean", jnp.mean(x, axis=axes))

@@ -134,8 +134,8 @@ def num_examples(batch: Batch) -> int:
 def pad(batch: Batch, size: int) -> Batch:
     """Return the batch with ``size`` rows, those added with the weight ``ADDED``.
 
-    They repeat the batch's own. ``nn.BatchNorm`` leaves them out; the statistics of a layer that
-    takes them for examples stay near the truth.
+    They repeat the batch's own. ``nn.BatchNorm`` leaves them out; what a batch of another module
+    that looks across it may not have (``filling.py``).
     """
     count = num_examples(batch)
     weight = np.ones(count, np.float32) if batch.weight is None else batch.weight

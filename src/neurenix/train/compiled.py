@@ -62,6 +62,10 @@ class FlatFunction:
         self._results = [(leaves, None)]
         return leaves
 
+    def go_on_from(self, leaves: list[Any]) -> None:
+        """Take these leaves, of a state like the one that was flattened, for the newest one."""
+        self._results = [(leaves, None)]
+
     @property
     def leaves(self) -> list[Any]:
         """The newest state, flat: of the latest call to succeed, or ``flatten`` since."""

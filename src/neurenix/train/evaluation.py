@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +19,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from neurenix._core.errors import ArgumentError, ArgumentTypeError, DataError, ShapeError
-from neurenix.train.feed import Feed
+from neurenix.train.batch import Batch
+from neurenix.train.feed import Chunk, Feed
+from neurenix.train.host_copies import numbers_here
 from neurenix.train.inputs import make_validation_dataset
 from neurenix.train.loop import calls_in_flight, to_devices
 from neurenix.train.options import FitOptions
@@ -56,7 +59,7 @@ class Pass:
         began, evaluate = time.perf_counter(), self.session.evaluation().evaluate
         leaves, vector = evaluate.flatten((start["totals"], start["metrics"])), None
         in_flight = _InFlight(self, lambda vector: np.isnan(np.asarray(vector)[1]))
-        for chunk in self.feed.chunks(self.steps, 1, over_the_end=False):
+        for chunk in self._chunks("evaluate", self._totals_of):
             self.session.check.labels(chunk.batch, 1)
             batch = to_devices(chunk.batch, self.session.strategy, stacked=False)
             leaves, vector = evaluate(leaves, self.model, batch)
@@ -86,7 +89,7 @@ class Pass:
             found.append(jax.tree.map(np.asarray, output))
 
         in_flight = _InFlight(self, has_nan, keep)
-        for chunk in self.feed.chunks(self.steps, 1, over_the_end=False):
+        for chunk in self._chunks("predict", self._outputs_of):
             placed = to_devices(chunk.batch.x, self.session.strategy, stacked=False)
             output = predict(self.model, placed)
             size = len(jax.tree.leaves(chunk.batch.x)[0])
@@ -98,6 +101,31 @@ class Pass:
         joined = jax.tree.map(lambda *leaves: _joined(leaves), *found)
         self.progress.end({}, time.perf_counter() - began)
         return joined
+
+    def _chunks(
+        self, program: str, attempt: Callable[[Batch], list[np.ndarray]]
+    ) -> Iterator[Chunk]:
+        may_fill = self.session.filling.judge(
+            program, lambda: nullcontext(attempt), self.session.definition.model.held
+        )
+        return self.feed.chunks(self.steps, 1, over_the_end=False, may_fill=may_fill)
+
+    def _totals_of(self, batch: Batch) -> list[np.ndarray]:
+        """Return the sums over one batch, for a trial of other added rows."""
+        start, evaluate = self.session.epoch_start(), self.session.evaluation().evaluate
+        leaves = jax.tree.leaves((start["totals"], start["metrics"]))
+        batch = to_devices(batch, self.session.strategy, stacked=False)
+        return list(map(numbers_here, evaluate(leaves, self.model, batch)[0]))
+
+    def _outputs_of(self, batch: Batch) -> list[np.ndarray]:
+        """Return the outputs for the examples of one batch, for the same."""
+        placed = to_devices(batch.x, self.session.strategy, stacked=False)
+        outputs = jax.tree.leaves(self.session.evaluation().predict(self.model, placed))
+        examples = np.asarray(batch.examples_and_weight()[0])
+        return [
+            np.asarray(leaf)[examples] if leaf.shape[:1] == examples.shape else np.asarray(leaf)
+            for leaf in outputs
+        ]
 
 
 def validator(

@@ -7,7 +7,7 @@ placement on devices (``loop.py``).
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -73,6 +73,7 @@ class Feed:
         self._taken = self._taken_before = 0
         self._asked: int | None = None
         self._goes_over = True
+        self._may_fill: Callable[[Batch, int], bool] = _always
         self.passes, self.batches_of_pass = passes, 0
         first = self._peek()
         size = num_examples(first)
@@ -126,7 +127,13 @@ class Feed:
         self.first = self._sized(self._held[0])
 
     def chunks(
-        self, steps: int | None, per_chunk: int, *, over_the_end: bool = True
+        self,
+        steps: int | None,
+        per_chunk: int,
+        *,
+        over_the_end: bool = True,
+        may_fill: Callable[[Batch, int], bool] | None = None,
+        exact: bool = False,
     ) -> Iterator[Chunk]:
         """Yield the batches of one epoch.
 
@@ -134,18 +141,21 @@ class Feed:
             steps: batches of the epoch, going on from where the last one ended; None for one pass.
             per_chunk: K; 1 yields single batches.
             over_the_end: whether steps beyond the data's end go on with its beginning.
+            may_fill: tells whether a smaller batch may be filled up to the size of the others; by
+                default each may. One that may not is yielded alone, as it is.
+            exact: the call makes a step of each of its batches, so fewer than K are not filled up.
 
         Raises:
             DataError: the data ended before so many steps, and does not go on.
         """
-        self._goes_over = over_the_end
+        self._goes_over, self._may_fill = over_the_end, may_fill or _always
         if self._iterator is None and not self._held:
             self._start()
         left = self._asked = steps
         self._taken_before = self._taken
         while left is None or left > 0:
             wanted = per_chunk if left is None else min(per_chunk, left)
-            chunk = self._next(wanted, per_chunk, may_end=left is None)
+            chunk = self._next(wanted, per_chunk, may_end=left is None, exact=exact)
             if chunk is None:
                 return
             yield chunk
@@ -179,7 +189,7 @@ class Feed:
         self._iterator = None
         self._held.clear()
 
-    def _next(self, wanted: int, capacity: int, *, may_end: bool) -> Chunk | None:
+    def _next(self, wanted: int, capacity: int, *, may_end: bool, exact: bool) -> Chunk | None:
         if capacity > 1 and self.uniform and wanted == capacity > len(self._held):
             whole = self._next_stacked(wanted)
             if whole is not None:
@@ -189,6 +199,12 @@ class Feed:
             batch = self._take(may_end=may_end)
             if batch is None:
                 break
+            if self._stays_alone(batch):
+                if batches:
+                    self._put_back(batch)
+                    break
+                alone = pad(batch, num_examples(batch)) if self.weighted else batch
+                return Chunk(alone if capacity == 1 else _stack([alone]), 1, num_examples(batch))
             batches.append(batch)
         if not batches:
             return None
@@ -196,7 +212,7 @@ class Feed:
         sized = [self._sized(batch) for batch in batches]
         if capacity == 1:
             return Chunk(sized[0], 1, examples)
-        filled = sized + [sized[-1]] * (capacity - len(sized))
+        filled = sized if exact else sized + [sized[-1]] * (capacity - len(sized))
         return Chunk(_stack(filled), len(sized), examples)
 
     def _next_stacked(self, count: int) -> Chunk | None:
@@ -219,6 +235,17 @@ class Feed:
             batch, self._held = whole, []
         self.batches_of_pass += count
         return Chunk(batch, count, count * self.batch_size)
+
+    def _stays_alone(self, batch: Batch) -> bool:
+        """Tell whether a batch would have to be filled up and must not be."""
+        if num_examples(batch) >= self.batch_size or self._left_whole:
+            return False
+        return not self._may_fill(batch, self.batch_size)
+
+    def _put_back(self, batch: Batch) -> None:
+        self._held.insert(0, batch)
+        self._taken -= 1
+        self.batches_of_pass -= 1
 
     def _take(self, *, may_end: bool) -> Batch | None:
         batch = self._held.pop(0) if self._held else self._following(may_end=may_end)
@@ -293,6 +320,10 @@ class Feed:
 
 
 _END = object()
+
+
+def _always(batch: Batch, size: int) -> bool:
+    return True
 
 
 def _not_whole(met: str, what: str, coupling: Coupling) -> ArgumentError:

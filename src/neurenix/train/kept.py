@@ -13,6 +13,7 @@ from neurenix._nnx import nnx
 from neurenix.train.batch_check import BatchCheck
 from neurenix.train.callback_states import CallbackStates
 from neurenix.train.compiled import Compiled
+from neurenix.train.filling import Filling
 from neurenix.train.recipe import Recipe
 from neurenix.train.split import ModuleSplit
 from neurenix.train.step import StepDefinition
@@ -54,12 +55,14 @@ class Prepared:
         definition: the step.
         check: the checks of its batches.
         compiled: its functions, compiled when they are first called.
+        filling: whether batches may be filled up for them.
     """
 
     def __init__(self, definition: StepDefinition, recipe: Recipe) -> None:
         self.definition = definition
         self.check = BatchCheck(definition, recipe)
         self.compiled = Compiled(definition)
+        self.filling = Filling(definition.model.name)
 
 
 class Kept:

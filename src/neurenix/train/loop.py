@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +19,7 @@ from neurenix.distribute import Strategy
 from neurenix.train.batch import Batch
 from neurenix.train.compiled import CompiledStep
 from neurenix.train.feed import Chunk
+from neurenix.train.host_copies import HostCopy, numbers_here
 
 # Compiled calls that may wait for the device. More hides no more latency, and each holds its batch.
 MAX_IN_FLIGHT = 16
@@ -31,11 +33,16 @@ _LEAST_IN_FLIGHT = 2
 
 
 class Diverged(Exception):
-    """A call returned a loss or a gradient that is not finite; holds the call's batch."""
+    """A call returned a loss or a gradient that is not finite.
 
-    def __init__(self, chunk: Chunk) -> None:
+    Args:
+        chunk: the call's batch.
+        before: optimizer steps of the epoch before the call.
+    """
+
+    def __init__(self, chunk: Chunk, before: int) -> None:
         super().__init__()
-        self.chunk = chunk
+        self.chunk, self.before = chunk, before
 
 
 class LazyLogs(Mapping[str, float]):
@@ -77,14 +84,12 @@ class EpochRun:
 
     def run(
         self,
-        leaves: list[Any],
         chunks: Iterator[Chunk],
         show: Callable[[int, jax.Array, tuple[str, ...]], None],
     ) -> tuple[dict[str, float], int]:
-        """Train on ``chunks``; ``step.train`` holds the newest state, however this ends.
+        """Train on ``chunks`` from the state that ``step.train`` holds, which is the newest ever.
 
         Args:
-            leaves: the state before the epoch.
             chunks: the batches.
             show: called with the steps of every dispatch, the logs to come, and their names.
 
@@ -94,7 +99,7 @@ class EpochRun:
         Raises:
             Diverged: a loss or a gradient is not finite.
         """
-        in_flight: deque[tuple[Any, Chunk]] = deque()
+        in_flight: deque[tuple[Any, Chunk, int]] = deque()
         done, logs, most = 0, None, MAX_IN_FLIGHT
         train, takes_count = self.step.train, self.step.takes_count
         for chunk in chunks:
@@ -103,9 +108,9 @@ class EpochRun:
                 most = calls_in_flight(chunk.batch, self.strategy, self.step.steps)
             batch = to_devices(chunk.batch, self.strategy, stacked=self.step.steps > 1)
             extra = (np.int32(chunk.count),) if takes_count else ()
-            leaves, logs = train(leaves, batch, *extra)
+            _, logs = train(train.leaves, batch, *extra)
+            in_flight.append((logs, chunk, done))
             done += chunk.count
-            in_flight.append((logs, chunk))
             if len(in_flight) > most:
                 # Several at once: a wait costs the host 80 µs on a CPU whose cores are all busy.
                 _look([in_flight.popleft() for _ in range(most // 2)])
@@ -113,11 +118,40 @@ class EpochRun:
             if self.on_batch_end is not None:
                 if self.on_batch_end(done, LazyLogs(self.names, logs)):
                     break
-                leaves = train.leaves
         _look(list(in_flight))
         if logs is None:
             return {}, 0
         return dict(zip(self.names, map(float, np.asarray(logs)[1:]), strict=True)), done
+
+    @contextmanager
+    def trial(self) -> Iterator[Callable[[Batch], list[np.ndarray] | None]]:
+        """Let the step be tried on batches; afterwards training goes on from where it stood.
+
+        What is yielded returns the state after a step on one batch, None where it diverges. Its
+        parameters are slightly changed before: one that is still 0 hides what it multiplies.
+        """
+        train, steps = self.step.train, self.step.steps
+        kept: list[HostCopy] = []
+        held, trained = train.leaves, len(jax.tree.leaves(train.state.parameters))
+        extra = (np.int32(1),) if self.step.takes_count else ()
+
+        def attempt(batch: Batch) -> list[np.ndarray] | None:
+            changed = [one.changed_array() for one in kept[:trained]]
+            leaves = changed + [one.array() for one in kept[trained:]]
+            if steps > 1:
+                batch = jax.tree.map(lambda leaf: np.stack([leaf] * steps), batch)
+            batch = to_devices(batch, self.strategy, stacked=steps > 1)
+            leaves, logs = train(leaves, batch, *extra)
+            return None if np.asarray(logs)[0] else list(map(numbers_here, leaves))
+
+        try:
+            for leaf in held:
+                kept.append(HostCopy(leaf))
+            for leaf in held:  # the devices have room for one state
+                leaf.delete()
+            yield attempt
+        finally:
+            train.go_on_from([one.array() for one in kept] + held[len(kept) :])
 
 
 def calls_in_flight(batch: Any, strategy: Strategy, steps: int = 1) -> int:
@@ -139,6 +173,9 @@ def to_devices(batch: Any, strategy: Strategy, *, stacked: bool) -> Any:
     """Put a batch on the devices; from the host to one device the compiled call does it faster."""
     if strategy.num_replicas_in_sync == 1 and all(map(_on_host, jax.tree.leaves(batch))):
         return batch
+    rows = np.shape(jax.tree.leaves(batch)[0])[int(stacked)]
+    if rows % strategy.num_replicas_in_sync:  # a batch as it is: whole on every device
+        return jax.device_put(batch, strategy.state_sharding)
     return jax.device_put(batch, strategy.batch_sharding(leading=int(stacked)))
 
 
@@ -147,7 +184,7 @@ def _on_host(leaf: Any) -> bool:
     return not getattr(leaf, "committed", False)
 
 
-def _look(dispatched: list[tuple[jax.Array, Chunk]]) -> None:
+def _look(dispatched: list[tuple[jax.Array, Chunk, int]]) -> None:
     """Wait for the last of these results; the flag that it begins with is never taken back."""
     if dispatched and np.asarray(dispatched[-1][0])[0]:
-        raise Diverged(next(chunk for vector, chunk in dispatched if np.asarray(vector)[0]))
+        raise Diverged(*next(rest for vector, *rest in dispatched if np.asarray(vector)[0]))

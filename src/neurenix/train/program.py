@@ -15,7 +15,7 @@ import jax.numpy as jnp
 
 from neurenix.distribute.mesh import batch_sharded, replicated
 from neurenix.distribute.placement import Placement
-from neurenix.train.batch import Batch
+from neurenix.train.batch import Batch, num_examples
 from neurenix.train.calls import StepCall, in_place
 from neurenix.train.state import TrainState, leaf_roles
 from neurenix.train.step import StepDefinition
@@ -60,6 +60,7 @@ def describe_step(
         placement: of the state.
         call: which program.
     """
+    definition.expect_whole_parts(num_examples(batch))
     mesh = placement.mesh
     state: TrainState = jax.eval_shape(definition.initial, *definition.model.read())
     keys = jax.tree.map(lambda leaf: jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key), state)

@@ -129,13 +129,15 @@ class Run:
         feed = self._feed
         self._call("on_epoch_begin", epoch)
         state = self._state()._replace(**self._session.epoch_start())
-        leaves = self._step.train.flatten(state)
+        self._step.train.flatten(state)
         self._progress.begin(f"Epoch {epoch + 1}/{last}", steps or feed.steps)
         self._began, self._out = self._standing.steps_made, None
         began = time.perf_counter()
         try:
-            chunks = feed.chunks(steps, self._step.steps)
-            logs, made = self._epoch_run.run(leaves, chunks, self._progress.advance)
+            may_fill = self._session.filling.judge("fit", self._epoch_run.trial)
+            per_call, exact = self._step.steps, not self._step.takes_count
+            chunks = feed.chunks(steps, per_call, may_fill=may_fill, exact=exact)
+            logs, made = self._epoch_run.run(chunks, self._progress.advance)
         except Diverged as diverged:
             self._diverged(diverged, epoch)
             return None
@@ -152,7 +154,7 @@ class Run:
             return
         step, batch = int(state.step), diverged.chunk.batch
         if self._step.steps > 1:
-            inside = (step - self._began) % self._step.steps
+            inside = step - self._began - diverged.before
             batch = jax.tree.map(lambda leaf: leaf[inside], batch)
         at = f"step {step} (epoch {epoch + 1})"
         kept = "The model keeps the weights of before that step."

@@ -22,6 +22,7 @@ from neurenix.train.batch_check import BatchCheck
 from neurenix.train.calls import StepCall
 from neurenix.train.compiled import CompiledEvaluation, CompiledStep
 from neurenix.train.ema import EMA
+from neurenix.train.filling import Filling
 from neurenix.train.kept import Prepared, Standing
 from neurenix.train.state import TrainState, counters
 from neurenix.train.step import StepDefinition
@@ -52,6 +53,11 @@ class Session:
     def check(self) -> BatchCheck:
         """The checks of batches."""
         return self.prepared.check
+
+    @property
+    def filling(self) -> Filling:
+        """What is known of rows that are added to batches."""
+        return self.prepared.filling
 
     def step(
         self, per_call: int, steps: int | None, averages: tuple[AverageRule, ...] = ()

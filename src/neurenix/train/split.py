@@ -77,6 +77,11 @@ class ModuleSplit:
         self._is_weight = [not isinstance(v, _NO_WEIGHTS) for v in self._binding.variables]
         self._is_frozen = [isinstance(v, Frozen) for v in self._binding.variables]
 
+    @property
+    def name(self) -> str:
+        """The name of the module's class."""
+        return self._name
+
     def check_trainable(self) -> None:
         """Raise ArgumentError when the module has no parameters, which is fine for inference."""
         if not any(self._is_parameter):

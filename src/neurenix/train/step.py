@@ -28,8 +28,9 @@ from neurenix._functions.mode import give_mode, inputs_only
 from neurenix.losses import Loss
 from neurenix.optim.extra import takes_value
 from neurenix.train.average import AverageRule
-from neurenix.train.batch import Batch
+from neurenix.train.batch import Batch, num_examples
 from neurenix.train.outputs import OutputLosses, means_of
+from neurenix.train.parts import join_parts, rows_of_parts, take_parts
 from neurenix.train.split import ModuleSplit, OtherState
 from neurenix.train.state import Arrays, Totals, TrainState, counters
 
@@ -79,6 +80,14 @@ class StepDefinition:
         """The totals before the first example, on the host."""
         loss = self.loss
         return Totals.zero((len(loss.parts),) if isinstance(loss, OutputLosses) else ())
+
+    def expect_whole_parts(self, examples: int) -> None:
+        """Raise ShapeError unless a batch of so many examples has A parts of one size."""
+        if examples % self.accumulate_steps:
+            raise ShapeError(
+                f"A batch of {examples} does not divide by accumulate_steps="
+                f"{self.accumulate_steps}."
+            )
 
     def initial(self, parameters: Any, model_state: OtherState) -> TrainState:
         """Return the state before the first step."""
@@ -205,16 +214,6 @@ class StepDefinition:
         return aux, gradients
 
     def _accumulated(self, state: TrainState, batch: Batch) -> tuple[Any, ...]:
-        parts = self.accumulate_steps
-
-        def divide(leaf: jax.Array) -> jax.Array:
-            size, rest = divmod(leaf.shape[0], parts)
-            if rest:
-                raise ShapeError(
-                    f"A batch of {leaf.shape[0]} does not divide by accumulate_steps={parts}."
-                )
-            return leaf.reshape(size, parts, *leaf.shape[1:]).swapaxes(0, 1)
-
         def one_part(carry: Any, part: Batch) -> Any:
             model_state, gradients, loss, weight = carry
             aux, grads = self._aux_and_grad(state.parameters, model_state, part, factor)
@@ -228,17 +227,19 @@ class StepDefinition:
         zero = jnp.zeros(np.shape(self.first_totals.weight), jnp.float32)
         # Not in a parameter's bfloat16, whose sum of many parts stops growing; float16 overflows.
         gradients = jax.tree.map(_wide_zeros, state.parameters)
-        carry, predictions = jax.lax.scan(
-            one_part, (state.model_state, gradients, zero, zero), jax.tree.map(divide, batch)
-        )
+        carry: Any = state.model_state, gradients, zero, zero
+        rows, predictions = rows_of_parts(num_examples(batch), self.accumulate_steps), []
+        for index in rows:
+            taken = jax.tree.map(functools.partial(take_parts, index=index), batch)
+            carry, prediction = jax.lax.scan(one_part, carry, taken)
+            predictions.append(prediction)
         model_state, gradients, loss, weight = carry
         scale = 1.0 / jnp.maximum(weight, _TINY)
         whole = jnp.ones(()) if factor else scale
         gradients = jax.tree.map(
             lambda g, p: (g * whole).astype(p.dtype), gradients, state.parameters
         )
-        size = jax.tree.leaves(batch.x)[0].shape[0] // parts
-        prediction = jax.tree.map(functools.partial(_of_all_parts, size=size), predictions)
+        prediction = jax.tree.map(functools.partial(join_parts, rows=rows), *predictions)
         return loss * scale, weight, prediction, model_state, gradients
 
     def _shares(self, state: TrainState, batch: Batch) -> tuple[Any, Any]:
@@ -383,17 +384,6 @@ def call(module: Any, x: Any, *, training: bool) -> Any:
     whole = inspect.BoundArguments(signature, OrderedDict(bound.arguments | flags))
     give_mode(whole, names, training)
     return module(*whole.args, **whole.kwargs)
-
-
-def _of_all_parts(leaf: jax.Array, *, size: int) -> jax.Array:
-    """Return an output of the whole batch from those of A parts, (A, …).
-
-    One with a row for each of a part's ``size`` examples has all rows in the batch's order; of
-    another, such as a penalty, it is the mean or, of integers, the last part's.
-    """
-    if leaf.shape[1:2] == (size,):
-        return leaf.swapaxes(0, 1).reshape(-1, *leaf.shape[2:])
-    return leaf.mean(0) if jnp.issubdtype(leaf.dtype, jnp.inexact) else leaf[-1]
 
 
 def _counted(inputs: int) -> str:

@@ -171,7 +171,9 @@ class Trainer(Described, Resumable, StepStates):
             epochs: number of the last epoch; the first is ``options.initial_epoch``.
             batch_size: examples of one step over all replicas, for arrays; 32 by default. The last
                 batch is filled up and masked, so that no example is lost and the step compiles
-                once.
+                once. Where the module, tried with different added rows, computes something else
+                for the others (a ``flax.nnx.BatchNorm``, a mean over the batch), the batch is
+                computed as it is instead, which compiles the step once more and is said once.
             steps_per_epoch: optimizer steps of an epoch; needed when the data never ends.
             validation_data: evaluated after every epoch: a dataset, ``(x, y)`` or
                 ``(x, y, sample_weight)``.
@@ -226,6 +228,7 @@ class Trainer(Described, Resumable, StepStates):
         feed.go_on(within)
         feed.check_end(steps_per_epoch, "steps_per_epoch")
         check.first(feed.first)
+        definition.expect_whole_parts(feed.batch_size)
         if check.leave_whole(feed):
             expect_one_part(definition.loss, definition.accumulate_steps)
         validate = validator(session, validation_data, batch_size or feed.batch_size, options)

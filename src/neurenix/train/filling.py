@@ -1,0 +1,215 @@
+"""Whether rows may be added to a batch: the compiled program is tried with other added rows.
+
+A module that looks across its batch (a mean that it subtracts, a foreign ``BatchNorm``, a codebook)
+computes something else with every row that is added, and no mask reaches it. Owns the trial, what
+it found, and the message. It does not own adding rows (``batch.py``) nor the programs that are
+tried (``loop.py``, ``evaluation.py``).
+"""
+
+from __future__ import annotations
+
+import sys
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.experimental import multihost_utils
+
+from neurenix.train.batch import Batch, num_examples, pad
+
+# What a program computes of a batch that holds added rows: arrays, without anything that belongs to
+# those rows; None where it is not finite.
+Attempt = Callable[[Batch], Sequence[np.ndarray] | None]
+MayFill = Callable[[Batch, int], bool]
+
+_ROUNDINGS = 4  # units in the last place, of a leaf's greatest number, that say nothing
+_TIMES_NOISE = 8  # what a program says twice of one batch may differ: sums in another order
+
+
+@dataclass
+class _Found:
+    """A finding, the weights that it is of, and whether it holds for other weights too."""
+
+    depends: bool
+    weights: list[weakref.ref[Any]]
+    final: bool
+
+    def holds_for(self, weights: Sequence[Any]) -> bool:
+        same = len(weights) == len(self.weights)
+        return self.final or (
+            same and all(ref() is leaf for ref, leaf in zip(self.weights, weights, strict=True))
+        )
+
+
+class Filling:
+    """What was found about the programs of one module; each is tried before its first ragged batch.
+
+    Args:
+        name: of the module, for the message.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._found: dict[Any, _Found] = {}
+        self._said = False
+
+    def judge(
+        self,
+        program: str,
+        attempts: Callable[[], AbstractContextManager[Attempt]],
+        weights: Callable[[], Sequence[Any]] | None = None,
+    ) -> MayFill:
+        """Return what tells whether a batch may be filled up to a size.
+
+        Args:
+            program: ``"fit"``, ``"evaluate"`` or ``"predict"``.
+            attempts: opens a trial of it.
+            weights: returns the arrays of the module. A weight that is still 0 can hide what it
+                multiplies, so a program that was found to treat rows alone is tried again with the
+                next weights. None if the trial itself changes such weights.
+        """
+
+        def may_fill(batch: Batch, size: int) -> bool:
+            leaves, treedef = jax.tree.flatten(batch)
+            key = (program, treedef, *((np.ndim(leaf), str(leaf.dtype)) for leaf in leaves))
+            held = weights() if weights else ()
+            known = self._found.get(key)
+            if known is None or not known.holds_for(held):
+                with attempts() as attempt:
+                    depends = depends_on_added_rows(attempt, batch, size)
+                if depends is None:  # nothing is known: as it is, it is right
+                    return False
+                final = depends or weights is None or known is not None
+                known = _Found(depends, list(map(weakref.ref, held)), final)
+                self._found[key] = known
+            if known.depends:
+                self._say(num_examples(batch), size)
+            return not known.depends
+
+        return may_fill
+
+    def _say(self, count: int, size: int) -> None:
+        if not self._said:
+            self._said = True
+            sys.stderr.write(
+                f"neurenix: {self._name} computes with all rows of a batch together, so no rows "
+                f"are added to a batch of {count} to make it one of {size}: it is computed as it "
+                "is, for which the step is compiled once more. Batches of one size, which the "
+                "replicas divide, or drop_remainder=True of Dataset.batch, avoid that.\n"
+            )
+
+
+def depends_on_added_rows(attempt: Attempt, batch: Batch, size: int) -> bool | None:
+    """Tell whether what a program computes of a batch depends on the rows that are added to it.
+
+    Args:
+        attempt: what it computes of one with added rows.
+        batch: n examples.
+        size: rows of the batch that it is filled up to.
+
+    Returns:
+        None if that cannot be told, because every outcome but one is not finite.
+
+    Example:
+        >>> batch = Batch(np.array([[1.0], [2.0]], np.float32))
+        >>> depends_on_added_rows(lambda b: [b.x[:2] - b.x.mean(0)], batch, 4)
+        True
+        >>> depends_on_added_rows(lambda b: [b.x[:2] ** 2], batch, 4)
+        False
+    """
+    first, *others = filled_in_several_ways(batch, size)
+    reference = attempt(first)
+    depends: bool | None = None
+    for other in others if reference is not None else ():
+        outcome = attempt(other)
+        gaps = None if outcome is None else _gaps(reference, outcome)
+        if gaps is None:
+            continue
+        depends = _exceeds(gaps, reference)
+        if depends:
+            again = attempt(first)
+            noise = None if again is None else _gaps(reference, again)
+            depends = noise is None or _exceeds(gaps - _TIMES_NOISE * noise, reference)
+        if depends:
+            break
+    return _of_all_processes(depends)
+
+
+def filled_in_several_ways(batch: Batch, size: int) -> Iterator[Batch]:
+    """Yield the batch with different rows added, first those that ``pad`` adds.
+
+    Rows of the batch itself are inputs that the model takes, and their mean can be that of the
+    batch. So there are random numbers too, zeros, and one row again and again. Whole numbers lie
+    between 0 and the greatest of the batch.
+
+    Example:
+        >>> for one in filled_in_several_ways(Batch(np.array([5, 3])), 4):
+        ...     assert one.x[:2].tolist() == [5, 3] and max(one.x) == 5
+    """
+    filled = pad(batch, size)
+    count = num_examples(batch)
+    random = np.random.default_rng(0)
+
+    def drawn(rows: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
+        if rows.dtype == bool:
+            return random.integers(0, 2, shape)
+        low, high = rows.min(initial=0), rows.max(initial=0)
+        if jnp.issubdtype(rows.dtype, jnp.integer):
+            return random.integers(low, high, shape, endpoint=True)
+        greatest = np.nan_to_num(float(max(abs(low), abs(high)))) or 1.0
+        return random.uniform(-2, 3, shape) * min(greatest, float(jnp.finfo(rows.dtype).max) / 4)
+
+    def with_rows(make: Callable[[np.ndarray, tuple[int, ...]], Any]) -> Batch:
+        def one(leaf: np.ndarray) -> np.ndarray:
+            leaf = leaf.copy()
+            leaf[count:] = np.asarray(make(leaf[:count], leaf[count:].shape)).astype(leaf.dtype)
+            return leaf
+
+        return filled._replace(x=jax.tree.map(one, filled.x))
+
+    yield filled
+    yield with_rows(drawn)
+    yield with_rows(lambda rows, shape: np.zeros(shape))
+    yield with_rows(lambda rows, shape: np.broadcast_to(rows[-1:], shape))
+
+
+def _gaps(one: Sequence[np.ndarray], other: Sequence[np.ndarray]) -> np.ndarray | None:
+    """Return the greatest difference of each array; None if others of the numbers are finite."""
+    gaps = []
+    for a, b in zip(one, other, strict=True):
+        a, b = _wide(a), _wide(b)
+        finite = np.isfinite(a)
+        if not np.array_equal(finite, np.isfinite(b)):
+            return None
+        gaps.append(np.max(np.abs(a - b), initial=0, where=finite))
+    return np.array(gaps)
+
+
+def _exceeds(gaps: np.ndarray, reference: Sequence[np.ndarray]) -> bool:
+    return any(gap > _rounding(leaf) for gap, leaf in zip(gaps, reference, strict=True))
+
+
+def _rounding(leaf: np.ndarray) -> float:
+    if not jnp.issubdtype(leaf.dtype, jnp.inexact):
+        return 0.0
+    wide = np.abs(_wide(leaf))
+    greatest = np.max(wide, initial=0, where=np.isfinite(wide))
+    return float(_ROUNDINGS * jnp.finfo(leaf.dtype).eps * greatest)
+
+
+def _wide(leaf: np.ndarray) -> np.ndarray:
+    return leaf.astype(np.complex128 if np.iscomplexobj(leaf) else np.float64)
+
+
+def _of_all_processes(depends: bool | None) -> bool | None:
+    """Return what all processes do: each sees its own part of what is divided over devices."""
+    if jax.process_count() == 1:
+        return depends
+    code = {None: 1, False: 0, True: 2}[depends]
+    found = np.max(multihost_utils.process_allgather(np.int32(code)))
+    return {1: None, 0: False, 2: True}[int(found)]
