@@ -212,6 +212,44 @@ def test_a_gate_that_opens_later_is_seen_in_training_and_after_it() -> None:
     np.testing.assert_allclose(trainer.predict(x, batch_size=8), expected, rtol=1e-4, atol=1e-5)
 
 
+class Seen(nnx.Module):
+    """Counts its examples, and divides its output by their number where it is asked to."""
+
+    def __init__(self, divides: bool) -> None:
+        self.layer = nnx.Linear(FEATURES, 1, rngs=nnx.Rngs(0))
+        self.seen = nnx.BatchStat(jnp.zeros((), jnp.int32))
+        self.divides = divides
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        self.seen[...] += len(x)
+        return self.layer(x) / (len(x) if self.divides else 1)
+
+
+def test_a_number_of_rows_is_that_of_the_examples() -> None:
+    module = Seen(divides=False)
+    Trainer(module, optimizer=optax.sgd(0.0), loss="mse").fit(X[:11], Y[:11], batch_size=8)
+    assert int(module.seen[...]) == 11
+    divided = Seen(divides=True)
+    expected = np.concatenate([np.asarray(divided(X[part])) for part in parts_of(11)])
+    predicted = Trainer(divided).predict(X[:11], batch_size=8)
+    np.testing.assert_allclose(predicted, expected, rtol=1e-5, atol=1e-6)
+
+
+def test_rows_that_are_taken_by_their_number_are_filled_up(capfd: Any) -> None:
+    class Chosen(nnx.Module):
+        def __init__(self) -> None:
+            self.layer = nnx.Linear(FEATURES, FEATURES, rngs=nnx.Rngs(0))
+
+        def __call__(self, x: jax.Array) -> jax.Array:
+            rows = jnp.arange(len(x)) % len(x)
+            return self.layer(x)[rows, jnp.argmax(x, 1)]
+
+    module = Chosen()
+    predicted = Trainer(module).predict(X[:11], batch_size=8)
+    np.testing.assert_allclose(predicted, module(X[:11]), rtol=1e-5)
+    assert "compiled once more" not in capfd.readouterr().err
+
+
 def test_it_is_said_once(capfd: pytest.CaptureFixture[str]) -> None:
     module = Foreign()
     trainer = Trainer(module, loss="mse")
@@ -253,7 +291,7 @@ def test_the_trial_leaves_no_trace(monkeypatch: pytest.MonkeyPatch, per_call: in
         options = TrainOptions(steps_per_execution=per_call)
         trainer = Trainer(model, loss=loss, options=options)
         if not tried:
-            monkeypatch.setattr(Filling, "judge", lambda *_: lambda batch, size: True)
+            monkeypatch.setattr(Filling, "judge", lambda *_, **__: lambda batch, size: True)
         trainer.fit(x, y, batch_size=8, epochs=2)
         weights.append(jax.tree.leaves(nnx.state(model, (nnx.Param, nnx.BatchStat))))
     for one, other in zip(*weights, strict=True):

@@ -105,8 +105,11 @@ class Pass:
     def _chunks(
         self, program: str, attempt: Callable[[Batch], list[np.ndarray]]
     ) -> Iterator[Chunk]:
+        definition = self.session.definition
         may_fill = self.session.filling.judge(
-            program, lambda: nullcontext(attempt), self.session.definition.model.held
+            program,
+            lambda: nullcontext(attempt),
+            definition.predict,
         )
         return self.feed.chunks(self.steps, 1, over_the_end=False, may_fill=may_fill)
 

@@ -21,6 +21,8 @@ import numpy as np
 from jax.experimental import multihost_utils
 
 from neurenix.train.batch import Batch, num_examples, pad
+from neurenix.train.row_count import uses_row_count
+from neurenix.train.split import ModuleSplit
 
 # What a program computes of a batch that holds added rows: arrays, without anything that belongs to
 # those rows; None where it is not finite.
@@ -28,6 +30,7 @@ Attempt = Callable[[Batch], Sequence[np.ndarray] | None]
 MayFill = Callable[[Batch, int], bool]
 
 _ROUNDINGS = 4  # units in the last place, of a leaf's greatest number, that say nothing
+_ANOTHER_ORDER = 1e-3  # relative, of sums over other numbers of rows
 _TIMES_NOISE = 8  # what a program says twice of one batch may differ: sums in another order
 
 
@@ -50,11 +53,11 @@ class Filling:
     """What was found about the programs of one module; each is tried before its first ragged batch.
 
     Args:
-        name: of the module, for the message.
+        model: the module, split.
     """
 
-    def __init__(self, name: str) -> None:
-        self._name = name
+    def __init__(self, model: ModuleSplit) -> None:
+        self._model = model
         self._found: dict[Any, _Found] = {}
         self._said = False
 
@@ -62,29 +65,38 @@ class Filling:
         self,
         program: str,
         attempts: Callable[[], AbstractContextManager[Attempt]],
-        weights: Callable[[], Sequence[Any]] | None = None,
+        forward: Callable[[Any, Any], Any],
+        *,
+        changes_weights: bool = False,
     ) -> MayFill:
         """Return what tells whether a batch may be filled up to a size.
 
         Args:
             program: ``"fit"``, ``"evaluate"`` or ``"predict"``.
             attempts: opens a trial of it.
-            weights: returns the arrays of the module. A weight that is still 0 can hide what it
-                multiplies, so a program that was found to treat rows alone is tried again with the
-                next weights. None if the trial itself changes such weights.
+            forward: what the module computes in it, a function of the module's parameters and
+                other state, and of inputs; it is traced.
+            changes_weights: the trial itself changes weights. One that is still 0 can hide what it
+                multiplies, so otherwise a program that was found to treat rows alone is tried once
+                more when the weights are others.
         """
 
         def may_fill(batch: Batch, size: int) -> bool:
             leaves, treedef = jax.tree.flatten(batch)
             key = (program, treedef, *((np.ndim(leaf), str(leaf.dtype)) for leaf in leaves))
-            held = weights() if weights else ()
+            held = () if changes_weights else self._model.held()
             known = self._found.get(key)
             if known is None or not known.holds_for(held):
                 with attempts() as attempt:
                     depends = depends_on_added_rows(attempt, batch, size)
+                    count = num_examples(batch)
+                    if depends is False and uses_row_count(
+                        forward, self._model.read(), batch.x, size, count
+                    ):
+                        depends = depends_on_row_count(attempt, batch, size)
                 if depends is None:  # nothing is known: as it is, it is right
                     return False
-                final = depends or weights is None or known is not None
+                final = depends or changes_weights or known is not None
                 known = _Found(depends, list(map(weakref.ref, held)), final)
                 self._found[key] = known
             if known.depends:
@@ -97,10 +109,10 @@ class Filling:
         if not self._said:
             self._said = True
             sys.stderr.write(
-                f"neurenix: {self._name} computes with all rows of a batch together, so no rows "
-                f"are added to a batch of {count} to make it one of {size}: it is computed as it "
-                "is, for which the step is compiled once more. Batches of one size, which the "
-                "replicas divide, or drop_remainder=True of Dataset.batch, avoid that.\n"
+                f"neurenix: {self._model.name} computes with all rows of a batch together, so no "
+                f"rows are added to a batch of {count} to make it one of {size}: it is computed "
+                "as it is, for which the step is compiled once more. Batches of one size, which "
+                "the replicas divide, or drop_remainder=True of Dataset.batch, avoid that.\n"
             )
 
 
@@ -138,6 +150,22 @@ def depends_on_added_rows(attempt: Attempt, batch: Batch, size: int) -> bool | N
         if depends:
             break
     return _of_all_processes(depends)
+
+
+def depends_on_row_count(attempt: Attempt, batch: Batch, size: int) -> bool:
+    """Tell whether a program computes something else of a batch as it is than of one filled up.
+
+    The sums of the two have another order, so they may differ by more than a rounding.
+
+    Example:
+        >>> batch = Batch(np.array([[1.0], [2.0]], np.float32))
+        >>> depends_on_row_count(lambda b: [b.x[:2] / len(b.x)], batch, 4)
+        True
+    """
+    filled, alone = attempt(pad(batch, size)), attempt(pad(batch, num_examples(batch)))
+    gaps = None if filled is None or alone is None else _gaps(filled, alone)
+    found = gaps is None or _exceeds(gaps, filled or (), tolerance=_ANOTHER_ORDER)
+    return bool(_of_all_processes(found))
 
 
 def filled_in_several_ways(batch: Batch, size: int) -> Iterator[Batch]:
@@ -190,16 +218,17 @@ def _gaps(one: Sequence[np.ndarray], other: Sequence[np.ndarray]) -> np.ndarray 
     return np.array(gaps)
 
 
-def _exceeds(gaps: np.ndarray, reference: Sequence[np.ndarray]) -> bool:
-    return any(gap > _rounding(leaf) for gap, leaf in zip(gaps, reference, strict=True))
+def _exceeds(gaps: np.ndarray, reference: Sequence[np.ndarray], tolerance: float = 0.0) -> bool:
+    """Tell whether a gap is greater than roundings, or a share of the array's greatest number."""
 
+    def allowed(leaf: np.ndarray) -> float:
+        if not jnp.issubdtype(leaf.dtype, jnp.inexact):
+            return 0.0
+        wide = np.abs(_wide(leaf))
+        greatest = np.max(wide, initial=0, where=np.isfinite(wide))
+        return float(max(tolerance, _ROUNDINGS * jnp.finfo(leaf.dtype).eps) * greatest)
 
-def _rounding(leaf: np.ndarray) -> float:
-    if not jnp.issubdtype(leaf.dtype, jnp.inexact):
-        return 0.0
-    wide = np.abs(_wide(leaf))
-    greatest = np.max(wide, initial=0, where=np.isfinite(wide))
-    return float(_ROUNDINGS * jnp.finfo(leaf.dtype).eps * greatest)
+    return any(gap > allowed(leaf) for gap, leaf in zip(gaps, reference, strict=True))
 
 
 def _wide(leaf: np.ndarray) -> np.ndarray:

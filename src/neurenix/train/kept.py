@@ -62,7 +62,7 @@ class Prepared:
         self.definition = definition
         self.check = BatchCheck(definition, recipe)
         self.compiled = Compiled(definition)
-        self.filling = Filling(definition.model.name)
+        self.filling = Filling(definition.model)
 
 
 class Kept:

@@ -134,7 +134,12 @@ class Run:
         self._began, self._out = self._standing.steps_made, None
         began = time.perf_counter()
         try:
-            may_fill = self._session.filling.judge("fit", self._epoch_run.trial)
+            may_fill = self._session.filling.judge(
+                "fit",
+                self._epoch_run.trial,
+                self._definition.forward,
+                changes_weights=True,
+            )
             per_call, exact = self._step.steps, not self._step.takes_count
             chunks = feed.chunks(steps, per_call, may_fill=may_fill, exact=exact)
             logs, made = self._epoch_run.run(chunks, self._progress.advance)

@@ -192,6 +192,14 @@ class StepDefinition:
         """
         return self._apply(*model, x, training=False)[0]
 
+    def forward(self, model: tuple[Any, OtherState], x: Any) -> Any:
+        """Return the output for ``x`` in training mode, and the module's other state after it.
+
+        Layers are told which rows are examples, as in a batch with weights: all.
+        """
+        with examples_among_rows(jnp.ones(num_examples(Batch(x)), bool)):
+            return self._apply(*model, x, training=True)
+
     def _gradients(self, state: TrainState, batch: Batch) -> tuple[Any, ...]:
         if self.accumulate_steps > 1:
             return self._accumulated(state, batch)
