@@ -14,6 +14,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
 
 from neurenix._core.errors import ArgumentError, ArgumentTypeError, ShapeError
 from neurenix._core.options import check_number
@@ -39,7 +40,7 @@ def frozen(name: str, weights: Any) -> Weights | None:
     """
     if weights is None:
         return None
-    if isinstance(weights, jax.core.Tracer):
+    if isinstance(weights, Tracer):
         raise ArgumentTypeError(
             f"The argument `{name}` is traced. Make the loss outside of the compiled function."
         )
