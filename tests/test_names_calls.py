@@ -66,6 +66,12 @@ def test_an_argument_of_another_librarys_call_is_told_what_it_is_here(case) -> N
         assert len(text.splitlines()) == 1
 
 
+def test_an_argument_of_another_attention_function_is_told_what_it_is_here() -> None:
+    q = X[:, :, None]
+    with pytest.raises(nx.ArgumentTypeError, match="no option 'is_causal'. Here that is causal"):
+        nn.dot_product_attention(q, q, q, is_causal=True)  # pyright: ignore
+
+
 def test_too_many_and_too_few_arguments_are_told() -> None:
     with pytest.raises(nx.ArgumentTypeError, match="Linear: too many positional.*Arguments: x"):
         nn.Linear(8, 2)(X, True)
@@ -209,6 +215,7 @@ def test_every_argument_that_an_answer_gives_exists() -> None:
         (of_train.OF_COMPILE, nn.Module.compile),
         (of_train.OF_TRAINER, nx.Trainer.__init__),
         (of_train.OF_JIT, nx.jit),
+        (elsewhere.OF_DOT_PRODUCT, nn.dot_product_attention),
         (elsewhere.OF_LOAD, nn.Module.load),
         (elsewhere.OF_SAVE, nn.Module.save),
         (elsewhere.OF_TO, nn.Module.to),

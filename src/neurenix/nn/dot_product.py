@@ -37,15 +37,17 @@ from jax import lax
 from jax.ad_checkpoint import checkpoint_name as named
 
 from neurenix._core.errors import ArgumentError, ArgumentTypeError, ShapeError
+from neurenix._core.names import answers
 from neurenix._functions.traced_for import traced_kind
 from neurenix.device import DeviceType, devices
-from neurenix.nn import splash
+from neurenix.nn import elsewhere, splash
 from neurenix.nn._checks import as_mask, expect_array
 
 # The score of a key that a query may not look at: finite, so that a row without keys is no NaN.
 _NEVER = -0.7 * float(jnp.finfo(jnp.float32).max)
 
 
+@answers(elsewhere.OF_DOT_PRODUCT)
 def dot_product_attention(
     query: jax.Array,
     key: jax.Array,

@@ -283,6 +283,19 @@ _CALLS_OF_ATTENTION = {
     "src_mask": _ALLOWED,
     "use_causal_mask": _CAUSAL,
 }
+OF_DOT_PRODUCT = {
+    "attn_mask": "mask, True where a query may look at a key",
+    "bias": "not to be had: only masks are added to the scores",
+    "dropout_p": "dropout of nn.MultiHeadAttention",
+    "enable_gqa": "not needed: the heads of keys may divide those of queries",
+    "is_causal": "causal",
+    "k": "key",
+    "local_window_size": "window",
+    "logits_soft_cap": "softcap",
+    "q": "query",
+    "scale": "not to be chosen: it is 1 / √D; multiply the queries before",
+    "v": "value",
+}
 _CALLS = {
     "ConvTranspose": {"output_size": "output_padding=, when the layer is made"},
     "GRU": _CALLS_OF_RECURRENCE,
