@@ -255,7 +255,7 @@ def test_it_is_said_once(capfd: pytest.CaptureFixture[str]) -> None:
     trainer = Trainer(module, loss="mse")
     for _ in range(2):
         trainer.fit(X[:11], Y[:11], batch_size=8, epochs=2)
-    assert capfd.readouterr().err.count("Foreign computes with all rows of a batch together") == 1
+    assert capfd.readouterr().err.count("change what Foreign, its loss or its metrics") == 1
     assert prepared(trainer).compiled.step_compilations == 2
 
 
@@ -308,3 +308,65 @@ def test_weights_of_examples_and_masked_rows_go_with_it() -> None:
         [np.mean((module(X[part]) - y[part]) ** 2, 1) for part in parts_of(11)]
     )
     np.testing.assert_allclose(found, np.average(expected, weights=weight), rtol=1e-5)
+
+
+class Centred(nx.losses.Loss):
+    """A loss class of a user's own that looks across the batch."""
+
+    def elementwise(self, y_true: Any, y_pred: Any) -> jax.Array:
+        error = y_true - y_pred
+        return jnp.mean((error - error.mean(0)) ** 2, -1)
+
+
+class Total(nx.metrics.Metric):
+    """A metric of a user's own that takes no notice of weights."""
+
+    def __init__(self) -> None:
+        super().__init__("total")
+        self.sum = nnx.metrics.MetricState(jnp.zeros(()))
+
+    def reset(self) -> None:
+        self.sum[...] = jnp.zeros(())
+
+    def update(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> None:
+        self.sum[...] += jnp.sum(y_pred)
+
+    def result(self) -> jax.Array:
+        return self.sum[...]
+
+
+def test_losses_and_metrics_of_a_users_own_class_see_no_added_rows() -> None:
+    nx.seed(0)
+    model = nn.Sequential(nn.Linear(FEATURES, FEATURES))
+    x, y = X[:11], X[:11] ** 2
+    model.compile(optax.sgd(0.0), Centred(), metrics=[Total()])
+    found = model.evaluate(x, y, batch_size=8)
+    error = y - np.asarray(model(x))
+    losses = [((error[p] - error[p].mean(0)) ** 2).mean(1) for p in parts_of(11)]
+    np.testing.assert_allclose(found["loss"], np.concatenate(losses).mean(), rtol=1e-5)
+    np.testing.assert_allclose(found["total"], np.asarray(model(x)).sum(), rtol=1e-5)
+
+
+def test_inputs_that_have_no_value_at_zero_are_filled_up(capfd: Any) -> None:
+    """The mean over a row's positions: a row of zeros in the mask has none."""
+
+    class Pooled(nn.Module):
+        def __init__(self) -> None:
+            self.table, self.head = nn.Embedding(50, 8), nn.Linear(8, 2)
+
+        def __call__(self, tokens: jax.Array, mask: jax.Array) -> jax.Array:
+            shown = mask[..., None].astype(jnp.float32)
+            return self.head((self.table(tokens) * shown).sum(1) / shown.sum(1))
+
+    random = np.random.default_rng(0)
+    lengths = random.integers(1, 7, (11, 1))
+    inputs = {
+        "tokens": random.integers(1, 50, (11, 6)).astype(np.int32),
+        "mask": np.arange(6)[None] < lengths,
+    }
+    model = Pooled()
+    model.compile("adam", nx.losses.SparseCategoricalCrossentropy(from_logits=True))
+    model.fit(inputs, random.integers(0, 2, 11), batch_size=8)
+    predicted = model.predict(inputs, batch_size=8)
+    np.testing.assert_allclose(predicted, model.eval()(**inputs), rtol=1e-5, atol=1e-6)
+    assert "compiled once more" not in capfd.readouterr().err

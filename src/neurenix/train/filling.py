@@ -109,10 +109,11 @@ class Filling:
         if not self._said:
             self._said = True
             sys.stderr.write(
-                f"neurenix: {self._model.name} computes with all rows of a batch together, so no "
-                f"rows are added to a batch of {count} to make it one of {size}: it is computed "
-                "as it is, for which the step is compiled once more. Batches of one size, which "
-                "the replicas divide, or drop_remainder=True of Dataset.batch, avoid that.\n"
+                f"neurenix: rows added to a batch of {count}, to make it one of {size}, would "
+                f"change what {self._model.name}, its loss or its metrics compute of the others. "
+                "The batch is computed as it is, for which the step is compiled once more. Batches "
+                "of one size, which the replicas divide, or drop_remainder=True of Dataset.batch, "
+                "avoid that.\n"
             )
 
 
@@ -137,15 +138,13 @@ def depends_on_added_rows(attempt: Attempt, batch: Batch, size: int) -> bool | N
     first, *others = filled_in_several_ways(batch, size)
     reference = attempt(first)
     depends: bool | None = None
-    for other in others if reference is not None else ():
-        outcome = attempt(other)
-        gaps = None if outcome is None else _gaps(reference, outcome)
-        if gaps is None:
+    for other in others:
+        gaps = _gaps(reference, attempt(other))
+        if reference is None or gaps is None:
             continue
         depends = _exceeds(gaps, reference)
         if depends:
-            again = attempt(first)
-            noise = None if again is None else _gaps(reference, again)
+            noise = _gaps(reference, attempt(first))
             depends = noise is None or _exceeds(gaps - _TIMES_NOISE * noise, reference)
         if depends:
             break
@@ -163,7 +162,7 @@ def depends_on_row_count(attempt: Attempt, batch: Batch, size: int) -> bool:
         True
     """
     filled, alone = attempt(pad(batch, size)), attempt(pad(batch, num_examples(batch)))
-    gaps = None if filled is None or alone is None else _gaps(filled, alone)
+    gaps = _gaps(filled, alone)
     found = gaps is None or _exceeds(gaps, filled or (), tolerance=_ANOTHER_ORDER)
     return bool(_of_all_processes(found))
 
@@ -206,8 +205,12 @@ def filled_in_several_ways(batch: Batch, size: int) -> Iterator[Batch]:
     yield with_rows(lambda rows, shape: np.broadcast_to(rows[-1:], shape))
 
 
-def _gaps(one: Sequence[np.ndarray], other: Sequence[np.ndarray]) -> np.ndarray | None:
+def _gaps(
+    one: Sequence[np.ndarray] | None, other: Sequence[np.ndarray] | None
+) -> np.ndarray | None:
     """Return the greatest difference of each array; None if others of the numbers are finite."""
+    if one is None or other is None:
+        return None
     gaps = []
     for a, b in zip(one, other, strict=True):
         a, b = _wide(a), _wide(b)

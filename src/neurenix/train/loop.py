@@ -187,4 +187,5 @@ def _on_host(leaf: Any) -> bool:
 def _look(dispatched: list[tuple[jax.Array, Chunk, int]]) -> None:
     """Wait for the last of these results; the flag that it begins with is never taken back."""
     if dispatched and np.asarray(dispatched[-1][0])[0]:
-        raise Diverged(*next(rest for vector, *rest in dispatched if np.asarray(vector)[0]))
+        found = ((chunk, before) for vector, chunk, before in dispatched if np.asarray(vector)[0])
+        raise Diverged(*next(found))
