@@ -143,10 +143,13 @@ def check_verbose(verbose: Any) -> None:
 def shown(verbose: bool | str, title: str, steps: int | None) -> Iterator[Progress]:
     """Show one pass over data while the block runs; the block calls ``advance`` and ``end``.
 
+    Its numbers are returned, so that ``"auto"`` shows them on a terminal only.
+
     Raises:
         ArgumentError: ``verbose`` is none of its values.
     """
-    progress = make_progress(verbose)
+    check_verbose(verbose)
+    progress = make_progress(_takes_bars() if verbose == "auto" else verbose)
     try:
         progress.begin(title, steps)
         yield progress
@@ -166,9 +169,13 @@ def make_progress(verbose: bool | str) -> Progress:
     check_verbose(verbose)
     if verbose is False or verbose == 0 or sys.stdout is None:
         return Progress()
-    if sys.stdout.isatty() and os.environ.get("TERM") != "dumb" and not os.environ.get("CI"):
-        return BarProgress()
-    return LineProgress()
+    return BarProgress() if _takes_bars() else LineProgress()
+
+
+def _takes_bars() -> bool:
+    if sys.stdout is None or not sys.stdout.isatty():
+        return False
+    return os.environ.get("TERM") != "dumb" and not os.environ.get("CI")
 
 
 def in_words(logs: Mapping[str, float]) -> str:

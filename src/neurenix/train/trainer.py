@@ -272,7 +272,7 @@ class Trainer(Described, Resumable, StepStates):
             batch_size: for arrays; 32 by default.
             steps: batches; None for all.
             sample_weight: weight of each example, shape (N,), for arrays.
-            verbose: show progress: True or ``"auto"``, or False.
+            verbose: show progress: True, ``"auto"`` on a terminal only, or False.
 
         Raises:
             DataError: as ``fit``.
