@@ -21,7 +21,7 @@ import jax
 from jax.core import Tracer
 
 from neurenix._core.errors import ArgumentError, ArgumentTypeError
-from neurenix._functions.by_value import Equal, static_key
+from neurenix._functions.by_value import Equal, static_keys
 from neurenix._nnx import get_array, nnx, set_array
 
 _END = object()
@@ -42,14 +42,12 @@ class Structure:
     ) -> None:
         self.graphdef = graphdef
         self.is_variable = is_variable
-        attributes = [
-            (name, static_key(held.value) if isinstance(held, nnx.graph.Static) else held)
-            for name, held in graphdef.attributes
-        ]
+        static = nnx.graph.Static
+        others = [(name, isinstance(held, static) or held) for name, held in graphdef.attributes]
+        values = [held.value for _, held in graphdef.attributes if isinstance(held, static)]
         # Of lists and the like, which the graph definition only names, the contents as well
-        self._key = (
-            Equal((*graphdef.nodes,)), *attributes, is_variable, *map(static_key, contents)
-        )  # fmt: skip
+        keys = static_keys([*values, *contents])
+        self._key = (Equal((*graphdef.nodes,)), *others, is_variable, *keys)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Structure) and other._key is self._key

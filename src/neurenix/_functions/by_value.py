@@ -14,7 +14,7 @@ import functools
 import hashlib
 import sys
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import jax
@@ -110,25 +110,47 @@ def exact_key(value: Any) -> Any:
         True
     """
     try:
-        return _Walk().key(value)
+        return _Walk().begin(value)
     except (_NotComparable, RecursionError):
         return None
 
 
-def static_key(value: Any) -> Any:
-    """Return the key of an attribute of a module; one that is not exact is as ``==`` says."""
-    return exact_key(value) or Equal(value)
+def static_keys(values: Iterable[Any]) -> list[Any]:
+    """Return the keys of attributes of modules; of one that is not exact it is as ``==`` says.
+
+    Example:
+        >>> one, other = static_keys([len, len])
+        >>> one == other
+        True
+    """
+    walk, keys = _Walk(), []
+    for value in values:
+        try:
+            keys.append(walk.begin(value))
+        except (_NotComparable, RecursionError):
+            keys.append(Equal(value))
+    return keys
 
 
 class _Walk:
-    """One walk over a value and all that it is made of."""
+    """A walk over values and all that they are made of; what was seen is not read again."""
 
     def __init__(self) -> None:
         self._open: dict[int, int] = {}
         self._known: dict[int, tuple[Any, Any]] = {}  # with the object, whose id stays its own
         self._count = self._again = 0
 
+    def begin(self, value: Any) -> Any:
+        """Return the key of a value by itself."""
+        self._count = 0
+        return self.key(value)
+
     def key(self, value: Any) -> Any:
+        """Return the key of a value, or of a part of one.
+
+        Raises:
+            _NotComparable: it has none that is exact.
+        """
         kind = type(value)
         if kind in _PLAIN:
             return kind, value
@@ -161,7 +183,7 @@ class _Walk:
     def _of_kind(self, kind: type, value: Any) -> Any:
         if isinstance(value, type):
             return self._class(value)
-        if kind in (tuple, list) or (isinstance(value, tuple) and hasattr(kind, "_fields")):
+        if kind in (tuple, list) or (issubclass(kind, tuple) and hasattr(kind, "_fields")):
             return (kind, *map(self.key, value))
         if kind in (dict, types.MappingProxyType):
             return (kind, *[(self.key(name), self.key(held)) for name, held in value.items()])
@@ -284,17 +306,17 @@ def _state(kind: type, value: Any) -> Any:
         names = [field.name for field in dataclasses.fields(value)]
         held = {name: getattr(value, name) for name in names if hasattr(value, name)}
         return held | getattr(value, "__dict__", {})
-    own: list[Callable[..., Any]] = [kind.__reduce_ex__, kind.__reduce__, kind.__getstate__]  # type: ignore[attr-defined]
-    usual = [object.__reduce_ex__, object.__reduce__, object.__getstate__]  # type: ignore[attr-defined]
+    own: list[Callable[..., Any]] = [kind.__reduce_ex__, kind.__reduce__, kind.__getstate__]
+    usual = [object.__reduce_ex__, object.__reduce__, object.__getstate__]
     if kind is object or own != usual or hasattr(kind, "__getnewargs__"):
         return None
     try:
-        _, arguments, state, items, pairs = (*object.__reduce_ex__(value, 2), None, None)[:5]
+        made = object.__reduce_ex__(value, 2)
     except TypeError:  # it holds what Python cannot see
         return None
-    if len(arguments) > 1:
-        return None
-    return state, [*(items or ())], [*(pairs or ())]
+    arguments: Any = made[1]
+    state, items, pairs = (*made[2:], None, None, None)[:3]
+    return None if len(arguments) > 1 else (state, [*(items or ())], [*(pairs or ())])
 
 
 def _has_equality(kind: type) -> bool:

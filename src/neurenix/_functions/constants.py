@@ -19,7 +19,7 @@ from jax.core import Tracer
 
 from neurenix._core.libraries import library_of
 from neurenix._functions.binding import is_module
-from neurenix._functions.by_value import exact_key, static_key
+from neurenix._functions.by_value import exact_key, static_keys
 from neurenix._functions.captured import refuse_captured_modules
 from neurenix._functions.recompilation import Fixed, parts_of
 
@@ -36,7 +36,7 @@ class Constant:
     __slots__ = ("_hash", "_key", "value")
 
     def __init__(self, value: Any) -> None:
-        self.value, self._key = value, static_key(value)
+        self.value, (self._key,) = value, static_keys([value])
         self._hash = hash(self._key)
 
     def __eq__(self, other: object) -> bool:

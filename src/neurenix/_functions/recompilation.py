@@ -12,7 +12,7 @@ import jax
 import numpy as np
 
 from neurenix._core.source_files import users_call
-from neurenix._functions.by_value import static_key
+from neurenix._functions.by_value import static_keys
 from neurenix._nnx import nnx
 
 FIRST_REPORT = 5
@@ -23,7 +23,7 @@ class Fixed:
     """A static argument among those that are described, by its value."""
 
     def __init__(self, value: Any) -> None:
-        self.value, self.key = value, static_key(value)
+        self.value, (self.key,) = value, static_keys([value])
 
     def __repr__(self) -> str:
         text = repr(self.value)

@@ -181,7 +181,8 @@ class Strategy(OptionsExplained):
         Arguments that are split over the replicas (``PerReplica``, batches of ``distribute``)
         arrive as the replica's share, others whole: a plain NumPy batch goes whole to *every*
         replica, which then all compute the same. Modules and optimizers are updated in place; they
-        are arguments of their own, not entries of a tuple or a dict.
+        are arguments of their own, not entries of a tuple or a dict. A loss or another function, a
+        string, an enum or a dataclass of such is part of the program, compared by value.
 
         In a function that ``nx.jit`` compiles, its arguments as they are given are shares or whole
         as they are outside of it. What is computed from a share is refused there, and any array in
@@ -205,8 +206,8 @@ class Strategy(OptionsExplained):
             ArgumentError: the function uses a module that it is not given, leaves a variable that
                 may differ between the replicas, or a metric whose states are no sums; a batch is
                 split by another strategy; or ``run`` is called inside of ``run``.
-            ArgumentTypeError: a module is inside a tuple or a dict, an argument or a result is no
-                array, or ``args`` is no tuple.
+            ArgumentTypeError: a module is inside a tuple or a dict, an argument is neither an array
+                nor part of the program, a result is no array, or ``args`` is no tuple.
             ShapeError: a ``PerReplica`` has not one entry for each replica.
         """
         if not callable(function):

@@ -412,13 +412,18 @@ def jit(
     module graph is walked at the first call only, and again when an attribute was set. Modules are
     arguments of their own, not entries of a tuple or a dict, nor names from outside the function.
 
+    A loss or another function, a string, an enum, a dtype or a dataclass of such is part of the
+    program, wherever it stands in the arguments. Each value compiles a program of its own. They are
+    compared by what they compute: a lambda of the same code and closure takes the program that is
+    there, and so do a model and an optimizer that are built anew.
+
     Args:
         function: a function, a module, its method, or a ``functools.partial`` that gives modules; a
             method under ``@nx.jit``; or leave it out to use ``@nx.jit(donate=False)``.
         donate: give the memory of the modules' arrays to the results, so that a step needs no
             second copy. An array taken out of a module before the call is deleted by it.
-        static_argnames: parameters that are no arrays (a string), or whose value the function
-            needs (for an ``if``). Each value compiles a program of its own; it can be hashed.
+        static_argnames: parameters whose value the function needs (for an ``if``), such as a
+            number. Each value compiles a program of its own; it can be hashed.
         static_argnums: the same by position, from 0; one of the two is enough.
 
     Raises:
@@ -426,7 +431,8 @@ def jit(
         ArgumentError: ``function`` has no such static parameter; or, at the first call, it uses a
             module that it is not given.
         ArgumentTypeError: an option does not exist; or, at the call, a module is inside a tuple
-            or a dict, or an argument that is not static is no array, or its value is needed.
+            or a dict, or an argument is neither an array nor part of the program, or its value is
+            needed.
 
     Example:
         >>> from neurenix import nn
