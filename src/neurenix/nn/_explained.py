@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NoReturn
 
 from neurenix._core.errors import ArgumentTypeError, NeurenixError
 from neurenix._core.names import wrong_call
@@ -76,3 +76,21 @@ def _cause(
     except NeurenixError as told:
         return told
     return None
+
+
+def no_container(module: Any, name: str, value: Any) -> ArgumentTypeError:
+    """Build the error for a list or a dict of layers, which NNX would not look into."""
+    kind, takes = ("ModuleDict", "{…}") if isinstance(value, dict) else ("ModuleList", "[…]")
+    return ArgumentTypeError(
+        f"{type(module).__name__}.{name} is a {type(value).__name__} that holds layers or arrays, "
+        f"which would not be trained or saved. Write self.{name} = nn.{kind}({takes})."
+    )
+
+
+def not_called(name: str, module: Any) -> NoReturn:
+    """Raise for a module that has PyTorch's or Keras's method of another name than ``__call__``."""
+    kind = type(module).__name__
+    raise ArgumentTypeError(
+        f"{kind} has a method {name}, and a module is called by __call__: write "
+        f"def __call__(self, …) in {kind} in place of def {name}(self, …)."
+    )

@@ -25,7 +25,7 @@ from neurenix.distribute import get_strategy
 from neurenix.distribute.strategy import made_in
 from neurenix.hardware.allocation import out_of_memory_told
 from neurenix.nn import elsewhere, freezing
-from neurenix.nn._explained import explained
+from neurenix.nn._explained import explained, no_container, not_called
 from neurenix.nn.summary import Summary, summarize
 from neurenix.train import (
     History,
@@ -47,22 +47,6 @@ def _running(module: Module) -> Trainer:
             "self.trainer.stop_training = True."
         )
     return module.trainer
-
-
-def _no_container(module: Module, name: str, value: Any) -> ArgumentTypeError:
-    kind, takes = ("ModuleDict", "{…}") if isinstance(value, dict) else ("ModuleList", "[…]")
-    return ArgumentTypeError(
-        f"{type(module).__name__}.{name} is a {type(value).__name__} that holds layers or arrays, "
-        f"which would not be trained or saved. Write self.{name} = nn.{kind}({takes})."
-    )
-
-
-def _not_called(name: str, module: Module) -> NoReturn:
-    kind = type(module).__name__
-    raise ArgumentTypeError(
-        f"{kind} has a method {name}, and a module is called by __call__: write "
-        f"def __call__(self, …) in {kind} in place of def {name}(self, …)."
-    )
 
 
 class _Slots:
@@ -104,7 +88,7 @@ class Module(_Slots, nnx.Module):
         other = next((name for name in ("forward", "call") if name in vars(cls)), None)
         owner = next((base for base in cls.__mro__ if "__call__" in vars(base)), None)
         if other and (owner is None or owner.__module__.startswith(_NEVER_CALLING)):
-            layer.__call__ = property(functools.partial(_not_called, other))
+            layer.__call__ = property(functools.partial(not_called, other))
         elif cls.__module__.startswith("neurenix.nn.") and "__call__" in vars(cls):
             layer.__call__ = following_mode(explained(layer.__call__))
         elif owner is not None and (owner is cls or not issubclass(owner, Module)):
@@ -148,7 +132,7 @@ class Module(_Slots, nnx.Module):
             except ValueError as error:
                 if not isinstance(value, (list, tuple, dict)) or "nnx.List" not in str(error):
                     raise
-                raise _no_container(self, name, value) from error
+                raise no_container(self, name, value) from error
 
     @property
     def stop_training(self) -> bool:
