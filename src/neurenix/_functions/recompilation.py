@@ -12,7 +12,7 @@ import jax
 import numpy as np
 
 from neurenix._core.source_files import users_call
-from neurenix._functions.by_value import static_keys
+from neurenix._functions.by_value import exact_key
 from neurenix._nnx import nnx
 
 FIRST_REPORT = 5
@@ -23,7 +23,8 @@ class Fixed:
     """A static argument among those that are described, by its value."""
 
     def __init__(self, value: Any) -> None:
-        self.value, (self.key,) = value, static_keys([value])
+        self.value = value
+        self.key = exact_key(value) or repr(value)  # not the object, which may hold arrays
 
     def __repr__(self) -> str:
         text = repr(self.value)
@@ -136,12 +137,17 @@ def parts_of(module: Any) -> dict[str, Any]:
             parts[".".join(map(str, path))] = jax.eval_shape(lambda x: x, node.get_value())
         elif isinstance(node, nnx.Pytree):
             for name, value in vars(node).items():
-                if not name.startswith("_pytree__") and not isinstance(value, _LOOKED_INTO):
+                if not name.startswith("_pytree__") and not _is_looked_into(value):
                     parts[".".join(map(str, (*path, name)))] = Fixed(value)
     return parts
 
 
 _LOOKED_INTO = (nnx.Pytree, nnx.Variable, jax.Array, np.ndarray)
+
+
+def _is_looked_into(value: Any) -> bool:
+    leaves = jax.tree.leaves(value, is_leaf=lambda part: isinstance(part, _LOOKED_INTO))
+    return any(isinstance(leaf, _LOOKED_INTO) for leaf in leaves)
 
 
 def _rows(tree: Any) -> dict[str, tuple[Any, str]]:
