@@ -240,11 +240,24 @@ def test_errors_say_what_to_do(strategy: TPUStrategy) -> None:
         strategy.run(3)
     with pytest.raises(nx.DeviceNotFoundError, match="TPU_NAME"):
         TPUClusterResolver(tpu="my-pod")
-    with pytest.raises(nx.DeviceNotFoundError):
-        MirroredStrategy()
+    with pytest.raises(ValueError, match="cuda:0"):
+        MirroredStrategy(["cuda:0"])
     batches = [np.zeros((2, 3)), np.zeros((1, 3))] * 4
     with pytest.raises(nx.ShapeError, match="drop_remainder"):
         next(iter(strategy.distribute_from_function(lambda context: batches)))
+
+
+def test_without_a_gpu_replicas_are_on_the_cpu_and_it_is_said(run_python) -> None:
+    """A program of tf.distribute that tries a TPU, then GPUs, runs on a laptop as it is."""
+    done = run_python(
+        code="import neurenix as nx\n"
+        "try:\n    strategy = nx.distribute.TPUStrategy(nx.distribute.TPUClusterResolver())\n"
+        "except ValueError:\n    strategy = nx.distribute.MirroredStrategy()\n"
+        "print(strategy.num_replicas_in_sync, *strategy.devices)",
+        env={"JAX_PLATFORMS": "cpu"},
+    )
+    assert (done.returncode, done.stdout) == (0, "1 cpu:0\n"), done.stderr
+    assert done.stderr == "neurenix: no GPU here, so MirroredStrategy runs on cpu:0\n"
 
 
 def test_the_resolver_reads_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:

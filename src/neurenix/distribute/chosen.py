@@ -5,6 +5,7 @@ Owns the checks of a list of devices. It does not own devices and their names (`
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 
 from neurenix._core.errors import ArgumentError, ArgumentTypeError, DeviceNotFoundError
@@ -40,3 +41,11 @@ def checked_devices(given: Sequence[Device | str]) -> tuple[Device, ...]:
 def gpus() -> list[Device]:
     """Return the GPUs of this machine."""
     return devices(DeviceType.CUDA) or devices(DeviceType.ROCM)
+
+
+def gpus_or_cpu() -> list[Device]:
+    """Return the GPUs of this machine, or its CPU, which standard error then says."""
+    found = gpus()
+    if not found:
+        sys.stderr.write("neurenix: no GPU here, so MirroredStrategy runs on cpu:0\n")
+    return found or [Device(DeviceType.CPU, 0)]

@@ -29,7 +29,7 @@ from neurenix._core.errors import (
 from neurenix._core.names import OptionsExplained
 from neurenix._functions.recompilation import AnewWatch
 from neurenix.device import Device, DeviceType, device_of, devices, from_jax
-from neurenix.distribute.chosen import checked_devices, gpus
+from neurenix.distribute.chosen import checked_devices, gpus, gpus_or_cpu
 from neurenix.distribute.cluster import TPUClusterResolver
 from neurenix.distribute.input import (
     DistributedDataset,
@@ -353,12 +353,13 @@ class MirroredStrategy(Strategy):
     """One replica on every GPU of this machine, or on every device given.
 
     Args:
-        devices: names such as ``"cuda:0"``, as for :class:`Strategy`; by default all GPUs.
+        devices: names such as ``"cuda:0"``, as for :class:`Strategy`; by default all GPUs, or the
+            CPU where there is none, which standard error says.
         mesh: as for :class:`Strategy`, such as ``{"fsdp": 8}``.
         rules: as for :class:`Strategy`.
 
     Raises:
-        DeviceNotFoundError: there is no GPU, or a device given is not there.
+        DeviceNotFoundError: a device given is not there.
         ShapeError: the sizes of ``mesh`` do not multiply to the number of devices.
     """
 
@@ -370,7 +371,7 @@ class MirroredStrategy(Strategy):
         rules: ShardingRules | Sequence[Rule] | None = None,
     ) -> None:
         if devices is None:
-            devices = gpus() or [Device(DeviceType.CUDA, 0)]  # its error says what is there
+            devices = gpus_or_cpu()
         super().__init__(devices, mesh=mesh, rules=rules)
 
 
