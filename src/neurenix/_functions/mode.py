@@ -50,7 +50,7 @@ def mode_of(module: Any) -> bool | None:
     return vars(module).get(MARK) if _TOLD.value is None else _TOLD.value
 
 
-def evaluates(layer: Any, own: bool) -> bool:
+def evaluates(layer: Any, own: bool | None) -> bool:
     """Return whether a layer computes as in evaluation.
 
     Args:
@@ -58,7 +58,7 @@ def evaluates(layer: Any, own: bool) -> bool:
         own: what ``train()`` and ``eval()`` have set.
     """
     if _TOLD.value is None or FROZEN in vars(layer):
-        return own
+        return bool(own)
     return not _TOLD.value
 
 
@@ -159,7 +159,7 @@ def following_mode(call: Callable[..., Any]) -> Callable[..., Any]:
         with _telling(self, said):
             return call(*bound.args, **bound.kwargs)
 
-    called.takes_mode = bool(names)  # pyright: ignore[reportFunctionMemberAccess]
+    vars(called)["takes_mode"] = bool(names)
     return called
 
 

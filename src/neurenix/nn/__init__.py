@@ -3,6 +3,13 @@
 Owns the public names; each family of layers has a module of its own. Every layer computes in the
 dtype of its input, and takes its parameters from the process's random stream unless given
 ``rngs``.
+
+A module that computes something else in training reads ``self.training``, or takes ``training`` as
+an argument of its call, as in Keras. ``fit`` gives it True, ``evaluate`` and ``predict`` give it
+False, also inside of other modules. Every layer may be called with ``training=``: it and the layers
+of ``nx.nn`` inside of it then compute in that mode, but for frozen ones; layers of other libraries
+follow ``train()`` and ``eval()``. Of a module that is not of ``nx.nn``, the arguments ``training``,
+``train`` and ``deterministic`` are given where ``nx.Trainer`` calls it; it passes them on itself.
 """
 
 from typing import TYPE_CHECKING
