@@ -27,7 +27,7 @@ from models import Transformer, data_for
 
 import neurenix as nx
 from neurenix.train import Trainer
-from neurenix.train.loop import MAX_IN_FLIGHT
+from neurenix.train.epoch import MAX_IN_FLIGHT
 
 BATCH = 4
 WARM = 64

@@ -29,7 +29,7 @@ from common import report
 import neurenix as nx
 from neurenix import chips, models, nn
 from neurenix.preflight import CompileOptions, PreflightOptions, Report
-from neurenix.preflight.largest import corrected, pressed
+from neurenix.preflight.search.largest_batch import corrected, pressed
 
 LENGTH = 1024
 DECODER = {

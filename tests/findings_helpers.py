@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 
 from neurenix import chips
+from neurenix.compiler.argument_arrays import Leaf
 from neurenix.compiler.findings import Evidence, find
 from neurenix.compiler.hlo import Instruction, SourceLine
-from neurenix.compiler.leaves import Leaf
-from neurenix.compiler.memory import Memory
+from neurenix.compiler.jaxpr_facts import Traits, WrittenProduct
 from neurenix.compiler.operations import MatrixProduct, Operation
+from neurenix.compiler.peak_memory import Memory
 from neurenix.compiler.program import Program
-from neurenix.compiler.time import StepTime
-from neurenix.compiler.traits import Traits, WrittenProduct
+from neurenix.compiler.step_time import StepTime
 
 LINE = SourceLine("/home/me/train.py", 7, "loss")
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import neurenix
-from neurenix.preflight import condition
+from neurenix.preflight import fail_if
 
 pytestmark = [pytest.mark.cpu8, pytest.mark.newest]
 
@@ -45,7 +45,7 @@ def test_help_names_the_commands(run_python) -> None:
 
 def test_help_of_preflight_names_what_a_condition_may_ask_about(run_python) -> None:
     words = set(re.split(r"[\s,;:.]+", run_python(*CLI, "preflight", "--help").stdout))
-    assert not {*condition.NAMES, *condition.UNITS, "and", "or", "not"} - {"µs"} - words
+    assert not {*fail_if.NAMES, *fail_if.UNITS, "and", "or", "not"} - {"µs"} - words
 
 
 def test_devices(run_python) -> None:

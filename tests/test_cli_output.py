@@ -95,7 +95,7 @@ def test_what_a_program_prints_is_spelled(tmp_path: Path, output: str) -> None:
 
 
 def test_a_terminal_of_today_gets_the_signs_themselves() -> None:
-    from neurenix._core.plain import plain
+    from neurenix._core.output_encoding import plain
 
     assert plain("≈ 3 µs → é", "utf-8") == "≈ 3 µs → é"
     assert plain("≈ 3 µs → é", "ascii") == "~ 3 us -> e"

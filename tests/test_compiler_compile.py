@@ -30,6 +30,7 @@ from neurenix._core.errors import (
 )
 from neurenix.compiler import lowering
 from neurenix.compiler import workers as workers_module
+from neurenix.compiler.abstract_placement import UnplacedSpec, abstract_mesh
 from neurenix.compiler.cache import Cache, key
 from neurenix.compiler.compile import (
     Compiled,
@@ -38,7 +39,6 @@ from neurenix.compiler.compile import (
     check_machine,
     compile_all,
 )
-from neurenix.compiler.placement import UnplacedSpec, abstract_mesh
 from neurenix.compiler.program import Program, TraceOptions, spec, trace
 from neurenix.compiler.target import Target
 from neurenix.compiler.workers import NOT_WRITTEN, kept_workers

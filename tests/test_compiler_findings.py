@@ -24,17 +24,17 @@ from findings_helpers import (
 from neurenix import chips, models
 from neurenix import rules as pages
 from neurenix.compiler import findings
+from neurenix.compiler.argument_arrays import Leaf
 from neurenix.compiler.calibration import DISPATCH_SECONDS
 from neurenix.compiler.captured_arrays import Captured
 from neurenix.compiler.compile import Refusal
 from neurenix.compiler.findings import REFUSALS, find, of_refusal
 from neurenix.compiler.hlo import SourceLine, parse
-from neurenix.compiler.leaves import Leaf
-from neurenix.compiler.memory import Buffer
+from neurenix.compiler.jaxpr_facts import Kernel, Recompile, Traits, WrittenProduct
 from neurenix.compiler.operations import top_level_products
+from neurenix.compiler.peak_memory import Buffer
 from neurenix.compiler.target import Target
 from neurenix.compiler.training import TRAINERS_STEP
-from neurenix.compiler.traits import Kernel, Recompile, Traits, WrittenProduct
 
 pytestmark = pytest.mark.pure
 

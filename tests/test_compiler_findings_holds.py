@@ -12,17 +12,18 @@ import pytest
 import neurenix as nx
 from findings_helpers import GIB, evidence, operation, product, with_traits, written
 from neurenix import chips, nn
+from neurenix.compiler.argument_arrays import Leaf
 from neurenix.compiler.calibration import calibration
 from neurenix.compiler.compile import Refusal
 from neurenix.compiler.coverage import unlike_the_runs
 from neurenix.compiler.findings import find, of_refusal
 from neurenix.compiler.findings.precision import is_narrow
-from neurenix.compiler.leaves import Leaf
+from neurenix.compiler.jaxpr_facts import Traits
 from neurenix.compiler.program import Program
 from neurenix.compiler.target import Target
 from neurenix.compiler.training import TRAINERS_STEP
-from neurenix.compiler.traits import Traits
-from neurenix.preflight import Report, html
+from neurenix.preflight import Report
+from neurenix.preflight.page import html
 
 WIDE = ("float32", "float32")
 

@@ -7,10 +7,10 @@ from dataclasses import replace
 import pytest
 
 from findings_helpers import evidence, operation, product
+from neurenix.compiler.argument_arrays import Leaf
 from neurenix.compiler.compile import Refusal
 from neurenix.compiler.findings import find, of_refusal
 from neurenix.compiler.findings.whole_state import whole_state
-from neurenix.compiler.leaves import Leaf
 from neurenix.compiler.program import Program
 from neurenix.compiler.target import Target
 

@@ -20,13 +20,13 @@ from findings_helpers import (
     written,
 )
 from neurenix import chips
+from neurenix.compiler.argument_arrays import Leaf
 from neurenix.compiler.calibration import DISPATCH_SECONDS
 from neurenix.compiler.captured_arrays import Captured
 from neurenix.compiler.findings import Evidence, Finding, find
-from neurenix.compiler.leaves import Leaf
-from neurenix.compiler.memory import Buffer
+from neurenix.compiler.jaxpr_facts import Callback
+from neurenix.compiler.peak_memory import Buffer
 from neurenix.compiler.training import TRAINERS_STEP
-from neurenix.compiler.traits import Callback
 
 pytestmark = pytest.mark.pure
 

@@ -17,11 +17,11 @@ from jax.experimental.pallas import tpu as pltpu
 from jax.experimental.pallas.ops.tpu.megablox import gmm
 
 from neurenix._core.errors import ArgumentError, ArgumentTypeError, CompilationError, ShapeError
+from neurenix.compiler import jaxpr_facts
 from neurenix.compiler import program as program_module
-from neurenix.compiler import traits
+from neurenix.compiler.abstract_placement import UnplacedSpec, abstract_mesh
 from neurenix.compiler.fingerprint import fingerprint
 from neurenix.compiler.flops import model_flops, without_dead_code
-from neurenix.compiler.placement import UnplacedSpec, abstract_mesh
 from neurenix.compiler.program import TraceOptions, spec, trace
 from program_helpers import module_text, signature
 
@@ -349,7 +349,7 @@ def test_flops_of_a_solver_are_those_that_run() -> None:
     """It holds the products with its matrix too, which only its gradients need."""
     x = jnp.ones((64, 64))
     assert flops(jnp.linalg.inv, x) == flops(jnp.linalg.solve, x, x) == 0
-    assert traits.read(jax.jit(jnp.linalg.inv).trace(x).jaxpr).products == ()
+    assert jaxpr_facts.read(jax.jit(jnp.linalg.inv).trace(x).jaxpr).products == ()
 
     def iterated(a, b):
         return jax.lax.custom_linear_solve(
@@ -444,7 +444,7 @@ def ragged(mode: str):
 def test_flops_of_products_in_groups(mode, left, right, flops_of_it) -> None:
     traced = jax.jit(ragged(mode)).trace(jnp.ones(left), jnp.ones(right), jnp.ones(4, "int32"))
     assert model_flops(traced.jaxpr) == flops_of_it
-    (product,) = traits.read(traced.jaxpr).products
+    (product,) = jaxpr_facts.read(traced.jaxpr).products
     assert product.flops == flops_of_it
     assert (product.depth, product.columns) == (8, 32)
 
@@ -461,7 +461,7 @@ def test_state_that_changes_its_type_is_seen_whoever_said_that_it_is_donated() -
 
 
 def changed(args, out, *donated) -> list[tuple[str, str, str]]:
-    found = traits.recompiles(args, out, donate_argnums=donated)
+    found = jaxpr_facts.recompiles(args, out, donate_argnums=donated)
     return [(one.path, one.before, one.after) for one in found]
 
 

@@ -11,7 +11,7 @@ from neurenix.compiler.calibration import WEIGHTS, calibration
 from neurenix.compiler.hlo import parse
 from neurenix.compiler.operations import Operation
 from neurenix.compiler.schedule import Schedule
-from neurenix.compiler.time import step_time
+from neurenix.compiler.step_time import step_time
 from neurenix.compiler.utilization import utilization
 from schedule_helpers import (
     CLOCK,

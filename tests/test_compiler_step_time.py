@@ -11,7 +11,7 @@ from neurenix.compiler.calibration import WEIGHTS, calibration
 from neurenix.compiler.hlo import Instruction, parse
 from neurenix.compiler.operations import MatrixProduct, Operation
 from neurenix.compiler.schedule import Schedule
-from neurenix.compiler.time import StepTime, step_time
+from neurenix.compiler.step_time import StepTime, step_time
 from schedule_helpers import (
     CLOCK,
     DONE,

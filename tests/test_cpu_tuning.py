@@ -18,7 +18,7 @@ from neurenix import _cpu, nn
 pytestmark = [pytest.mark.cpu8, pytest.mark.newest]
 
 KEEP = """
-from neurenix._cpu.memory import keep_freed_memory
+from neurenix._cpu.allocator import keep_freed_memory
 print(keep_freed_memory())
 """
 # The page faults of the median of steps, which want some 40 MiB for the backward pass. Now and then

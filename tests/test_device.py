@@ -22,7 +22,7 @@ from neurenix._core.errors import (
 from neurenix._nnx import nnx
 from neurenix.device import Device, DeviceType, device_of, devices, from_jax, to
 from neurenix.hardware.availability import Availability
-from neurenix.hardware.memory import MemoryStats, memory_stats_of
+from neurenix.hardware.memory_stats import MemoryStats, memory_stats_of
 
 pytestmark = [pytest.mark.cpu8, pytest.mark.newest]
 

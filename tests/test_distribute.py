@@ -13,7 +13,7 @@ import pytest
 from flax import nnx
 
 import neurenix as nx
-from neurenix._functions.recompilation import RecompilationWarning
+from neurenix._jit.recompilation import RecompilationWarning
 from neurenix.distribute import (
     MirroredStrategy,
     OneDeviceStrategy,

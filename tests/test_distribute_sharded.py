@@ -13,8 +13,8 @@ from jax.sharding import PartitionSpec
 
 import neurenix as nx
 from neurenix import nn
-from neurenix.distribute.placement import Placement
 from neurenix.distribute.rules import constrain, shard_largest
+from neurenix.distribute.state_sharding import Placement
 from train_helpers import prepared
 
 pytestmark = pytest.mark.cpu8

@@ -13,7 +13,7 @@ from jax.sharding import AxisType, PartitionSpec
 
 import neurenix as nx
 from neurenix import chips, models
-from neurenix._functions.traced_for import tracing_for
+from neurenix._jit.target_device import tracing_for
 from neurenix.models.grouped import grouped_dot, rows_of_tile
 from neurenix.preflight import CompileOptions, PreflightOptions
 

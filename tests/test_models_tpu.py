@@ -12,7 +12,7 @@ from jax.sharding import AbstractMesh, AxisType
 import neurenix as nx
 from neurenix import models
 from neurenix.compiler.flops import model_flops
-from neurenix.nn import splash
+from neurenix.nn import splash_attention
 from neurenix.preflight import CompileOptions, PreflightOptions, Report
 
 pytestmark = [pytest.mark.tpu_compile, pytest.mark.newest]
@@ -74,7 +74,9 @@ def test_model_flops_of_attention_count_a_causal_mask_half_and_no_recomputation(
     key = jnp.zeros((2, 512, 4, 128), jnp.bfloat16)
 
     def total(query: Any, key: Any, value: Any) -> Any:
-        return splash.attention(query, key, value, causal=causal).astype(jnp.float32).sum()
+        return (
+            splash_attention.attention(query, key, value, causal=causal).astype(jnp.float32).sum()
+        )
 
     with jax.sharding.use_abstract_mesh(mesh):
         traced = jax.make_jaxpr(jax.grad(total, argnums=(0, 1, 2)))(query, key, key)
@@ -89,7 +91,7 @@ def test_model_flops_of_attention_count_what_lies_in_a_window() -> None:
     value = jnp.zeros((2, 512, 8, 128), jnp.bfloat16)
 
     def total(query: Any, key: Any, value: Any) -> Any:
-        found = splash.attention(query, key, value, causal=True, window=100)
+        found = splash_attention.attention(query, key, value, causal=True, window=100)
         return found.astype(jnp.float32).sum()
 
     with jax.sharding.use_abstract_mesh(mesh):

@@ -16,10 +16,11 @@ import pytest
 from flax import nnx
 
 import neurenix as nx
-from neurenix import _elsewhere, nn
+from neurenix import nn
 from neurenix._core.names import MissingAttributeError, slips_of
-from neurenix.nn import elsewhere as of_nn
-from neurenix.optim import elsewhere as of_optim
+from neurenix._migration import layers as of_nn
+from neurenix._migration import optimizers as of_optim
+from neurenix._migration import top_level
 
 pytestmark = pytest.mark.cpu8
 
@@ -124,7 +125,7 @@ def test_every_name_that_a_table_gives_exists() -> None:
     known = {"nx": nx, "nn": nn, "nnx": nnx, "jax": jax, "optax": optax, "model": model}
     known |= {"optim": nx.optim, "losses": nx.losses, "metrics": nx.metrics}
     known |= {"x": X, "np": np, "strategy": nx.distribute.OneDeviceStrategy()}
-    tables += nx.metrics._ELSEWHERE, _elsewhere.names(), nx.random._ELSEWHERE
+    tables += nx.metrics._ELSEWHERE, top_level.names(), nx.random._ELSEWHERE
     tables += of_optim.SCHEDULES, nx.callbacks._ELSEWHERE, nx.data._ELSEWHERE
     tables += nx.models._ELSEWHERE, nx.distribute._ELSEWHERE, nx.metrics.base._METHODS
     known |= {"data": nx.data, "models": nx.models, "distribute": nx.distribute}
@@ -481,7 +482,7 @@ def test_every_option_that_a_table_gives_exists() -> None:
     callbacks = [getattr(nx.callbacks, name) for name in nx.callbacks.__all__]
     for kinds in ([nx.optim.RMSprop, nx.optim.Adam, nx.optim.SGD], schedules, callbacks):
         options = {name for kind in kinds for name in inspect.signature(kind.__init__).parameters}
-        for text in {**kinds[0].options_elsewhere}.values():
+        for text in {**kinds[0].migration_options}.values():
             word = re.match(r"\w+", text.removeprefix("nx.optim.schedules."))
             known = word and (word[0] in options or hasattr(nx.optim.schedules, word[0]))
             assert known or text.startswith("not needed"), text

@@ -16,9 +16,8 @@ import pytest
 import neurenix as nx
 from neurenix import nn
 from neurenix._core.names import answers
+from neurenix._migration import trainer as of_train
 from neurenix._nnx import nnx
-from neurenix.nn import elsewhere
-from neurenix.train import elsewhere as of_train
 
 pytestmark = pytest.mark.cpu8
 
@@ -207,7 +206,7 @@ def test_every_argument_that_an_answer_gives_exists() -> None:
         if layer.__call__ is object.__call__ or not callable(layer.__call__):
             continue
         takes = set(inspect.signature(layer.__call__).parameters)
-        for old, here in elsewhere.arguments_of(layer).items():
+        for old, here in layers.arguments_of(layer).items():
             if here.isidentifier() and old not in takes:
                 named.setdefault(here, set()).update(takes)
     assert all(here in takes for here, takes in named.items())
@@ -215,10 +214,10 @@ def test_every_argument_that_an_answer_gives_exists() -> None:
         (of_train.OF_COMPILE, nn.Module.compile),
         (of_train.OF_TRAINER, nx.Trainer.__init__),
         (of_train.OF_JIT, nx.jit),
-        (elsewhere.OF_DOT_PRODUCT, nn.dot_product_attention),
-        (elsewhere.OF_LOAD, nn.Module.load),
-        (elsewhere.OF_SAVE, nn.Module.save),
-        (elsewhere.OF_TO, nn.Module.to),
+        (layers.OF_DOT_PRODUCT, nn.dot_product_attention),
+        (layers.OF_LOAD, nn.Module.load),
+        (layers.OF_SAVE, nn.Module.save),
+        (layers.OF_TO, nn.Module.to),
     ]
     for table, function in tables:
         takes = inspect.signature(function).parameters
@@ -271,3 +270,11 @@ def test_to_without_a_device_leaves_arrays_where_they_are() -> None:
 def test_pytorchs_methods_of_a_dtype_are_told(name, said) -> None:
     with pytest.raises(AttributeError, match=rf'model.to\(dtype="{said}"\)'):
         getattr(nn.Linear(2, 2), name)()
+
+
+def test_the_hints_of_trainers_know_every_option() -> None:
+    from dataclasses import fields
+
+    from neurenix._migration.trainer import TRAIN_OPTIONS
+
+    assert {field.name for field in fields(nx.train.TrainOptions)} == {*TRAIN_OPTIONS}

@@ -13,7 +13,7 @@ import nn_reference as ref
 from neurenix import nn
 from neurenix._core.errors import ArgumentTypeError
 from neurenix._nnx import nnx
-from neurenix.nn import splash
+from neurenix.nn import splash_attention
 from neurenix.nn.dot_product import dot_product_attention
 
 pytestmark = pytest.mark.newest
@@ -168,7 +168,9 @@ def test_heads_are_divided_over_the_tensor_axis():
     mesh = jax.make_mesh((2, 2), ("data", "tensor"), axis_types=(AxisType.Auto,) * 2)
     q, k, v = heads(128, 4, 64), heads(128, 2, 64), heads(128, 2, 64)
     with pltpu.force_tpu_interpret_mode(), jax.set_mesh(mesh):
-        compiled = jax.jit(splash.attention, static_argnames="causal", compiler_options=OPTIMISED)
+        compiled = jax.jit(
+            splash_attention.attention, static_argnames="causal", compiler_options=OPTIMISED
+        )
         found = compiled(q, k, v, causal=True)
     assert found.sharding.spec == PartitionSpec("data", None, "tensor")
     np.testing.assert_allclose(found, ref.attention(q, k, v, None, True), rtol=2e-3, atol=2e-3)
@@ -199,16 +201,18 @@ def test_the_tpu_kernel_gives_what_numpy_gives(queries, keys, kv_heads, causal):
     q, k, v = heads(queries, 2, 64), heads(keys, kv_heads, 64), heads(keys, kv_heads, 64)
     mesh = jax.make_mesh((2,), ("data",), axis_types=(AxisType.Auto,))
     with pltpu.force_tpu_interpret_mode(), jax.set_mesh(mesh):
-        compiled = jax.jit(splash.attention, static_argnames="causal", compiler_options=OPTIMISED)
+        compiled = jax.jit(
+            splash_attention.attention, static_argnames="causal", compiler_options=OPTIMISED
+        )
         found = compiled(q, k, v, causal=causal)
     np.testing.assert_allclose(found, ref.attention(q, k, v, None, causal), rtol=2e-3, atol=2e-3)
 
 
 @pytest.mark.parametrize(("kv_heads", "causal"), [(2, False), (1, True)])
 def test_the_tpu_kernels_gradients_are_those_of_plain_attention(kv_heads, causal, monkeypatch):
-    monkeypatch.setattr(splash, "_QUERIES", 128)
-    monkeypatch.setattr(splash, "_KEYS", 128)
-    monkeypatch.setattr(splash, "_PARTS", 2)  # of the queries' gradient
+    monkeypatch.setattr(splash_attention, "_QUERIES", 128)
+    monkeypatch.setattr(splash_attention, "_KEYS", 128)
+    monkeypatch.setattr(splash_attention, "_PARTS", 2)  # of the queries' gradient
     q, k, v = heads(256, 2, 64), heads(512, kv_heads, 64), heads(512, kv_heads, 64)
     mesh = jax.make_mesh((2,), ("data",), axis_types=(AxisType.Auto,))
 
@@ -220,6 +224,6 @@ def test_the_tpu_kernels_gradients_are_those_of_plain_attention(kv_heads, causal
         gradient = jax.jit(
             jax.grad(loss, argnums=(1, 2, 3)), static_argnums=0, compiler_options=OPTIMISED
         )
-        found = gradient(splash.attention, q, k, v)
+        found = gradient(splash_attention.attention, q, k, v)
     for one, other in zip(found, wanted, strict=True):
         np.testing.assert_allclose(one, other, rtol=5e-3, atol=5e-3)

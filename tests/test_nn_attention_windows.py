@@ -13,7 +13,7 @@ from jax.sharding import AxisType, PartitionSpec
 from scipy import special
 
 from neurenix._core.errors import ArgumentError, ShapeError
-from neurenix.nn import splash
+from neurenix.nn import splash_attention
 from neurenix.nn.dot_product import dot_product_attention
 
 pytestmark = pytest.mark.cpu8
@@ -122,8 +122,8 @@ KERNEL_CASES = {
 def test_the_tpu_kernel_and_its_gradients_are_those_of_plain_attention(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(splash, "_QUERIES", 128)
-    monkeypatch.setattr(splash, "_KEYS", 128)
+    monkeypatch.setattr(splash_attention, "_QUERIES", 128)
+    monkeypatch.setattr(splash_attention, "_KEYS", 128)
     options, size, width = KERNEL_CASES[name]
     q, k, v, sinks = arrays(384 if "window" in options else 256, size, width)
     operands = (q, k, v, sinks) if "sinks" in options else (q, k, v)
@@ -133,7 +133,7 @@ def test_the_tpu_kernel_and_its_gradients_are_those_of_plain_attention(
         return dot_product_attention(q, k, v, sinks=sinks, **options)
 
     def kernel(*operands):
-        return splash.attention(*operands, **options)
+        return splash_attention.attention(*operands, **options)
 
     def both(attend, *operands):
         """No sum over all devices beside the kernels: one may wait in it for the others, and they

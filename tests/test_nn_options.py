@@ -11,7 +11,7 @@ from jax.sharding import AbstractMesh, AxisType
 import nn_reference as ref
 from neurenix import ArgumentError, UnknownNameError, nn
 from neurenix._nnx import nnx
-from neurenix.nn import splash
+from neurenix.nn import splash_attention
 
 RNG = np.random.default_rng(0)
 
@@ -154,7 +154,7 @@ def test_the_tpu_kernel_is_taken_where_the_mesh_divides_batch_and_heads(
         jax.ShapeDtypeStruct((batch, 128, heads, 64), jnp.float32) for heads in (4, kv_heads)
     )
     with jax.sharding.use_abstract_mesh(mesh):
-        assert splash.fits(query, key, key) is fits
+        assert splash_attention.fits(query, key, key) is fits
 
 
 # --- PyTorch's arguments ------------------------------------------------------------------------

@@ -14,7 +14,7 @@ import neurenix as nx
 from neurenix import nn
 from neurenix.compiler.callers import called_from, on_the_stack, users_caller
 from neurenix.compiler.hlo import SourceLine
-from neurenix.preflight.script import preflight_script
+from neurenix.preflight.script.run_script import preflight_script
 
 pytestmark = pytest.mark.tpu_compile
 

@@ -9,7 +9,7 @@ import pytest
 from neurenix import chips
 from neurenix._core.errors import ArgumentError, ArgumentTypeError, UnknownNameError
 from neurenix.preflight.cost import Pricing, Work, cost_of, prices_of, steps_for, usd_text
-from neurenix.preflight.text import bytes_text, percent_text, seconds_text
+from neurenix.preflight.report.formatting import bytes_text, percent_text, seconds_text
 
 pytestmark = pytest.mark.pure
 

@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 from neurenix import chips
-from neurenix.compiler.time import StepTime
+from neurenix.compiler.step_time import StepTime
 from neurenix.preflight.cost import money_text
-from neurenix.preflight.page_frontier import Point, frontier
-from neurenix.preflight.page_plan import intervals
-from neurenix.preflight.page_style import STYLE
+from neurenix.preflight.page.comparison_section import intervals
+from neurenix.preflight.page.frontier_section import Point, frontier
+from neurenix.preflight.page.style import STYLE
 from page_helpers import framed, needs_browser
 
 SEEN = """

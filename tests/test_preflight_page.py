@@ -22,17 +22,12 @@ import neurenix as nx
 from neurenix import nn
 from neurenix._core.errors import ArgumentError
 from neurenix.compiler.hlo import SourceLine
-from neurenix.preflight import (
-    Candidate,
-    Plan,
-    Report,
-    Suggestion,
-    html,
-)
-from neurenix.preflight.charts import Axis, Box, squarify
+from neurenix.preflight import Candidate, Plan, Report, Suggestion
 from neurenix.preflight.cost import Pricing
-from neurenix.preflight.page_findings import excerpt
-from neurenix.preflight.page_plan import Point, frontier, undominated
+from neurenix.preflight.page import html
+from neurenix.preflight.page.charts import Axis, Box, squarify
+from neurenix.preflight.page.comparison_section import Point, frontier, undominated
+from neurenix.preflight.page.findings_section import excerpt
 from page_helpers import browse, framed, needs_browser
 
 
@@ -402,7 +397,7 @@ class TestInTheBrowser:
 
 def test_a_report_that_knows_nothing_of_a_kind(tmp_path: Path) -> None:
     """A severity or a role that this page has never heard of is drawn like any other."""
-    from neurenix.preflight.page_memory import memory_section
+    from neurenix.preflight.page.memory_section import memory_section
 
     memory = SimpleNamespace(
         peak_bytes=100, limit_bytes=1000, headroom_bytes=900, aliased_bytes=0, padding_bytes=0,

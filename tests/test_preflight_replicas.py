@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from neurenix.preflight.script import first_step, preflight_script
+from neurenix.preflight.script.run_script import first_step, preflight_script
 
 pytestmark = pytest.mark.cpu8
 

@@ -21,13 +21,20 @@ from neurenix.compiler import cache
 from neurenix.compiler.analysis import analyse
 from neurenix.compiler.compile import Refusal
 from neurenix.compiler.target import Target
-from neurenix.preflight import CompileOptions, PreflightOptions, Report, html
-from neurenix.preflight.advice import Suggestion
-from neurenix.preflight.compare import matching
-from neurenix.preflight.condition import parse
+from neurenix.preflight import CompileOptions, PreflightOptions, Report
 from neurenix.preflight.cost import Pricing
-from neurenix.preflight.record import Record, load_report, load_reports, problems, schema
-from neurenix.preflight.text import NO_BREAK_SPACE
+from neurenix.preflight.fail_if import parse
+from neurenix.preflight.page import html
+from neurenix.preflight.report.compare import matching
+from neurenix.preflight.report.formatting import NO_BREAK_SPACE
+from neurenix.preflight.report.report_json import (
+    Record,
+    load_report,
+    load_reports,
+    problems,
+    schema,
+)
+from neurenix.preflight.suggested_changes import Suggestion
 
 pytestmark = pytest.mark.tpu_compile
 

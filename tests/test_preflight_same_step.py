@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 import neurenix as nx
-from neurenix._functions import intercept
-from neurenix.compiler.placement import abstract_mesh
-from neurenix.preflight.description import PreflightOptions, describe
-from neurenix.preflight.script import first_step
-from neurenix.train.compiled import FlatFunction
+from neurenix._jit import hooks
+from neurenix.compiler.abstract_placement import abstract_mesh
+from neurenix.preflight.describe_program import PreflightOptions, describe
+from neurenix.preflight.script.run_script import first_step
+from neurenix.train.compiled_steps import FlatFunction
 
 pytestmark = pytest.mark.cpu8
 nn = nx.nn
@@ -57,7 +57,7 @@ def run_by_fit(monkeypatch, fit):
     original = FlatFunction.__call__
     with monkeypatch.context() as patch:
         patch.setattr(FlatFunction, "__call__", spy)
-        with intercept.listening(lambda *what: said.append(what)):
+        with hooks.listening(lambda *what: said.append(what)):
             fit()
     programs = {str(specs): (function, specs) for function, specs in called}
     assert len(programs) == 1

@@ -18,7 +18,7 @@ import neurenix as nx
 from neurenix import chips
 from neurenix._core.errors import ArgumentError, NeurenixError
 from neurenix.compiler.program import Program
-from neurenix.preflight.description import describe
+from neurenix.preflight.describe_program import describe
 from program_helpers import module_text
 
 pytestmark = pytest.mark.tpu_compile

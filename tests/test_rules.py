@@ -10,7 +10,7 @@ import sys
 import pytest
 
 from neurenix import UnknownNameError, rules
-from neurenix.preflight.page_findings import rule_page
+from neurenix.preflight.page.findings_section import rule_page
 
 pytestmark = pytest.mark.pure
 

@@ -15,7 +15,7 @@ from flax import nnx
 import neurenix as nx
 from neurenix import nn
 from neurenix.train import FitOptions, Trainer, TrainOptions
-from neurenix.train.filling import Filling
+from neurenix.train.padding_check import Filling
 from train_helpers import MLP, classification, prepared
 
 pytestmark = pytest.mark.cpu8

@@ -12,7 +12,7 @@ import pytest
 import neurenix as nx
 from neurenix import nn
 from neurenix.data.iterator import DatasetIterator
-from neurenix.train.feed import Feed
+from neurenix.train.epoch_iterator import Feed
 
 pytestmark = pytest.mark.cpu8
 

@@ -12,7 +12,7 @@ import pytest
 from flax import nnx
 
 import neurenix as nx
-from neurenix._functions.recompilation import RecompilationWarning
+from neurenix._jit.recompilation import RecompilationWarning
 from neurenix.train import FitOptions, Trainer, TrainOptions
 from train_helpers import MLP, assert_same_weights, classification, prepared
 

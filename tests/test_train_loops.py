@@ -18,8 +18,8 @@ import pytest
 from flax import nnx
 
 import neurenix as nx
-from neurenix._functions.binding import Binding
-from neurenix._functions.recompilation import RecompilationWarning
+from neurenix._jit.flat_modules import Binding
+from neurenix._jit.recompilation import RecompilationWarning
 from train_helpers import MLP, Noisy, assert_same_weights, classification, hand_written
 
 pytestmark = [pytest.mark.cpu8, pytest.mark.newest]

@@ -16,7 +16,7 @@ from flax import nnx
 import neurenix as nx
 from neurenix.callbacks import LambdaCallback
 from neurenix.train import Trainer, TrainOptions
-from neurenix.train.loop import calls_in_flight
+from neurenix.train.epoch import calls_in_flight
 from neurenix.train.progress import BarProgress
 from train_helpers import MLP, assert_same_weights, classification, prepared
 

@@ -11,7 +11,7 @@ import pytest
 import neurenix as nx
 from neurenix import nn
 from neurenix._nnx import nnx
-from neurenix.train import in_use
+from neurenix.train import module_lock
 
 pytestmark = pytest.mark.cpu8
 
@@ -54,7 +54,7 @@ def test_four_fits_at_once_are_one_fit_and_three_sentences() -> None:
         np.testing.assert_array_equal(found, wanted)
     again = model.fit(X, Y, epochs=6, initial_epoch=3, shuffle=False, verbose=0)["loss"]
     assert again[-1] < expected[-1]
-    assert not in_use._RUNNING
+    assert not module_lock._RUNNING
 
 
 def test_four_fits_that_race_leave_a_model_that_trains() -> None:
@@ -88,7 +88,7 @@ def test_what_reads_waits_for_fit_and_fit_for_what_reads(name) -> None:
             getattr(model, name)(*arguments)
         held.let_go.set()
         first.result(60)
-        with in_use.running(model, name):
+        with module_lock.running(model, name):
             later = pool.submit(model.fit, X, Y, verbose=0)
             assert f"in its {name}()" in str(later.exception(60))
     getattr(model, name)(*arguments)
@@ -135,4 +135,4 @@ def test_a_call_that_fails_is_over() -> None:
         model.fit(X, Y[:3], verbose=0)
     with ThreadPoolExecutor(1) as pool:
         assert len(pool.submit(model.fit, X, Y, verbose=0).result(60)["loss"]) == 1
-    assert not in_use._RUNNING
+    assert not module_lock._RUNNING

@@ -12,7 +12,7 @@ import pytest
 import neurenix as nx
 from neurenix.data import Dataset
 from neurenix.train import Trainer
-from neurenix.train.holdout import hold_out
+from neurenix.train.validation_split import hold_out
 from train_helpers import MLP, classification
 
 pytestmark = pytest.mark.cpu8

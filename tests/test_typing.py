@@ -101,7 +101,7 @@ def checked(tmp_path: Path, lines: list[str]) -> list[tuple[str, str]]:
         timeout=300,
     )
     found = json.loads(done.stdout)["generalDiagnostics"]
-    told = {entry["range"]["start"]["line"]: entry for entry in found}
+    told = {api["range"]["start"]["line"]: api for api in found}
     first = PROGRAM.count("\n")
     assert not [line for line in told if line < first], found
     return [
@@ -131,7 +131,7 @@ def test_the_names_of_preflight_are_those_of_its_module() -> None:
 
 
 def test_preflight_is_called_alike_by_either_name() -> None:
-    from neurenix.preflight import entry
+    from neurenix.preflight import api
     from neurenix.preflight.namespace import PreflightNamespace
 
     def called(function: object) -> list[list[tuple[str, object, object]]]:
@@ -140,7 +140,7 @@ def test_preflight_is_called_alike_by_either_name() -> None:
             for one in get_overloads(function)  # pyright: ignore
         ]
 
-    expected = called(entry.preflight)
+    expected = called(api.preflight)
     found = called(PreflightNamespace.__call__)
     assert [parameters[1:] for parameters in found] == expected
     assert len(expected) == 2

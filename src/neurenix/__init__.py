@@ -16,8 +16,8 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from neurenix import _elsewhere
 from neurenix._core.names import MissingAttributeError
+from neurenix._migration import top_level
 
 if TYPE_CHECKING:  # what editors and type checkers see; a test holds it and _EXPORTS together
     from neurenix import callbacks as callbacks
@@ -51,9 +51,9 @@ if TYPE_CHECKING:  # what editors and type checkers see; a test holds it and _EX
     from neurenix._core.errors import SimulationError as SimulationError
     from neurenix._core.errors import TrainingDivergedError as TrainingDivergedError
     from neurenix._core.errors import UnknownNameError as UnknownNameError
-    from neurenix._functions.recompilation import RecompilationWarning as RecompilationWarning
-    from neurenix.compiler.loaded import LoadedProgram as LoadedProgram
-    from neurenix.compiler.loaded import load_compiled as load_compiled
+    from neurenix._jit.recompilation import RecompilationWarning as RecompilationWarning
+    from neurenix.compiler.load_compiled import LoadedProgram as LoadedProgram
+    from neurenix.compiler.load_compiled import load_compiled as load_compiled
     from neurenix.device import Device as Device
     from neurenix.device import DeviceType as DeviceType
     from neurenix.device import device as device
@@ -94,8 +94,8 @@ _EXPORTS = {
         "NeurenixError NotCompiledError OutOfMemoryError RecompilationError ShapeError "
         "SimulationError TrainingDivergedError UnknownNameError"
     ),
-    "neurenix._functions.recompilation": "RecompilationWarning",
-    "neurenix.compiler.loaded": "LoadedProgram load_compiled",
+    "neurenix._jit.recompilation": "RecompilationWarning",
+    "neurenix.compiler.load_compiled": "LoadedProgram load_compiled",
     "neurenix.device": "Device DeviceType device_of devices to",
     "neurenix.preflight": "compile_for spec",
     "neurenix.random": "FrozenDrawWarning seed",
@@ -117,7 +117,7 @@ def _loaded(name: str) -> Any:
     elif name in _tensor_names():
         value = getattr(importlib.import_module("neurenix.tensor"), name)
     else:
-        raise MissingAttributeError("module 'neurenix'", name, _public_names, _elsewhere.names)
+        raise MissingAttributeError("module 'neurenix'", name, _public_names, top_level.names)
     globals()[name] = value
     return value
 

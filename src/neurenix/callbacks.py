@@ -12,7 +12,7 @@ from neurenix.train.callbacks import (
     TerminateOnNaN,
 )
 from neurenix.train.ema import EMA
-from neurenix.train.recorders import CSVLogger, ModelCheckpoint, TensorBoard
+from neurenix.train.file_callbacks import CSVLogger, ModelCheckpoint, TensorBoard
 
 __all__ = [
     "EMA",

@@ -19,6 +19,7 @@ import numpy as np
 from jax.core import Tracer
 from jax.extend.backend import backends
 
+from neurenix._copy_host_arrays import owned
 from neurenix._core.callable_module import make_callable
 from neurenix._core.errors import (
     ArgumentError,
@@ -30,11 +31,10 @@ from neurenix._core.keys import keys_explained
 from neurenix._dtypes import cast, expect_held, names_dtype
 from neurenix._dtypes import dtype as dtype_named
 from neurenix._jax import backend_error, backends_are_started
-from neurenix._owned import owned
 from neurenix.hardware import cpu, cuda, edge_tpu, rocm, tpu, webgpu
 from neurenix.hardware.allocation import allocated, out_of_memory_told
 from neurenix.hardware.availability import Availability
-from neurenix.hardware.memory import MemoryStats, memory_stats_of
+from neurenix.hardware.memory_stats import MemoryStats, memory_stats_of
 from neurenix.simulation import simulated
 
 T = TypeVar("T")

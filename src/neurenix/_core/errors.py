@@ -31,7 +31,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable, Sequence
 
-from neurenix._core.plain import plain
+from neurenix._core.output_encoding import plain
 
 
 class NeurenixError(Exception):

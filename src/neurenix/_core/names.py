@@ -15,7 +15,7 @@ from difflib import SequenceMatcher
 from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, TypeVar, cast
 
 from neurenix._core.errors import ArgumentTypeError, one_of
-from neurenix._core.plain import plain
+from neurenix._core.output_encoding import plain
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -138,7 +138,7 @@ class OptionsExplained:
     """A class whose objects, made with an option that there is not, name the one there is.
 
     Attributes:
-        options_elsewhere: from options of other libraries to what does the same here.
+        migration_options: from options of other libraries to what does the same here.
 
     Raises:
         ArgumentTypeError: when it is called, with an option that it does not have, too many
@@ -146,7 +146,7 @@ class OptionsExplained:
 
     Example:
         >>> class Rate(OptionsExplained):
-        ...     options_elsewhere = {"lr": "value"}
+        ...     migration_options = {"lr": "value"}
         ...     def __init__(self, value): ...
         >>> Rate(lr=1)
         Traceback (most recent call last):
@@ -155,7 +155,7 @@ class OptionsExplained:
 Options: value.
     """
 
-    options_elsewhere: ClassVar[Mapping[str, str]] = {}
+    migration_options: ClassVar[Mapping[str, str]] = {}
 
     if not TYPE_CHECKING:  # which reads the signature of __init__
 
@@ -163,7 +163,7 @@ Options: value.
             """Refuse options that there are not, in words that name the one there is."""
             if (args or options) and cls.__init__ is object.__init__:
                 raise TypeError(f"{cls.__name__}() takes no arguments")  # as without this method
-            check_call(cls, args, options, cls.options_elsewhere)
+            check_call(cls, args, options, cls.migration_options)
             return super().__new__(cls)
 
 

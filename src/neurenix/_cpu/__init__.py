@@ -7,7 +7,7 @@ each shape. Owns nothing of other devices, and no layer.
 """
 
 from neurenix._cpu.convolution import channels_last
-from neurenix._cpu.drawing import drawn
+from neurenix._cpu.random_bits import drawn
 from neurenix._cpu.tuning import compiled, compiler_options, use_fast_lowerings
 
 __all__ = ["channels_last", "compiled", "compiler_options", "drawn", "use_fast_lowerings"]

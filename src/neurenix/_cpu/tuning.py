@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import jax
 
+from neurenix._cpu.allocator import keep_freed_memory
 from neurenix._cpu.convolution import use_channels_last
-from neurenix._cpu.memory import keep_freed_memory
-from neurenix._cpu.pooling import use_elementwise_gradient
-from neurenix._cpu.product import use_turned_products
+from neurenix._cpu.max_pool_gradient import use_elementwise_gradient
+from neurenix._cpu.weight_gradient import use_turned_products
 
 # What XLA leaves to the library YNNPACK: products and sums, but not convolutions as by default.
 # Those of float32 take longer there than in XLA's own kernel: 1.25 to 2 times forward, 1.2 to 1.9

@@ -2,7 +2,7 @@
 
 Owns the options, what is printed, and the exit status: 0; 1 when the compiler has no program for
 that slice; 2 for a mistake in the command or in the script. Compiling is
-``neurenix.preflight.artefact``'s.
+``neurenix.preflight.compile_to_file``'s.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ import typer
 
 from neurenix._core.errors import CompilationError
 from neurenix.cli.failure import show
-from neurenix.cli.options import Arguments, Step, StepTimeout, Xla
 from neurenix.cli.output import check_files
+from neurenix.cli.script_options import Arguments, Step, StepTimeout, Xla
 from neurenix.cli.scripts import hint_at_steps, xla_options
 
 
@@ -43,9 +43,9 @@ def compile(
     from neurenix import chips
     from neurenix.compiler.compile import CompileOptions, compiler_ready
     from neurenix.compiler.target import cpu_host
-    from neurenix.preflight.artefact import compile_for, recompile
-    from neurenix.preflight.description import PreflightOptions
-    from neurenix.preflight.script import first_step
+    from neurenix.preflight.compile_to_file import compile_for, recompile
+    from neurenix.preflight.describe_program import PreflightOptions
+    from neurenix.preflight.script.run_script import first_step
     from neurenix.simulation import simulated
     from neurenix.simulation.slice import simulate_alone
 

@@ -15,7 +15,7 @@ from typing import TextIO
 
 from neurenix._core.errors import ArgumentError
 from neurenix._core.files import check_writable, write_whole
-from neurenix._core.plain import takes_all
+from neurenix._core.output_encoding import takes_all
 
 TO_STDOUT = Path("-")
 
@@ -27,7 +27,7 @@ def show_text(text: str) -> None:
         return
     from rich.console import Console
 
-    from neurenix.preflight.terminal import styled
+    from neurenix.preflight.report.report_text import styled
 
     Console(highlight=False).print(styled(text), soft_wrap=True)
 

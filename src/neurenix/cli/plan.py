@@ -2,7 +2,7 @@
 
 Owns the options, what is printed, and the exit status: 0 when a candidate can be taken; 1 when none
 can, for want of memory, of time before the deadline or of a price; 2 when there is no answer, for a
-mistake in the command or in the script. The search is ``neurenix.preflight.planning``'s.
+mistake in the command or in the script. The search is ``neurenix.preflight.search.search``'s.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ import typer
 from neurenix._core.errors import ArgumentError, NeurenixError
 from neurenix._core.limits import check_seconds
 from neurenix.cli.failure import MISTAKE, show
-from neurenix.cli.options import (
+from neurenix.cli.output import check_files, output_for, show_text, write_text
+from neurenix.cli.script_options import (
     Arguments,
     Commitment,
     Price,
@@ -28,12 +29,11 @@ from neurenix.cli.options import (
     StepExamples,
     StepTimeout,
 )
-from neurenix.cli.output import check_files, output_for, show_text, write_text
 from neurenix.cli.scripts import hint_at_steps, listed, simulate_first, slices_of, xla_options
 
 if TYPE_CHECKING:
     from neurenix.preflight.cost import Pricing
-    from neurenix.preflight.plan import Candidate, Deadline
+    from neurenix.preflight.search.search_result import Candidate, Deadline
 
 _AUTO = "auto"
 
@@ -89,13 +89,13 @@ def plan(
     when there is no answer.
     """
     from neurenix.compiler.compile import compiler_ready
-    from neurenix.preflight.choice import Workload, mesh_of
     from neurenix.preflight.cost import Pricing, prices_of
-    from neurenix.preflight.description import PreflightOptions
-    from neurenix.preflight.html import plan_page
-    from neurenix.preflight.planning import check_objective, search
-    from neurenix.preflight.script import step_for
-    from neurenix.preflight.search_space import SearchSpace
+    from neurenix.preflight.describe_program import PreflightOptions
+    from neurenix.preflight.page.html import plan_page
+    from neurenix.preflight.script.run_script import step_for
+    from neurenix.preflight.search.search import check_objective, search
+    from neurenix.preflight.search.search_space import SearchSpace
+    from neurenix.preflight.search.workload import Workload, mesh_of
 
     try:
         slices = slices_of(on)
@@ -170,7 +170,7 @@ def _whole(option: str, text: str) -> int:
 
 
 def _deadline(examples: float | None, hours: float | None) -> Deadline | None:
-    from neurenix.preflight.plan import Deadline
+    from neurenix.preflight.search.search_result import Deadline
 
     if examples is None and hours is None:
         return None

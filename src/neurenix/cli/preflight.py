@@ -18,7 +18,8 @@ import typer
 from neurenix._core.errors import NeurenixError
 from neurenix._core.limits import check_seconds
 from neurenix.cli.failure import MISTAKE, show
-from neurenix.cli.options import (
+from neurenix.cli.output import check_files, output_for, show_text, write_text
+from neurenix.cli.script_options import (
     Arguments,
     Commitment,
     Price,
@@ -30,13 +31,12 @@ from neurenix.cli.options import (
     StepTimeout,
     Xla,
 )
-from neurenix.cli.output import check_files, output_for, show_text, write_text
 from neurenix.cli.scripts import hint_at_steps, simulate_first, slices_of, xla_options
 
 if TYPE_CHECKING:
-    from neurenix.preflight.compare import Comparison
     from neurenix.preflight.cost import Pricing
-    from neurenix.preflight.report import Report
+    from neurenix.preflight.report.compare import Comparison
+    from neurenix.preflight.report.report import Report
 
 _DOES_NOT_FIT = "not fits"
 
@@ -92,13 +92,13 @@ def preflight(
     Units: s, ms, us, min, h; B, KiB, MiB, GiB, TiB, kB, MB, GB; %; USD.
     """
     from neurenix.compiler.compile import CompileOptions
-    from neurenix.preflight.choice import mesh_of
-    from neurenix.preflight.condition import parse
     from neurenix.preflight.cost import Pricing, prices_of
-    from neurenix.preflight.description import PreflightOptions, axes_on
-    from neurenix.preflight.html import page
-    from neurenix.preflight.record import load_reports
-    from neurenix.preflight.script import preflight_script
+    from neurenix.preflight.describe_program import PreflightOptions, axes_on
+    from neurenix.preflight.fail_if import parse
+    from neurenix.preflight.page.html import page
+    from neurenix.preflight.report.report_json import load_reports
+    from neurenix.preflight.script.run_script import preflight_script
+    from neurenix.preflight.search.workload import mesh_of
 
     try:
         slices = slices_of(on)
@@ -159,8 +159,8 @@ def _failed(report: Report, why: str) -> bool:
 
 
 def _compared(report: Report, earlier: Sequence[Any], name: str, pricing: Pricing) -> str:
-    from neurenix.preflight.compare import compare, matching
-    from neurenix.preflight.terminal import width_here
+    from neurenix.preflight.report.compare import compare, matching
+    from neurenix.preflight.report.report_text import width_here
 
     now = report.record(pricing)
     before = matching(earlier, now)

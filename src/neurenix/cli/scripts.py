@@ -1,6 +1,7 @@
 """What commands that run a user's script share: whose options are whose, slices, the simulation.
 
-Owns the command line of such commands. Running the script is ``neurenix.preflight.script``'s.
+Owns the command line of such commands. Running the script is
+``neurenix.preflight.script.run_script``'s.
 """
 
 from __future__ import annotations
@@ -64,7 +65,7 @@ def slices_of(on: str) -> list[chips.Slice]:
 
 def hint_at_steps(script: Path, step: str | None) -> None:
     """Say how to name the step, before a script that knows nothing of Neurenix runs to its end."""
-    from neurenix.preflight.script import step_to_name
+    from neurenix.preflight.script.run_script import step_to_name
 
     if step is None and script.is_file():
         text = script.read_text(encoding="utf-8", errors="replace")

@@ -10,19 +10,19 @@ from dataclasses import dataclass, replace
 from neurenix._core.source_files import is_neurenix
 from neurenix._core.units import bytes_text, percent_text
 from neurenix.chips import Slice
-from neurenix.compiler import memory as memory_module
+from neurenix.compiler import peak_memory as memory_module
+from neurenix.compiler.argument_arrays import as_compiled
 from neurenix.compiler.cache import versions
 from neurenix.compiler.calibration import other_compiler
 from neurenix.compiler.compile import Compiled, Refusal
 from neurenix.compiler.coverage import unlike_the_runs
 from neurenix.compiler.findings import Evidence, Finding, find, of_refusal, with_caller
 from neurenix.compiler.hlo import parse
-from neurenix.compiler.leaves import as_compiled
-from neurenix.compiler.memory import Memory
 from neurenix.compiler.operations import Operation
+from neurenix.compiler.peak_memory import Memory
 from neurenix.compiler.program import Program
 from neurenix.compiler.schedule import Schedule
-from neurenix.compiler.time import StepTime, step_time
+from neurenix.compiler.step_time import StepTime, step_time
 from neurenix.compiler.training import sent_bytes
 from neurenix.compiler.utilization import utilization
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from neurenix.compiler.hlo import SourceLine
-from neurenix.compiler.traits import inner_jaxprs, source_of
+from neurenix.compiler.jaxpr_facts import inner_jaxprs, source_of
 
 
 @dataclass(frozen=True)

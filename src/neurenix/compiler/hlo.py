@@ -18,7 +18,7 @@ from functools import cached_property
 from neurenix._core.errors import CompilationError
 from neurenix._core.source_files import is_library
 from neurenix.compiler.shapes import Shape, parse_shapes
-from neurenix.compiler.source import is_entrance, is_on_the_way
+from neurenix.compiler.user_source import is_entrance, is_on_the_way
 
 _QUOTED = re.compile(r'"(?:[^"\\]|\\.)*"', re.DOTALL)
 _TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"|[()]')

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 from jax.extend import core
 
-from neurenix.compiler.traits import CALLBACKS, walk
+from neurenix.compiler.jaxpr_facts import CALLBACKS, walk
 
 _UNLIKELY = -1.2345e-33
 _EFFECTS = ("DebugEffect", "OrderedDebugEffect", "IOEffect", "OrderedIOEffect")

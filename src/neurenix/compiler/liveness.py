@@ -2,7 +2,7 @@
 
 Owns the flattening of the schedule (loops and branches stand where they are called), what shares
 memory, and the moment at which most is in use. It does not own the totals or what a buffer is for
-(``neurenix.compiler.memory``).
+(``neurenix.compiler.peak_memory``).
 
 What shares memory is read from the program: tuples, bitcasts, loops and branches hand buffers on,
 ``input_output_alias`` names the donated arguments, and the compiler writes into each instruction's

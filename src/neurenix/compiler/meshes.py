@@ -16,7 +16,7 @@ from jax.sharding import AbstractMesh, Mesh, NamedSharding
 
 from neurenix._core.errors import ArgumentError
 from neurenix.compiler.flops import inner_jaxprs
-from neurenix.compiler.traits import leaf_path
+from neurenix.compiler.jaxpr_facts import leaf_path
 
 
 def axes_of_arguments(args: Any) -> dict[str, int] | None:
@@ -74,7 +74,7 @@ def meshes_named(jaxpr: Any) -> Iterator[Mesh | AbstractMesh]:
     In constraints, ``shard_map``, and the divisions that its own jitted functions ask for.
 
     Example:
-        >>> from neurenix.compiler.placement import abstract_mesh
+        >>> from neurenix.compiler.abstract_placement import abstract_mesh
         >>> data = NamedSharding(abstract_mesh({"data": 8}), jax.P("data"))
         >>> jaxpr = jax.make_jaxpr(lambda x: jax.lax.with_sharding_constraint(x, data))(np.ones(8))
         >>> [mesh.size for mesh in meshes_named(jaxpr)]

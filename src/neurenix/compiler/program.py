@@ -20,26 +20,33 @@ from jax.extend import core
 from jax.sharding import AbstractMesh
 
 from neurenix._core.errors import ArgumentError
-from neurenix._functions.traced_for import tracing_for
 from neurenix._jax import with_shardy
-from neurenix.compiler import plain_tree
-from neurenix.compiler import traits as traits_module
+from neurenix._jit.target_device import tracing_for
+from neurenix.compiler import jaxpr_facts as traits_module
+from neurenix.compiler import pytree_json
+from neurenix.compiler.abstract_placement import abstract_mesh as abstract_mesh
+from neurenix.compiler.abstract_placement import place
+from neurenix.compiler.abstract_placement import spec as spec
+from neurenix.compiler.argument_arrays import (
+    Leaf,
+    as_their_like,
+    is_placed,
+    leaf_of,
+    may_be_divided,
+    whole,
+)
+from neurenix.compiler.argument_roles import roles_of
 from neurenix.compiler.callers import users_caller
 from neurenix.compiler.captured_arrays import Captured, captured
-from neurenix.compiler.compiled_before import compiled_before, donated_already, kept_on_host
+from neurenix.compiler.donation import replaceable
 from neurenix.compiler.fingerprint import fingerprint
 from neurenix.compiler.flops import model_flops, without_dead_code
 from neurenix.compiler.hlo import SourceLine
 from neurenix.compiler.host_callbacks import has_callbacks, without_callbacks
-from neurenix.compiler.leaves import Leaf, as_their_like, is_placed, leaf_of, may_be_divided, whole
+from neurenix.compiler.inner_jit import compiled_before, donated_already, kept_on_host
+from neurenix.compiler.jaxpr_facts import Traits, leaf_path
 from neurenix.compiler.lowering import Lowered, lower
 from neurenix.compiler.meshes import mesh_in, meshes_named, outside_of_meshes
-from neurenix.compiler.placement import abstract_mesh as abstract_mesh
-from neurenix.compiler.placement import place
-from neurenix.compiler.placement import spec as spec
-from neurenix.compiler.replaceable import replaceable
-from neurenix.compiler.roles import roles_of
-from neurenix.compiler.traits import Traits, leaf_path
 from neurenix.compiler.untraceable import NoArray, check_results, explained
 
 
@@ -280,7 +287,7 @@ def _traced(
         ),
         platform=options.platform,
         unused=tuple(path for i, path in enumerate(names) if i not in kept),
-        output_tree=plain_tree.describe(out),
+        output_tree=pytree_json.describe(out),
         captured=captured(jaxpr),
         compiler_options=options.compiler_options,
         replaceable=_named_leaves(options, jax.tree.unflatten(tree, placed), kept, matched),

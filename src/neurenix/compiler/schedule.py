@@ -24,6 +24,7 @@ from neurenix.compiler.collectives import (
     links_of,
 )
 from neurenix.compiler.hlo import Computation, Instruction, Module, called_as
+from neurenix.compiler.instruction_cost import Work, work_of
 from neurenix.compiler.operations import (
     COLLECTIVES,
     FREE,
@@ -36,7 +37,6 @@ from neurenix.compiler.operations import (
     reduces_and_scatters,
     touches_host,
 )
-from neurenix.compiler.work import Work, work_of
 
 _OVERHEAD_SECONDS = 5e-6
 """Below, an operation well above its floor is overhead: a judgement. What takes longer is worth a

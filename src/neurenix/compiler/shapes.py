@@ -1,7 +1,7 @@
 """Shapes of the optimised program: element type, sizes, tiles and memory space.
 
 Owns how many bytes a buffer takes once it is laid out in tiles. It does not own where the buffers
-lie in time (``neurenix.compiler.memory``).
+lie in time (``neurenix.compiler.peak_memory``).
 """
 
 from __future__ import annotations

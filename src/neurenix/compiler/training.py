@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from neurenix.compiler.memory import Memory
+from neurenix.compiler.peak_memory import Memory
 from neurenix.compiler.program import Program
 
 TRAINERS_STEP = "training step"

@@ -17,9 +17,9 @@ from neurenix._core.errors import (
     NeurenixError,
 )
 from neurenix._core.source_files import is_library, users_line
-from neurenix._functions.arguments import NEEDS_VALUES
+from neurenix._jit.static_arguments import NEEDS_VALUES
 from neurenix._nnx import TraceContextError
-from neurenix.compiler import traits
+from neurenix.compiler import jaxpr_facts
 from neurenix.compiler.hlo import SourceLine
 
 _NO_RULE = re.compile(r"translation rule for primitive '([^']+)' not found for platform (\w+)")
@@ -41,7 +41,7 @@ def check_results(out: Any, name: str) -> None:
     for path, leaf in jax.tree_util.tree_flatten_with_path(out)[0]:
         number = isinstance(leaf, (bool, int, float, complex))
         if not number and not (hasattr(leaf, "shape") and hasattr(leaf, "dtype")):
-            place = f" at {traits.leaf_path(path)}" if path else ""
+            place = f" at {jaxpr_facts.leaf_path(path)}" if path else ""
             raise NoArray(
                 f"{name} returns a {type(leaf).__name__}{place}, and a program can return arrays "
                 "only. Leave it out of what is returned."
@@ -142,11 +142,11 @@ def _line_of(primitive: str, jaxpr: Any, outer: SourceLine | None) -> SourceLine
     Equations of functions that JAX has compiled itself have no line: that of their call is taken.
     """
     for equation in getattr(jaxpr, "jaxpr", jaxpr).eqns:
-        own = traits.source_of(equation)
+        own = jaxpr_facts.source_of(equation)
         line = own if own and not is_library(own.file) else outer
         if equation.primitive.name == primitive:
             return line or own
-        for inner in traits.inner_jaxprs(equation.params):
+        for inner in jaxpr_facts.inner_jaxprs(equation.params):
             found = _line_of(primitive, inner, line)
             if found:
                 return found

@@ -19,8 +19,8 @@ from jax import export
 from jax.sharding import NamedSharding, PartitionSpec
 
 from neurenix._jax import with_shardy
+from neurenix.compiler.cpu_features import cpu
 from neurenix.compiler.device_grid import device_grid, devices_of
-from neurenix.compiler.host import cpu
 from neurenix.compiler.worker_estimates import memory_of
 
 

@@ -16,8 +16,8 @@ import jax
 import numpy as np
 
 from neurenix._core.errors import ArgumentTypeError, DataError
+from neurenix._migration.tf_data import ToldOfClass, no_attribute, of_element
 from neurenix.data.columns import Columns, as_columns
-from neurenix.data.elsewhere import ToldOfClass, no_attribute, of_element
 from neurenix.data.iterator import DatasetIterator, Plan
 from neurenix.data.order import (
     MOST_PLACES,

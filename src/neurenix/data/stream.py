@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import jax
 
+from neurenix._copy_host_arrays import owned
 from neurenix._core.errors import ArgumentTypeError, DataError
 from neurenix._core.libraries import library_of
-from neurenix._owned import owned
+from neurenix._migration.tf_data import no_stream_attribute
 from neurenix.data.columns import as_array
-from neurenix.data.elsewhere import no_stream_attribute
 from neurenix.data.iterator import shapes_of, stack
 
 # grain says 2**63 rows where it has no end, divided by those of a batch: 2**40 batches, one in a

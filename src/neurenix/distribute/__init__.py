@@ -3,13 +3,13 @@
 from typing import TYPE_CHECKING
 
 from neurenix._core.names import names_of
-from neurenix.distribute.cluster import TPUClusterResolver
-from neurenix.distribute.input import (
+from neurenix.distribute.batch_input import (
     DistributedDataset,
     DistributedIterator,
     InputContext,
     PerReplicaDataset,
 )
+from neurenix.distribute.cluster import TPUClusterResolver
 from neurenix.distribute.mesh import DATA_AXIS, data_mesh
 from neurenix.distribute.replica import (
     ReplicaContext,

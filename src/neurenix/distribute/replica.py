@@ -1,7 +1,7 @@
 """What a function sees while it runs as one replica of several.
 
 Owns the replica context and the averaging of losses. It does not own how replicas are started
-(``run.py``).
+(``run_replicas.py``).
 """
 
 from __future__ import annotations

@@ -27,16 +27,16 @@ from neurenix._core.errors import (
     unknown_name,
 )
 from neurenix._core.names import OptionsExplained
-from neurenix._functions.recompilation import AnewWatch
+from neurenix._jit.recompilation import AnewWatch
 from neurenix.device import Device, DeviceType, device_of, devices, from_jax
-from neurenix.distribute.chosen import checked_devices, gpus, gpus_or_cpu
-from neurenix.distribute.cluster import TPUClusterResolver
-from neurenix.distribute.input import (
+from neurenix.distribute.batch_input import (
     DistributedDataset,
     InputContext,
     PerReplicaDataset,
     per_replica_batch_size,
 )
+from neurenix.distribute.cluster import TPUClusterResolver
+from neurenix.distribute.device_list import checked_devices, gpus, gpus_or_cpu
 from neurenix.distribute.mesh import (
     BATCH_AXES,
     DATA_AXIS,
@@ -47,11 +47,11 @@ from neurenix.distribute.mesh import (
     device_mesh,
     replicated,
 )
-from neurenix.distribute.placement import Placement
 from neurenix.distribute.replica import get_replica_context
 from neurenix.distribute.rules import Rule, ShardingRules, as_rules
-from neurenix.distribute.run import ReplicatedFunction
+from neurenix.distribute.run_replicas import ReplicatedFunction
 from neurenix.distribute.scope import Scope
+from neurenix.distribute.state_sharding import Placement
 from neurenix.distribute.values import PerReplica
 
 _REDUCTIONS = {"sum": jnp.sum, "mean": jnp.mean, "max": jnp.max, "min": jnp.min}
@@ -330,7 +330,7 @@ class TPUStrategy(Strategy):
         8
     """
 
-    options_elsewhere: ClassVar[Mapping[str, str]] = {"tpu": "resolver=TPUClusterResolver(tpu=…)"}
+    migration_options: ClassVar[Mapping[str, str]] = {"tpu": "resolver=TPUClusterResolver(tpu=…)"}
 
     def __init__(
         self,

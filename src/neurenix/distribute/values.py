@@ -1,6 +1,6 @@
 """``PerReplica``: one value for each replica, as one sharded array.
 
-Owns the container and how it prints. It does not own how replicas compute (``run.py``).
+Owns the container and how it prints. It does not own how replicas compute (``run_replicas.py``).
 """
 
 from __future__ import annotations

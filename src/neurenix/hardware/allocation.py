@@ -2,7 +2,7 @@
 
 Owns what is said of them, and the check of a large array before memory is taken: a system that
 promises more memory than it has would end the process. It does not own how much memory is in use
-(``memory.py``), nor what a program will need (``neurenix.compiler``).
+(``memory_stats.py``), nor what a program will need (``neurenix.compiler``).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import numpy as np
 from neurenix._core.errors import OutOfMemoryError
 from neurenix._core.units import bytes_text
 from neurenix._jax import trace_state_clean
-from neurenix.hardware.memory import memory_stats_of
+from neurenix.hardware.memory_stats import memory_stats_of
 
 T = TypeVar("T")
 

@@ -27,7 +27,7 @@ from neurenix._jax import backends_are_started
 from neurenix.chips import GENERATIONS
 from neurenix.hardware import machine
 from neurenix.hardware.availability import Availability, any_installed
-from neurenix.hardware.memory import MemoryStats, memory_stats_of
+from neurenix.hardware.memory_stats import MemoryStats, memory_stats_of
 from neurenix.hardware.tpu_failures import diagnose
 from neurenix.hardware.tpu_topology import TPUTopology, topology_of_devices, topology_of_slice
 from neurenix.hardware.transfer import Transfer, start_to_device, start_to_host

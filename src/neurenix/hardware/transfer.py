@@ -10,8 +10,8 @@ from typing import Any, Generic, TypeVar
 import jax
 import numpy as np
 
+from neurenix._copy_host_arrays import owned
 from neurenix._core.errors import ArgumentTypeError
-from neurenix._owned import owned
 
 T = TypeVar("T")
 

@@ -19,7 +19,7 @@ import numpy as np
 
 from neurenix._core.errors import DataError, ShapeError, unknown_name
 from neurenix._core.names import OptionsExplained, snake_case
-from neurenix.losses.order import TARGETS_FIRST, at_hand, in_order
+from neurenix.losses.argument_order import TARGETS_FIRST, at_hand, in_order
 
 # What keeps logarithms and quotients finite; the value of Keras (keras.config.epsilon()).
 EPSILON = 1e-7
@@ -68,7 +68,7 @@ class Loss(OptionsExplained, ABC):
         [0. 4.]
     """
 
-    options_elsewhere: ClassVar[Mapping[str, str]] = _OPTIONS
+    migration_options: ClassVar[Mapping[str, str]] = _OPTIONS
     direction: ClassVar[str] = "min"
     # Whether targets and predictions can change places without a change of the loss.
     symmetric: ClassVar[bool] = True

@@ -13,7 +13,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from neurenix._core.errors import ArgumentError, ArgumentTypeError, DataError, ShapeError
-from neurenix._core.options import check_number
+from neurenix._core.number_checks import check_number
+from neurenix.losses.argument_order import check_probabilities
 from neurenix.losses.base import (
     EPSILON,
     Loss,
@@ -23,7 +24,6 @@ from neurenix.losses.base import (
     mean_per_example,
     paired,
 )
-from neurenix.losses.order import check_probabilities
 
 
 @dataclass(frozen=True)

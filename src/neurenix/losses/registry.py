@@ -12,9 +12,9 @@ import jax
 import jax.numpy as jnp
 
 from neurenix._core.errors import ArgumentTypeError, ShapeError, unknown_name
-from neurenix._foreign.alignment import aligned
-from neurenix._foreign.coupling import of_each_alone
-from neurenix._foreign.refusals import refuse_foreign, refuse_predictions_first
+from neurenix._user_functions.alignment import aligned
+from neurenix._user_functions.batch_dependence import of_each_alone
+from neurenix._user_functions.other_libraries import refuse_foreign, refuse_predictions_first
 from neurenix.losses import crossentropy, margin, regression, similarity, torch_names
 from neurenix.losses.base import Loss, mean_per_example
 from neurenix.losses.torch_names import TorchLoss

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from neurenix._core.errors import ArgumentError
-from neurenix._core.options import check_number
+from neurenix._core.number_checks import check_number
 from neurenix.losses.base import EPSILON, Loss, check_range, paired
 
 

@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from neurenix.losses.argument_order import check_probabilities
 from neurenix.losses.base import (
     EPSILON,
     Loss,
@@ -18,7 +19,6 @@ from neurenix.losses.base import (
     paired_rows,
     same_rows,
 )
-from neurenix.losses.order import check_probabilities
 
 
 @dataclass(frozen=True)

@@ -17,14 +17,14 @@ import numpy as np
 from jax.core import Tracer
 
 from neurenix._core.errors import ArgumentError, ArgumentTypeError, ShapeError
-from neurenix._core.options import check_number
+from neurenix._core.number_checks import check_number
+from neurenix.losses.argument_order import PREDICTIONS_FIRST, check_probabilities
 from neurenix.losses.base import Loss, at_least_float32, check_range, paired, weighted
 from neurenix.losses.crossentropy import (
     BinaryCrossentropy,
     CategoricalCrossentropy,
     SparseCategoricalCrossentropy,
 )
-from neurenix.losses.order import PREDICTIONS_FIRST, check_probabilities
 
 Weights = tuple[Any, ...] | float
 _LEAST_LOG = -100.0  # of PyTorch's BCELoss

@@ -49,7 +49,7 @@ class TorchLoss(OptionsExplained, ABC):
         0.329
     """
 
-    options_elsewhere: ClassVar[Mapping[str, str]] = {
+    migration_options: ClassVar[Mapping[str, str]] = {
         "reduce": "reduction",
         "size_average": "reduction",
     }

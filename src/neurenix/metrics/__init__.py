@@ -16,13 +16,13 @@ from neurenix.metrics.accuracy import (
 from neurenix.metrics.aggregate import Mean, Sum
 from neurenix.metrics.base import MeanMetric, Metric
 from neurenix.metrics.confusion import AUC, F1Score, Precision, Recall
-from neurenix.metrics.errors import (
+from neurenix.metrics.registry import FunctionMetric, get
+from neurenix.metrics.regression import (
     MeanAbsoluteError,
     MeanSquaredError,
     R2Score,
     RootMeanSquaredError,
 )
-from neurenix.metrics.registry import FunctionMetric, get
 
 __all__ = [
     "AUC",

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from jax.core import Tracer
 
 from neurenix._core.errors import DataError, ShapeError
-from neurenix._core.options import whole_number
+from neurenix._core.number_checks import whole_number
 from neurenix.metrics.base import MeanMetric, checked_label, without_ignored
 
 _ORDER = " The order of arguments is (y_true, y_pred): targets first."

@@ -52,7 +52,7 @@ class Metric(OptionsExplained, nnx.Metric):
             ``EarlyStopping`` and ``ModelCheckpoint`` go by.
     """
 
-    options_elsewhere: ClassVar[Mapping[str, str]] = _OPTIONS
+    migration_options: ClassVar[Mapping[str, str]] = _OPTIONS
     direction: str | None = None
 
     if not TYPE_CHECKING:  # a type checker would take any attribute for one that exists

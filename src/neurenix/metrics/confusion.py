@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from neurenix._core.errors import ArgumentError
-from neurenix._core.options import whole_number
+from neurenix._core.number_checks import whole_number
 from neurenix.metrics.accuracy import (
     binary_targets,
     is_largest,

@@ -14,11 +14,15 @@ import jax.numpy as jnp
 
 from neurenix._core.errors import ArgumentError, ArgumentTypeError, unknown_name
 from neurenix._core.names import snake_case
-from neurenix._foreign.alignment import aligned
-from neurenix._foreign.coupling import Coupling, coupling_of, of_each_alone, spec_of
-from neurenix._foreign.refusals import is_of_library, refuse_foreign, refuse_predictions_first
 from neurenix._nnx import nnx
-from neurenix.metrics import accuracy, confusion, errors
+from neurenix._user_functions.alignment import aligned
+from neurenix._user_functions.batch_dependence import Coupling, coupling_of, of_each_alone, spec_of
+from neurenix._user_functions.other_libraries import (
+    is_of_library,
+    refuse_foreign,
+    refuse_predictions_first,
+)
+from neurenix.metrics import accuracy, confusion, regression
 from neurenix.metrics.base import MeanMetric, Metric
 
 _CLASSES: tuple[type[Metric], ...] = (
@@ -27,10 +31,10 @@ _CLASSES: tuple[type[Metric], ...] = (
     accuracy.CategoricalAccuracy,
     accuracy.BinaryAccuracy,
     accuracy.TopKCategoricalAccuracy,
-    errors.MeanSquaredError,
-    errors.RootMeanSquaredError,
-    errors.MeanAbsoluteError,
-    errors.R2Score,
+    regression.MeanSquaredError,
+    regression.RootMeanSquaredError,
+    regression.MeanAbsoluteError,
+    regression.R2Score,
     confusion.Precision,
     confusion.Recall,
     confusion.F1Score,
@@ -41,10 +45,10 @@ _ALIASES: dict[str, type[Metric]] = {
     "acc": accuracy.Accuracy,
     "top5": accuracy.TopKCategoricalAccuracy,
     "sparse_top_k_categorical_accuracy": accuracy.TopKCategoricalAccuracy,
-    "mse": errors.MeanSquaredError,
-    "rmse": errors.RootMeanSquaredError,
-    "mae": errors.MeanAbsoluteError,
-    "r2": errors.R2Score,
+    "mse": regression.MeanSquaredError,
+    "rmse": regression.RootMeanSquaredError,
+    "mae": regression.MeanAbsoluteError,
+    "r2": regression.R2Score,
     "f1": confusion.F1Score,
 }
 
@@ -98,7 +102,7 @@ class FunctionMetric(MeanMetric):
         if _is_loss(function):
             weight = function.counted(y_true, y_pred, sample_weight)
             self._add(function.per_example(y_true, y_pred), weight)
-        elif self.coupling(y_true, y_pred) is not Coupling.WHOLE:
+        elif self.coupling(y_true, y_pred) is not Coupling.SCALAR:
             self._add(self.values(y_true, y_pred), sample_weight)
         elif sample_weight is None:
             value = function(aligned(function, y_true, y_pred), y_pred)

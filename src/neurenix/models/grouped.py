@@ -13,10 +13,10 @@ import jax
 import jax.numpy as jnp
 from jax.experimental.pallas.ops.tpu.megablox.gmm import gmm, tgmm
 
-from neurenix._functions.traced_for import traced_kind
+from neurenix._jit.target_device import traced_kind
 from neurenix.chips import Generation
 from neurenix.chips.generations import generation_of_kind
-from neurenix.nn.splash import WITHOUT_BFLOAT16
+from neurenix.nn.splash_attention import WITHOUT_BFLOAT16
 
 _ROWS = (1024, 512, 256, 128)  # of a tile
 _WIDE_BYTES = 2048  # of a row of a tile, at most

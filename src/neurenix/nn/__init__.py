@@ -15,7 +15,7 @@ follow ``train()`` and ``eval()``. Of a module that is not of ``nx.nn``, the arg
 from typing import TYPE_CHECKING
 
 from neurenix._core.names import names_of
-from neurenix.nn import elsewhere
+from neurenix._migration import layers
 from neurenix.nn.activations import (
     ELU,
     GELU,
@@ -36,7 +36,7 @@ from neurenix.nn.activations import (
     Swish,
     Tanh,
 )
-from neurenix.nn.adaptive import (
+from neurenix.nn.adaptive_pooling import (
     AdaptiveAvgPool1d,
     AdaptiveAvgPool2d,
     AdaptiveAvgPool3d,
@@ -143,4 +143,4 @@ __all__ = [
 ]
 
 if not TYPE_CHECKING:  # a type checker would take any name for one that exists
-    __getattr__ = names_of(__name__, __all__, elsewhere.LAYERS)
+    __getattr__ = names_of(__name__, __all__, layers.LAYERS)

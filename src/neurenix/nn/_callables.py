@@ -12,8 +12,8 @@ from typing import Any
 
 from neurenix._core.errors import ArgumentTypeError
 from neurenix._core.libraries import library_of
-from neurenix._functions.binding import is_module
-from neurenix.nn import elsewhere
+from neurenix._jit.flat_modules import is_module
+from neurenix._migration import layers
 
 # Whose classes of callables hold no parameters: jitted functions, ufuncs, operator.itemgetter, …
 _OF_FUNCTIONS = {"flax", "jax", "jaxlib", "neurenix", "numpy", *sys.stdlib_module_names}
@@ -73,7 +73,7 @@ one by one, Sequential(*layers).
 
 
 def _instead(kind: str, library: str) -> str:
-    here = elsewhere.LAYERS.get(kind)
+    here = layers.LAYERS.get(kind)
     if library in ("keras", "tensorflow", "tf_keras") and here is not None:
         return f" Here that is {here}."
     return f" {_LIBRARIES[library] or 'Take the layer of neurenix.nn that does the same.'}"

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from neurenix._core.errors import ArgumentError, ArgumentTypeError, ShapeError
-from neurenix._core.options import check_number
+from neurenix._core.number_checks import check_number
 
 # Layouts by number of spatial axes.
 LAYOUTS = {1: "NLC", 2: "NHWC", 3: "NDHWC"}

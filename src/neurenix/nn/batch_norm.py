@@ -9,10 +9,10 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from neurenix._batches.examples import examples_of
 from neurenix._core.errors import ShapeError
-from neurenix._functions.mode import evaluates
+from neurenix._jit.training_mode import evaluates
 from neurenix._nnx import nnx
+from neurenix._padding_mask import examples_of
 from neurenix.distribute import get_replica_context
 from neurenix.nn._checks import expect_features, positive, share
 from neurenix.nn._parameters import parameter_dtype

@@ -38,16 +38,17 @@ from jax.ad_checkpoint import checkpoint_name as named
 
 from neurenix._core.errors import ArgumentError, ArgumentTypeError, ShapeError
 from neurenix._core.names import answers
-from neurenix._functions.traced_for import traced_kind
+from neurenix._jit.target_device import traced_kind
+from neurenix._migration import layers
 from neurenix.device import DeviceType, devices
-from neurenix.nn import elsewhere, splash
+from neurenix.nn import splash_attention
 from neurenix.nn._checks import as_mask, expect_array
 
 # The score of a key that a query may not look at: finite, so that a row without keys is no NaN.
 _NEVER = -0.7 * float(jnp.finfo(jnp.float32).max)
 
 
-@answers(elsewhere.OF_DOT_PRODUCT)
+@answers(layers.OF_DOT_PRODUCT)
 def dot_product_attention(
     query: jax.Array,
     key: jax.Array,
@@ -103,9 +104,11 @@ def dot_product_attention(
     mask = None if mask is None else four_axes(mask, query, key)
     arrays = (query, key, value) if sinks is None else (query, key, value, sinks)
     kind = traced_kind()
-    fits_tpu = mask is None and splash.fits(query, key, value, kind or "")
+    fits_tpu = mask is None and splash_attention.fits(query, key, value, kind or "")
     options: dict[str, Any] = {"causal": causal, "window": window, "softcap": softcap}
-    kernel = functools.partial(splash.attention, **options, checkpoint_name=checkpoint_name)
+    kernel = functools.partial(
+        splash_attention.attention, **options, checkpoint_name=checkpoint_name
+    )
     if fits_tpu and kind is not None and kind.startswith("TPU"):
         return kernel(*arrays)
     branches: dict[str, Callable[..., jax.Array]] = {}

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import jax
 
-from neurenix._functions.mode import evaluates
+from neurenix._jit.training_mode import evaluates
 from neurenix._nnx import nnx
 from neurenix.nn._checks import as_inexact, axes_of, expect_axes, share
 from neurenix.nn._parameters import rngs_or_default

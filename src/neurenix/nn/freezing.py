@@ -12,10 +12,10 @@ from typing import Any
 
 import jax
 
-from neurenix._functions.mode import FROZEN  # a change that bound functions notice
+from neurenix._jit.training_mode import FROZEN  # a change that bound functions notice
 from neurenix._nnx import nnx
 from neurenix.nn.summary import Summary
-from neurenix.train.split import Frozen
+from neurenix.train.module_split import Frozen
 
 _KIND = "thawed_kind"  # metadata of a variable that was of a subclass of nnx.Param
 

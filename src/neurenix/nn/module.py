@@ -17,15 +17,17 @@ import jax.numpy as jnp
 from neurenix._core.errors import ArgumentTypeError, NotCompiledError
 from neurenix._core.names import MissingAttributeError, answers, check_call
 from neurenix._dtypes import dtype as dtype_named
-from neurenix._functions.mode import following_mode, mode_of, set_mode
+from neurenix._jit.training_mode import following_mode, mode_of, set_mode
+from neurenix._migration import layers
+from neurenix._migration.trainer import OF_COMPILE
 from neurenix._nnx import nnx
 from neurenix.device import Device, DeviceType, expect_floating, place_and_dtype
 from neurenix.device import to as move
 from neurenix.distribute import get_strategy
 from neurenix.distribute.strategy import made_in
 from neurenix.hardware.allocation import out_of_memory_told
-from neurenix.nn import elsewhere, freezing
-from neurenix.nn._explained import explained, no_container, not_called
+from neurenix.nn import freezing
+from neurenix.nn._call_errors import explained, no_container, not_called
 from neurenix.nn.summary import Summary, summarize
 from neurenix.train import (
     History,
@@ -34,8 +36,7 @@ from neurenix.train import (
     load_weights,
     save_weights,
 )
-from neurenix.train.arguments import check_options, options_of
-from neurenix.train.elsewhere import OF_COMPILE
+from neurenix.train.fit_arguments import check_options, options_of
 
 _NEVER_CALLING = ("neurenix.", "flax.")  # whose layers call no ``forward`` of a class made of them
 
@@ -102,7 +103,7 @@ class Module(_Slots, nnx.Module):
             if (args or options) and cls.__init__ is object.__init__:
                 raise TypeError(f"{cls.__name__}() takes no arguments")  # as Python says it
             if cls.__module__.startswith("neurenix.nn.") and cls.__init__ is not object.__init__:
-                check_call(cls, args, options, elsewhere.options_of(cls))
+                check_call(cls, args, options, layers.options_of(cls))
             module = super().__new__(cls)
             strategy = get_strategy()
             if strategy is not None:
@@ -113,7 +114,7 @@ class Module(_Slots, nnx.Module):
             if name.startswith("_") or hasattr(type(self), name):
                 object.__getattribute__(self, name)  # fails again, as it did
             kind = f"{type(self).__name__!r} object"
-            raise MissingAttributeError(kind, name, lambda: dir(self), elsewhere.METHODS)
+            raise MissingAttributeError(kind, name, lambda: dir(self), layers.METHODS)
 
         def __setattr__(self, name: str, value: Any) -> None:
             if name == "stop_training":  # the trainer's; here it would be part of the structure
@@ -325,7 +326,7 @@ class Module(_Slots, nnx.Module):
         set_mode(self, training=False)
         return self
 
-    @answers(elsewhere.OF_TO)
+    @answers(layers.OF_TO)
     def to(
         self,
         device: Device | DeviceType | str | Any = None,
@@ -449,7 +450,7 @@ class Module(_Slots, nnx.Module):
         """
         return freezing.with_frozen(self, lambda m: summarize(m, input_shape, dtype=dtype))
 
-    @answers(elsewhere.OF_SAVE)
+    @answers(layers.OF_SAVE)
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write parameters and state to a safetensors file, all or nothing.
 
@@ -461,7 +462,7 @@ class Module(_Slots, nnx.Module):
         """
         save_weights(self, path)
 
-    @answers(elsewhere.OF_LOAD)
+    @answers(layers.OF_LOAD)
     def load(self, path: str | os.PathLike[str]) -> Self:
         """Read parameters and state from a file that ``save`` wrote, in place, all or nothing.
 

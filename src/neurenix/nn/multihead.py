@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from neurenix._core.errors import ArgumentError, ShapeError
-from neurenix._functions.mode import evaluates
+from neurenix._jit.training_mode import evaluates
 from neurenix._nnx import nnx
 from neurenix.nn._checks import as_inexact, as_mask, expect_array, expect_features, positive
 from neurenix.nn._parameters import rngs_or_default, symmetric_uniform

@@ -17,7 +17,7 @@ from typing import Any
 import jax
 
 from neurenix._core.errors import ArgumentTypeError, ShapeError
-from neurenix._core.plain import shown
+from neurenix._core.output_encoding import shown
 from neurenix._nnx import nnx
 from neurenix.tensor import dtypes
 from neurenix.train.step import call

@@ -6,7 +6,8 @@ Owns the public names. ``schedules`` holds learning rates that change with the s
 from typing import TYPE_CHECKING
 
 from neurenix._core.names import names_of
-from neurenix.optim import elsewhere, schedules
+from neurenix._migration import optimizers
+from neurenix.optim import schedules
 from neurenix.optim.adam import Adam, Adamax, AdamW, Lamb, Lion, NAdam, RAdam
 from neurenix.optim.adaptive import Adadelta, Adafactor, Adagrad, RMSprop
 from neurenix.optim.base import OptimizerSpec, matrices_only
@@ -38,4 +39,4 @@ __all__ = [
 ]
 
 if not TYPE_CHECKING:  # a type checker would take any name for one that exists
-    __getattr__ = names_of(__name__, __all__, elsewhere.NAMES)
+    __getattr__ = names_of(__name__, __all__, optimizers.NAMES)

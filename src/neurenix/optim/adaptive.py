@@ -12,8 +12,8 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from neurenix._migration.optimizers import RMSPROP
 from neurenix.optim.base import LearningRate, OptimizerSpec
-from neurenix.optim.elsewhere import RMSPROP
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class RMSprop(OptimizerSpec):
     momentum: float = 0.0
     centered: bool = False
 
-    options_elsewhere = RMSPROP
+    migration_options = RMSPROP
 
     def rule(self) -> optax.GradientTransformation:
         """Return the root-mean-square rule, with momentum if asked for."""

@@ -17,8 +17,8 @@ import optax
 
 from neurenix._core.errors import ArgumentError, ArgumentTypeError
 from neurenix._core.names import MissingAttributeError, OptionsExplained
+from neurenix._migration.optimizers import METHODS_OF_SPEC, OPTIONS
 from neurenix.optim.checks import check_eps, check_number, check_rate, checked_mask
-from neurenix.optim.elsewhere import METHODS_OF_SPEC, OPTIONS
 from neurenix.optim.moments import check_floating, held_in
 
 LearningRate = float | optax.Schedule
@@ -62,7 +62,7 @@ class OptimizerSpec(OptionsExplained, ABC):
 
     # Whether decay is added to the update (AdamW) rather than to the gradient (SGD, Adam).
     _decoupled = False
-    options_elsewhere = OPTIONS
+    migration_options = OPTIONS
 
     if not TYPE_CHECKING:  # a type checker would take any attribute for one that exists
 

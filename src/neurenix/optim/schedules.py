@@ -22,14 +22,14 @@ from jax.core import Tracer
 
 from neurenix._core.errors import ArgumentError
 from neurenix._core.names import OptionsExplained, names_of
+from neurenix._migration.optimizers import NAMES, SCHEDULES
 from neurenix.optim.checks import check_number, check_rate
-from neurenix.optim.elsewhere import NAMES, SCHEDULES
 
 Step = int | jax.Array
 
 
 class _Schedule(OptionsExplained):
-    options_elsewhere = SCHEDULES
+    migration_options = SCHEDULES
 
 
 @dataclass(frozen=True)

@@ -9,16 +9,16 @@ the executable in a file, and ``nx.load_compiled`` runs it on that slice. Compil
 from neurenix._core.callable_module import make_callable
 from neurenix.compiler.compile import CompileOptions
 from neurenix.compiler.program import spec
-from neurenix.preflight.advice import Suggestion
-from neurenix.preflight.artefact import compile_for, recompile
+from neurenix.preflight.api import preflight
+from neurenix.preflight.compile_to_file import compile_for, recompile
 from neurenix.preflight.cost import Pricing
-from neurenix.preflight.description import PreflightOptions
-from neurenix.preflight.entry import preflight
-from neurenix.preflight.largest import LargestBatch, largest_batch
-from neurenix.preflight.plan import Candidate, Deadline, Plan
-from neurenix.preflight.planning import search
-from neurenix.preflight.report import Cost, Report
-from neurenix.preflight.search_space import SearchSpace
+from neurenix.preflight.describe_program import PreflightOptions
+from neurenix.preflight.report.report import Cost, Report
+from neurenix.preflight.search.largest_batch import LargestBatch, largest_batch
+from neurenix.preflight.search.search import search
+from neurenix.preflight.search.search_result import Candidate, Deadline, Plan
+from neurenix.preflight.search.search_space import SearchSpace
+from neurenix.preflight.suggested_changes import Suggestion
 
 __all__ = [
     "Suggestion",

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 from neurenix import chips
 from neurenix._core.errors import ArgumentError
-from neurenix._core.options import check_number
-from neurenix._core.plain import plain
+from neurenix._core.number_checks import check_number
+from neurenix._core.output_encoding import plain
 
 
 @dataclass(frozen=True)

@@ -12,50 +12,43 @@ from typing import Any, overload
 
 from neurenix.compiler import compile as _compile
 from neurenix.compiler import program
-from neurenix.preflight import (
-    advice,
-    artefact,
-    cost,
-    description,
-    entry,
-    largest,
-    plan,
-    planning,
-    report,
-    search_space,
-)
+from neurenix.preflight import api, compile_to_file, cost, describe_program, suggested_changes
+from neurenix.preflight.report import report
+from neurenix.preflight.search import largest_batch as _largest
+from neurenix.preflight.search import search as _search
+from neurenix.preflight.search import search_result, search_space
 
 
 class PreflightNamespace:
     """The function ``preflight``, and the names beside it."""
 
-    compile_for = staticmethod(artefact.compile_for)
-    largest_batch = staticmethod(largest.largest_batch)
-    recompile = staticmethod(artefact.recompile)
-    search = staticmethod(planning.search)
+    compile_for = staticmethod(compile_to_file.compile_for)
+    largest_batch = staticmethod(_largest.largest_batch)
+    recompile = staticmethod(compile_to_file.recompile)
+    search = staticmethod(_search.search)
     spec = staticmethod(program.spec)
-    Candidate = plan.Candidate
+    Candidate = search_result.Candidate
     CompileOptions = _compile.CompileOptions
     Cost = report.Cost
-    Deadline = plan.Deadline
-    LargestBatch = largest.LargestBatch
-    Plan = plan.Plan
-    PreflightOptions = description.PreflightOptions
+    Deadline = search_result.Deadline
+    LargestBatch = _largest.LargestBatch
+    Plan = search_result.Plan
+    PreflightOptions = describe_program.PreflightOptions
     Pricing = cost.Pricing
     Report = report.Report
     SearchSpace = search_space.SearchSpace
-    Suggestion = advice.Suggestion
+    Suggestion = suggested_changes.Suggestion
 
     @overload
     def __call__(
         self,
         target: Any,
         *args: Any,
-        on: entry.On,
+        on: api.On,
         input_shape: Sequence[int] | None = None,
         dtype: Any = None,
         mesh: Mapping[str, int] | None = None,
-        options: description.PreflightOptions | None = None,
+        options: describe_program.PreflightOptions | None = None,
     ) -> report.Report: ...
 
     @overload
@@ -63,16 +56,16 @@ class PreflightNamespace:
         self,
         target: Any,
         *args: Any,
-        on: Sequence[entry.On],
+        on: Sequence[api.On],
         input_shape: Sequence[int] | None = None,
         dtype: Any = None,
         mesh: Mapping[str, int] | None = None,
-        options: description.PreflightOptions | None = None,
+        options: describe_program.PreflightOptions | None = None,
     ) -> list[report.Report]: ...
 
     def __call__(self, target: Any, *args: Any, **options: Any) -> Any:
         """Compile a training step for slices; see ``neurenix.preflight.preflight``."""
-        return entry.preflight(target, *args, **options)
+        return api.preflight(target, *args, **options)
 
 
 preflight = PreflightNamespace()

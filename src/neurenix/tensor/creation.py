@@ -21,7 +21,7 @@ from neurenix._dtypes import cast, expect_held
 from neurenix.device import Device, DeviceType, to
 from neurenix.hardware.allocation import allocated, out_of_memory_told
 from neurenix.simulation import simulated
-from neurenix.tensor.given import numbers_of
+from neurenix.tensor.conversion import numbers_of
 
 __all__ = [
     "Tensor",

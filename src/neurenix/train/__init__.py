@@ -9,11 +9,11 @@ from neurenix.train.callbacks import (
     TerminateOnNaN,
 )
 from neurenix.train.ema import EMA
+from neurenix.train.file_callbacks import CSVLogger, ModelCheckpoint, TensorBoard
 from neurenix.train.history import History
 from neurenix.train.optimizer import Optimizer
 from neurenix.train.options import FitOptions, TrainOptions
-from neurenix.train.program import StepProgram
-from neurenix.train.recorders import CSVLogger, ModelCheckpoint, TensorBoard
+from neurenix.train.step_program import StepProgram
 from neurenix.train.trainer import Trainer
 from neurenix.train.transforms import CompiledFunction, grad, jit, multi_step, value_and_grad
 from neurenix.train.weights import load_weights, save_weights

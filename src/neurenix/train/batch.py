@@ -1,7 +1,7 @@
 """One batch as the step sees it: inputs, targets, weights.
 
 Owns the reading of what data sets yield (arrays, tuples, dicts), and padding. It does not own the
-order or number of batches (``feed.py``).
+order or number of batches (``epoch_iterator.py``).
 """
 
 from __future__ import annotations
@@ -135,7 +135,7 @@ def pad(batch: Batch, size: int) -> Batch:
     """Return the batch with ``size`` rows, those added with the weight ``ADDED``.
 
     They repeat the batch's own. ``nn.BatchNorm`` leaves them out; what a batch of another module
-    that looks across it may not have (``filling.py``).
+    that looks across it may not have (``padding_check.py``).
     """
     count = num_examples(batch)
     weight = np.ones(count, np.float32) if batch.weight is None else batch.weight

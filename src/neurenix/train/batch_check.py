@@ -13,13 +13,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from neurenix._core.errors import ArgumentError, ArgumentTypeError, DataError, ShapeError
-from neurenix._foreign.coupling import Coupling
+from neurenix._user_functions.batch_dependence import Coupling
 from neurenix.losses import Loss
 from neurenix.train.batch import Batch
-from neurenix.train.coupling import coupling_metrics, loss_coupling
-from neurenix.train.feed import Feed
-from neurenix.train.outputs import OutputLosses, takes_trees
-from neurenix.train.recipe import Recipe
+from neurenix.train.batch_dependence_check import coupling_metrics, loss_coupling
+from neurenix.train.config import Recipe
+from neurenix.train.epoch_iterator import Feed
+from neurenix.train.multi_output import OutputLosses, takes_trees
 from neurenix.train.step import StepDefinition
 
 
@@ -160,7 +160,7 @@ def _on_host(y: Any) -> np.ndarray | None:
     """Return targets that can be looked at without waiting for a device, or None.
 
     What lies on an accelerator is left there; a label out of range then gives a loss that is not
-    finite, and ``diagnosis.py`` finds it.
+    finite, and ``divergence.py`` finds it.
     """
     if isinstance(y, jax.Array) and y.is_fully_addressable:
         held = y.sharding.device_set

@@ -1,7 +1,7 @@
 """The states of callbacks: from a run of ``fit`` to the one that goes on, by a file or not.
 
 Owns which state is whose, and which callback has none to go on from. It does not own what a state
-holds (the callbacks), nor how its values are written (``plain_tree.py``).
+holds (the callbacks), nor how its values are written (``state_encoding.py``).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from neurenix.train.callbacks import Callback, Monitor
-from neurenix.train.plain_tree import packed, unpacked
+from neurenix.train.state_encoding import packed, unpacked
 
 _CHANGES = (list, dict, set, bytearray, deque, np.ndarray)  # while it stays the same object
 _NO_CODE = (lambda: None).__code__

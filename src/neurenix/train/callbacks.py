@@ -1,7 +1,7 @@
 """Callbacks: code of the user's at fixed moments of ``fit``.
 
 Owns the base class and those that decide about training (stop, learning rate). Those that write
-files are in ``recorders.py``.
+files are in ``file_callbacks.py``.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from neurenix._core.errors import (
     unknown_name,
 )
 from neurenix._core.names import OptionsExplained
-from neurenix._core.options import check_number, whole_number
-from neurenix.train.direction import direction_of
+from neurenix._core.number_checks import check_number, whole_number
+from neurenix.train.metric_mode import direction_of
 from neurenix.train.weights import is_held, put_back, variables_held
 
 if TYPE_CHECKING:
@@ -79,7 +79,7 @@ class Callback(OptionsExplained):
     """
 
     trainer: Trainer
-    options_elsewhere = _OPTIONS_ELSEWHERE
+    migration_options = _OPTIONS_ELSEWHERE
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)

@@ -1,7 +1,7 @@
 """``EMA``: a callback that averages the weights over optimizer steps.
 
 Owns when the averages take the place of the weights, and that they are saved. It does not own how
-they are computed (``average.py``), nor that a step does so (``step.py``).
+they are computed (``ema_rule.py``), nor that a step does so (``step.py``).
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ import jax
 import jax.numpy as jnp
 
 from neurenix._core.errors import ArgumentError, CheckpointError, unknown_name
-from neurenix._core.options import check_number, whole_number
-from neurenix.train.average import Average, AverageRule
+from neurenix._core.number_checks import check_number, whole_number
 from neurenix.train.callbacks import Callback
-from neurenix.train.split import ModuleSplit
+from neurenix.train.ema_rule import Average, AverageRule
+from neurenix.train.module_split import ModuleSplit
 from neurenix.train.weights import differences, is_held, put_back, variables_held
 
 USES = ("validation", "checkpoints", "end")
@@ -73,8 +73,8 @@ class EMA(Callback):
         >>> averaged = ema.averaged()  # a model of its own
     """
 
-    options_elsewhere = {
-        **Callback.options_elsewhere,
+    migration_options = {
+        **Callback.migration_options,
         "alpha": "decay",
         "average_decay": "decay",
         "beta": "decay",

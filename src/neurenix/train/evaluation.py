@@ -1,8 +1,8 @@
 """One pass over data in evaluation mode: sums of loss and metrics, or the outputs.
 
 Owns the host's loop of ``evaluate``, ``predict`` and validation, and the search for the batch whose
-numbers a layer refuses. It does not own the compiled functions (``compiled.py``), where they run
-(``session.py``) nor the data (``feed.py``).
+numbers a layer refuses. It does not own the compiled functions (``compiled_steps.py``), where they
+run (``device_state.py``) nor the data (``epoch_iterator.py``).
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ import numpy as np
 
 from neurenix._core.errors import ArgumentError, ArgumentTypeError, DataError, ShapeError
 from neurenix.train.batch import Batch
-from neurenix.train.feed import Chunk, Feed
+from neurenix.train.batch_sources import make_validation_dataset
+from neurenix.train.device_state import Session
+from neurenix.train.epoch import calls_in_flight, to_devices
+from neurenix.train.epoch_iterator import Chunk, Feed
 from neurenix.train.host_copies import numbers_here
-from neurenix.train.inputs import make_validation_dataset
-from neurenix.train.loop import calls_in_flight, to_devices
 from neurenix.train.options import FitOptions
 from neurenix.train.progress import Progress
-from neurenix.train.session import Session
-from neurenix.train.state import TrainState
+from neurenix.train.train_state import TrainState
 
 
 @dataclass

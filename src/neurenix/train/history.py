@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from neurenix._core.plain import shown
+from neurenix._core.output_encoding import shown
 
 
 class History(Mapping[str, list[float]]):

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from neurenix._functions.random_keys import like, numbers_of
+from neurenix._jit.random_keys import like, numbers_of
 
 _CHANGES = np.random.default_rng(0).uniform(-0.1, 0.1, 1009)
 

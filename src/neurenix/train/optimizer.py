@@ -15,10 +15,10 @@ from jax.core import Tracer
 from neurenix import optim
 from neurenix._core.errors import ArgumentError, ArgumentTypeError, ShapeError, did_you_mean
 from neurenix._core.names import MissingAttributeError
-from neurenix._functions.loops import STEP
+from neurenix._jit.loop_errors import STEP
+from neurenix._migration.optimizers import METHODS
 from neurenix._nnx import nnx
 from neurenix.distribute import get_replica_context
-from neurenix.optim.elsewhere import METHODS
 from neurenix.optim.extra import needs_value, takes_value
 from neurenix.train.learning_rate import OwnRate
 

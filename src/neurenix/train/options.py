@@ -12,11 +12,11 @@ from typing import Any
 import jax.numpy as jnp
 
 from neurenix._core.errors import unknown_name
-from neurenix._core.options import whole_number
+from neurenix._core.number_checks import whole_number
 from neurenix.distribute import Strategy
-from neurenix.train.arguments import optional_number
-from neurenix.train.holdout import checked_split
+from neurenix.train.fit_arguments import optional_number
 from neurenix.train.progress import check_verbose
+from neurenix.train.validation_split import checked_split
 
 _COMPUTE_DTYPES = {"float32": None, "bfloat16": jnp.bfloat16}
 REMATS = ("none", "dots")

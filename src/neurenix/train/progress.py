@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from neurenix._core.errors import ArgumentError
-from neurenix._core.plain import shown as as_shown
+from neurenix._core.output_encoding import shown as as_shown
 
 _VERBOSE = ("auto", False, True, 2)  # 0, 1, 2 are Keras's numbers
 _SECONDS_BETWEEN_LOOKS = 0.1

@@ -21,18 +21,18 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from neurenix._batches.examples import examples_among_rows
 from neurenix._core.errors import ArgumentError, ArgumentTypeError, ShapeError
-from neurenix._functions.binding import Binding, Structure
-from neurenix._functions.mode import give_mode, inputs_only
+from neurenix._jit.flat_modules import Binding, Structure
+from neurenix._jit.training_mode import give_mode, inputs_only
+from neurenix._padding_mask import examples_among_rows
 from neurenix.losses import Loss
 from neurenix.optim.extra import takes_value
-from neurenix.train.average import AverageRule
+from neurenix.train.accumulation import join_parts, rows_of_parts, take_parts
 from neurenix.train.batch import Batch, num_examples
-from neurenix.train.outputs import OutputLosses, means_of
-from neurenix.train.parts import join_parts, rows_of_parts, take_parts
-from neurenix.train.split import ModuleSplit, OtherState
-from neurenix.train.state import Arrays, Totals, TrainState, counters
+from neurenix.train.ema_rule import AverageRule
+from neurenix.train.module_split import ModuleSplit, OtherState
+from neurenix.train.multi_output import OutputLosses, means_of
+from neurenix.train.train_state import Arrays, Totals, TrainState, counters
 
 _TINY = 1e-30  # keeps 0 / 0 out of a batch whose weights are all 0
 

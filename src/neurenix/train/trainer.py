@@ -1,8 +1,9 @@
 """``Trainer``: fit, evaluate and predict for any NNX module.
 
 Owns the user's interface, and the order of the checks before anything is compiled. It does not own
-what a trainer keeps between calls (``kept.py``), what a call works with (``session.py``), the order
-of things in a run (``run.py``), the step (``step.py``) or the data (``feed.py``).
+what a trainer keeps between calls (``trainer_state.py``), what a call works with
+(``device_state.py``), the order of things in a run (``fit.py``), the step (``step.py``) or the data
+(``epoch_iterator.py``).
 """
 
 from __future__ import annotations
@@ -16,31 +17,26 @@ import jax.numpy as jnp
 
 from neurenix._core.errors import ArgumentError, ArgumentTypeError
 from neurenix._core.names import answers
-from neurenix._core.options import whole_number
-from neurenix._functions import intercept
-from neurenix._functions.binding import expect_built
+from neurenix._core.number_checks import whole_number
+from neurenix._jit import hooks
+from neurenix._jit.flat_modules import expect_built
+from neurenix._migration.trainer import OF_TRAINER
 from neurenix._nnx import nnx
 from neurenix.distribute import Strategy
 from neurenix.distribute.strategy import strategy_for
 from neurenix.metrics import Metric
-from neurenix.train.arguments import (
-    as_callbacks,
-    check_options,
-    check_watched,
-    optional_number,
-)
+from neurenix.train.batch_dependence_check import expect_one_part
+from neurenix.train.batch_sources import is_arrays, make_dataset, make_inputs
 from neurenix.train.callbacks import Callback
-from neurenix.train.coupling import expect_one_part
-from neurenix.train.described import Described
-from neurenix.train.elsewhere import OF_TRAINER
+from neurenix.train.config import Recipe
+from neurenix.train.device_state import Session
 from neurenix.train.ema import averaging
+from neurenix.train.epoch_iterator import Feed
 from neurenix.train.evaluation import Pass, validator
-from neurenix.train.feed import Feed
+from neurenix.train.fit import Run
+from neurenix.train.fit_arguments import as_callbacks, check_options, check_watched, optional_number
 from neurenix.train.history import History
-from neurenix.train.holdout import check_arrays, hold_out
-from neurenix.train.in_use import entered
-from neurenix.train.inputs import is_arrays, make_dataset, make_inputs
-from neurenix.train.kept import Kept
+from neurenix.train.module_lock import entered
 from neurenix.train.options import (
     DEFAULT_FIT_OPTIONS,
     DEFAULT_TRAIN_OPTIONS,
@@ -49,12 +45,12 @@ from neurenix.train.options import (
     TrainOptions,
 )
 from neurenix.train.progress import shown
-from neurenix.train.recipe import Recipe
-from neurenix.train.resume import Resumable
-from neurenix.train.run import Run
-from neurenix.train.session import Session
 from neurenix.train.step import expect_callable
-from neurenix.train.step_state import StepStates
+from neurenix.train.step_arrays import StepStates
+from neurenix.train.step_spec import Described
+from neurenix.train.trainer_checkpoint import Resumable
+from neurenix.train.trainer_state import Kept
+from neurenix.train.validation_split import check_arrays, hold_out
 
 
 class Trainer(Described, Resumable, StepStates):
@@ -243,7 +239,7 @@ class Trainer(Described, Resumable, StepStates):
         run = Run(self, session, step, feed, states)
         spec = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), feed.first)
         batch = tuple(part for part in spec if part is not None)
-        intercept.first_step(self, batch, steps, whole_calls=step.call.exact)
+        hooks.first_step(self, batch, steps, whole_calls=step.call.exact)
         try:
             to_do = range(options.initial_epoch, epochs)
             return run.epochs(to_do, steps_per_epoch, validate, options.verbose)

@@ -18,11 +18,18 @@ from jax.core import Tracer
 from jax.sharding import NamedSharding
 
 from neurenix import _cpu
+from neurenix._copy_host_arrays import owned
 from neurenix._core.errors import ArgumentError, ArgumentTypeError, RecompilationError
 from neurenix._core.names import answers
-from neurenix._core.options import whole_number
-from neurenix._functions import intercept
-from neurenix._functions.arguments import (
+from neurenix._core.number_checks import whole_number
+from neurenix._jax import trace_state_clean
+from neurenix._jit import hooks
+from neurenix._jit.arg_shardings import arg_shardings_of, known_arg_shardings, of_each_step
+from neurenix._jit.closure_capture import lifted, name_of, refuse_captured_modules
+from neurenix._jit.donated_arrays import explain_gone
+from neurenix._jit.flat_modules import Binding, Bindings, is_module, mesh_of
+from neurenix._jit.recompilation import Fixed, RecompilationWatch
+from neurenix._jit.static_arguments import (
     Static,
     check_static,
     explain,
@@ -31,20 +38,13 @@ from neurenix._functions.arguments import (
     refuse_hidden_modules,
     static_of,
 )
-from neurenix._functions.binding import Binding, Bindings, is_module, mesh_of
-from neurenix._functions.captured import lifted, name_of, refuse_captured_modules
-from neurenix._functions.constants import Constant, Constants, described, without_constants
-from neurenix._functions.gone import explain_gone
-from neurenix._functions.laid import arguments_lie, laid, of_each_step
-from neurenix._functions.recompilation import Fixed, RecompilationWatch
-from neurenix._jax import trace_state_clean
+from neurenix._jit.static_values import Constant, Constants, described, without_constants
+from neurenix._migration.trainer import OF_JIT
 from neurenix._nnx import nnx
-from neurenix._owned import owned
 from neurenix.distribute import get_strategy
-from neurenix.distribute.input import stacked
+from neurenix.distribute.batch_input import stacked
 from neurenix.distribute.mesh import known_mesh, replicated
 from neurenix.hardware.allocation import PROGRAM, out_of_memory
-from neurenix.train.elsewhere import OF_JIT
 
 NOTHING_STATIC = Static()
 
@@ -153,7 +153,7 @@ class CompiledFunction:
         if fresh:
             self._prepare(binding, rest)
         before, sharding = self.compilations, binding.sharding
-        structure, names, lie = binding.structure, tuple(kwargs), laid(rest)
+        structure, names, lie = binding.structure, tuple(kwargs), arg_shardings_of(rest)
         static = (structure, positions, len(args), names, sharding, fixed, taken, lie)
         if not trace_state_clean():
             return self._inside_of_a_trace(binding, static, rest)
@@ -257,7 +257,7 @@ class CompiledFunction:
                 self._function, donate=self._donate, steps=None, static=self._jit_info
             )
             args = (*args[:-1], jax.tree.map(lambda x: x[0], args[-1]))
-        intercept.first_call(functools.partial(single, **named) if named else single, args)
+        hooks.first_call(functools.partial(single, **named) if named else single, args)
 
     def _with_batches(self, args: tuple[Any, ...], steps: int) -> tuple[Any, ...]:
         if not args or not isinstance(args[-1], Iterator):
@@ -304,7 +304,7 @@ class CompiledFunction:
         for place, value in fixed:
             everything[place] = value.value
         named = dict(zip(names, everything[num_args:], strict=True))
-        with known_mesh(sharding), arguments_lie(rest, lie):
+        with known_mesh(sharding), known_arg_shardings(rest, lie):
             out = self._function(*everything[:num_args], **named)
         after = structure.leaves_of(modules)
         if after is None:

@@ -1,7 +1,8 @@
 """Weights of one module in one safetensors file.
 
-Owns names, the checksum, atomic writing and the comparison on reading. It does not own when
-they are written (``recorders.py``), nor what a trainer keeps beside them (``resume.py``).
+Owns names, the checksum, atomic writing and the comparison on reading. It does not own when they
+are written (``file_callbacks.py``), nor what a trainer keeps beside them
+(``trainer_checkpoint.py``).
 
 Names are the path of attributes joined by dots: ``layers.0.kernel``. Every array that the module
 keeps is written, in a variable or not, but random streams.
@@ -22,9 +23,9 @@ import safetensors.flax
 
 from neurenix._core.errors import ArgumentTypeError, CheckpointError, did_you_mean
 from neurenix._core.files import write_whole
-from neurenix._functions.random_keys import numbers_of
+from neurenix._jit.random_keys import numbers_of
 from neurenix._nnx import nnx
-from neurenix.train.formats import check_name, described
+from neurenix.train.file_formats import check_name, described
 
 TRAINER = "neurenix-trainer"  # the format of files that hold the state of a trainer
 WEIGHTS = "weights."  # what the names of weights begin with there

@@ -26,6 +26,7 @@ from neurenix.compiler.findings.communication import (
     synchronised_statistics,
     undivided_work,
 )
+from neurenix.compiler.findings.compile_errors import REFUSALS, of_refusal
 from neurenix.compiler.findings.evidence import Evidence, Finding
 from neurenix.compiler.findings.movement import (
     captured_constants,
@@ -34,14 +35,13 @@ from neurenix.compiler.findings.movement import (
     padded_arguments,
     undivided_state,
 )
-from neurenix.compiler.findings.program import (
+from neurenix.compiler.findings.program_structure import (
     host_callbacks,
     recompiling_arguments,
     small_operations,
     small_steps,
     unrolled_layers,
 )
-from neurenix.compiler.findings.refusals import REFUSALS, of_refusal
 from neurenix.compiler.program import Program
 
 __all__ = ["REFUSALS", "RULES", "Evidence", "Finding", "find", "of_refusal", "with_caller"]

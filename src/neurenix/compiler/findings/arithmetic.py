@@ -15,6 +15,7 @@ import jax.numpy as jnp
 
 from neurenix._core.source_files import is_neurenix
 from neurenix.chips.tiles import LANES
+from neurenix.compiler.argument_arrays import Leaf
 from neurenix.compiler.findings.attention import head_products, with_scores
 from neurenix.compiler.findings.evidence import (
     NOTABLE_SHARE,
@@ -29,10 +30,9 @@ from neurenix.compiler.findings.evidence import (
     sizes_text,
 )
 from neurenix.compiler.findings.precision import is_narrow, takes_bfloat16
-from neurenix.compiler.leaves import Leaf
+from neurenix.compiler.jaxpr_facts import WrittenProduct
 from neurenix.compiler.operations import MatrixProduct, Operation
 from neurenix.compiler.training import is_trainers_step
-from neurenix.compiler.traits import WrittenProduct
 
 _MODELS = "/models/"  # files of Neurenix whose products have a type of their own
 _FOURIER = re.compile(r"(?:^|[/(])[ir]?r?fftn?\)*$")

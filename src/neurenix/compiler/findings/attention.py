@@ -22,8 +22,8 @@ from neurenix.compiler.findings.evidence import (
     many,
 )
 from neurenix.compiler.findings.precision import takes_bfloat16
+from neurenix.compiler.jaxpr_facts import WrittenProduct
 from neurenix.compiler.operations import MatrixProduct, Operation
-from neurenix.compiler.traits import WrittenProduct
 
 
 def materialised_attention(evidence: Evidence) -> Iterator[Finding]:

@@ -13,11 +13,11 @@ from functools import cached_property
 from neurenix.chips import Slice
 from neurenix.compiler.findings.flow import Flow
 from neurenix.compiler.hlo import Computation, Instruction, Module, SourceLine, called_as
-from neurenix.compiler.memory import Memory
 from neurenix.compiler.operations import MatrixProduct, Operation
+from neurenix.compiler.peak_memory import Memory
 from neurenix.compiler.program import Program
 from neurenix.compiler.shapes import Shape
-from neurenix.compiler.time import StepTime
+from neurenix.compiler.step_time import StepTime
 
 NOTABLE_SHARE = 0.02
 """Of the device's time, below which nothing is said: the estimate itself is less exact."""

@@ -11,10 +11,10 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from neurenix._core.units import bytes_text
+from neurenix.compiler.donation import donate_text
 from neurenix.compiler.findings.evidence import NOTABLE_SHARE, Evidence, Finding, Nearest
 from neurenix.compiler.findings.whole_state import whole_state
 from neurenix.compiler.operations import Operation
-from neurenix.compiler.replaceable import donate_text
 
 _UNDONATED_SHARE = 0.05
 """Of a device's HBM that a missing donation must cost, a judgement: less seldom decides whether a

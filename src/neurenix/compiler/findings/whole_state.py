@@ -9,7 +9,7 @@ import math
 from dataclasses import dataclass
 
 from neurenix._core.units import bytes_text
-from neurenix.compiler.leaves import Leaf
+from neurenix.compiler.argument_arrays import Leaf
 from neurenix.compiler.program import Program
 
 

@@ -1,1 +1,0 @@
-"""Facts of a batch that several floors need: which rows are examples."""

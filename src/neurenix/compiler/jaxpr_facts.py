@@ -1,0 +1,361 @@
+"""What a program says of itself before it is compiled: products, callbacks, kernels, arguments.
+
+Owns the walk over the jaxpr and the comparison of what goes in with what comes out. The optimised
+program no longer shows these: a layer written twelve times is fused twelve ways, a callback is a
+transfer among others, and a Python number is an array. It judges nothing (``findings``).
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import numpy as np
+
+from neurenix._core.source_files import is_library
+from neurenix.compiler.flops import executed, model_flops, ragged_sizes, repetitions
+from neurenix.compiler.flops import inner_jaxprs as inner_jaxprs
+from neurenix.compiler.hlo import SourceLine
+from neurenix.compiler.leading_axis import Uses, uses_of_inputs
+from neurenix.compiler.user_source import is_entrance
+
+CALLBACKS = frozenset({"debug_callback", "debug_print", "io_callback", "pure_callback"})
+"""Primitives of ``jax.debug.print``, ``jax.debug.callback``, ``io_callback``, ``pure_callback``."""
+
+_JAX = str(re.sub(r"__init__\.py$", "", jax.__file__ or "jax/"))
+_DIGITS = re.compile(r"\d+")
+_TRANSFORM = re.compile(r"\w+\(|\)")
+
+
+@dataclass(frozen=True)
+class WrittenProduct:
+    """A matrix product as the program was written, over all devices.
+
+    ``written`` tells products that stand at one place of the program and have the same sizes, such
+    as those of identical layers in a Python loop, from all others. ``count`` is how often loops of
+    the program (``scan``, a counted ``while``, a kernel's grid) repeat it. ``groups`` is how many
+    results it has, of as many parts of its depth, as the gradient of ``jax.lax.ragged_dot`` does;
+    else 0.
+    """
+
+    batch: int
+    rows: int
+    depth: int
+    columns: int
+    dtypes: tuple[str, str]
+    count: int
+    in_kernel: bool
+    written: int
+    scope: str
+    source: SourceLine | None
+    groups: int = 0
+
+    @property
+    def flops(self) -> float:
+        """Two for each multiply and add, of all repetitions and devices."""
+        return 2.0 * self.batch * self.rows * self.depth * self.columns * self.count
+
+
+@dataclass(frozen=True)
+class Callback:
+    """A call of the host: its primitive, what it sends and receives, how often in one step."""
+
+    primitive: str
+    num_bytes: int
+    count: int
+    source: SourceLine | None
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """A Pallas kernel: its name and the line that calls it."""
+
+    name: str
+    source: SourceLine | None
+
+
+@dataclass(frozen=True)
+class Recompile:
+    """An argument that makes a later call compile again.
+
+    ``after`` is what the program returns in its place. It is empty when the argument is a Python
+    number, for which nothing is returned; ``before`` is then the number.
+    """
+
+    path: str
+    before: str
+    after: str = ""
+
+
+@dataclass(frozen=True)
+class Traits:
+    """What was seen in one program.
+
+    ``divided_axes`` are the mesh axes over which the program itself divides: those of its
+    ``shard_map``s and sharding constraints. ``row_by_row`` are the uses of each argument that the
+    program looks at, where all of them take it apart along its leading axis. ``steps_per_call`` is
+    not seen but told: how many steps the host starts with one call. ``steps_counted`` is how many
+    of them loops of the compiled program show; one whose length is an argument shows 1.
+    """
+
+    products: tuple[WrittenProduct, ...] = ()
+    callbacks: tuple[Callback, ...] = ()
+    kernels: tuple[Kernel, ...] = ()
+    recompiles: tuple[Recompile, ...] = ()
+    divided_axes: tuple[str, ...] = ()
+    row_by_row: tuple[Uses, ...] = ()
+    steps_per_call: int = 1
+    steps_counted: int = 1
+
+
+def read(jaxpr: Any) -> Traits:
+    """Walk over a jaxpr and all that it calls.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> def f(x):
+        ...     jax.debug.print("{}", x[0, 0])
+        ...     return x @ x
+        >>> seen = read(jax.jit(f).trace(jnp.ones((8, 8))).jaxpr)
+        >>> seen.products[0].depth, seen.callbacks[0].count
+        (8, 1)
+    """
+    products: list[WrittenProduct] = []
+    callbacks: list[Callback] = []
+    kernels: list[Kernel] = []
+    divided: set[str] = set()
+    for equation, count, kernel in walk(jaxpr, dearest=True):
+        if equation.primitive.name in ("dot_general", "ragged_dot_general"):
+            products.append(_product(equation, count, kernel))
+    for equation, count, _ in walk(jaxpr):
+        divided |= _divided_by(equation)
+        name = equation.primitive.name
+        if name in CALLBACKS:
+            sent = sum(_bytes(v.aval) for v in (*equation.invars, *equation.outvars))
+            callbacks.append(Callback(name, sent, count, source_of(equation)))
+        elif name == "pallas_call":
+            kernels.append(Kernel(_kernel_name(equation), source_of(equation)))
+    return Traits(
+        tuple(products),
+        tuple(callbacks),
+        tuple(kernels),
+        divided_axes=tuple(sorted(divided)),
+        row_by_row=uses_of_inputs(jaxpr),
+    )
+
+
+def recompiles(
+    args: Sequence[Any],
+    out: Any,
+    *,
+    donate_argnums: tuple[int, ...] = (),
+) -> tuple[Recompile, ...]:
+    """Compare the arguments with what takes their place in the next call.
+
+    Args:
+        args: trees of arrays or specs, as the caller has them; Python numbers still Python's.
+        out: the tree of abstract results.
+        donate_argnums: arguments whose memory the results take over: state that is carried from
+            call to call. Only these are compared, each with a result of its structure and shapes
+            that is no other argument's; where there are several, nothing is said.
+
+    Example:
+        >>> spec = jax.ShapeDtypeStruct
+        >>> state, new = spec((4,), "bfloat16"), spec((4,), "float32")
+        >>> recompiles((state,), new, donate_argnums=(0,))[0].after
+        'float32[4]'
+    """
+    found = [
+        Recompile(leaf_path((jax.tree_util.SequenceKey(i), *path)), repr(leaf))
+        for i, argument in enumerate(args)
+        for path, leaf in jax.tree_util.tree_flatten_with_path(argument)[0]
+        if isinstance(leaf, (bool, int, float, complex)) and not isinstance(leaf, np.generic)
+    ]
+    for number, after in _carried(args, out, donate_argnums):
+        old = jax.tree_util.tree_flatten_with_path(args[number])[0]
+        for (path, leaf), new in zip(old, after, strict=True):
+            if _described(leaf) != _described(new):
+                whole = leaf_path((jax.tree_util.SequenceKey(number), *path))
+                found.append(Recompile(whole, _described(leaf), _described(new)))
+    return tuple(found)
+
+
+def _carried(
+    args: Sequence[Any], out: Any, donated: Sequence[int]
+) -> Iterator[tuple[int, list[Any]]]:
+    """Yield the donated arguments that certainly come back with other types, and their new leaves.
+
+    Arguments that come back as they were claim their results first: the donated ones from wherever
+    they stand, the others from what is returned at the top. What is left over must be the only
+    result of its structure and shapes, and of one argument alone: else it may be another array.
+    """
+    leaves, structure = jax.tree.flatten(out)
+    numbered = jax.tree.unflatten(structure, range(len(leaves)))
+    top = [numbered, *numbered] if isinstance(numbered, (tuple, list)) else [numbered]
+    taken: set[int] = set()
+
+    def results(argument: Any, places: Sequence[Any], look: Callable[[Any], Any]) -> list[Any]:
+        """Return the numbers of the leaves of each result that looks like the argument."""
+        wanted = [look(leaf) for leaf in jax.tree.leaves(argument)]
+        found = [jax.tree.leaves(part) for place in places for part in _parts(place, argument)]
+        return [f for f in found if not taken & {*f} and [look(leaves[i]) for i in f] == wanted]
+
+    left: list[int] = []
+    others = [number for number in range(len(args)) if number not in donated]
+    for number in (*donated, *others):
+        argument = args[number]
+        shallow = [node for node in top if jax.tree.structure(node) == jax.tree.structure(argument)]
+        same = results(argument, [numbered] if number in donated else shallow, _described)
+        if same:
+            taken.update(same[0])
+        elif number in donated:
+            left.append(number)
+    wanted = {number: results(args[number], [numbered], np.shape) for number in left}
+    claims = Counter(i for found in wanted.values() for f in found for i in f)
+    for number, found in wanted.items():
+        if len(found) == 1 and all(claims[i] == 1 for i in found[0]):
+            yield number, [leaves[i] for i in found[0]]
+
+
+def _parts(tree: Any, like: Any) -> list[Any]:
+    """Return the parts of a tree that have the structure of ``like``."""
+    structure = jax.tree.structure(like)
+
+    def same(node: Any) -> bool:
+        return jax.tree.structure(node) == structure
+
+    return [part for part in jax.tree.leaves(tree, is_leaf=same) if same(part)]
+
+
+def leaf_path(path: tuple[Any, ...]) -> str:
+    """Return what to call a leaf: its keys from the root on, such as ``0.layers.3.kernel``."""
+    return jax.tree_util.keystr(path, simple=True, separator=".")
+
+
+def _described(leaf: Any) -> str:
+    """Return what jit's key holds of a leaf: dtype, shape, weakness."""
+    aval = jax.typeof(leaf) if isinstance(leaf, (bool, int, float, complex)) else leaf
+    weak = " (weak type)" if getattr(aval, "weak_type", False) else ""
+    return f"{aval.dtype}[{','.join(map(str, aval.shape))}]{weak}"
+
+
+def walk(
+    jaxpr: Any, count: int = 1, kernel: Any = None, *, dearest: bool = False
+) -> Iterator[tuple[Any, int, Any]]:
+    """Yield every equation, how often loops repeat it, and the call of the kernel that it is in.
+
+    With ``dearest``, of a ``cond`` only the branch with the most arithmetic.
+    """
+    for equation in getattr(jaxpr, "jaxpr", jaxpr).eqns:
+        yield equation, count, kernel
+        name = equation.primitive.name
+        times = count * repetitions(equation)
+        inside = kernel or (equation if name == "pallas_call" else None)
+        called = executed(equation)
+        if dearest and name == "cond":
+            called = [max(called, key=model_flops)]
+        for inner in called:
+            yield from walk(inner, times, inside, dearest=dearest)
+
+
+def _product(equation: Any, count: int, kernel: Any) -> WrittenProduct:
+    left, right = (variable.aval for variable in equation.invars[:2])
+    batch, rows, depth, columns = _sizes(equation)
+    frames = _frames(equation)
+    scope = str(equation.source_info.name_stack)
+    numbers = [str(value) for name, value in equation.params.items() if name.endswith("_numbers")]
+    sizes = (left.shape, right.shape, *numbers)
+    return WrittenProduct(
+        batch=batch,
+        rows=rows,
+        depth=depth,
+        columns=columns,
+        dtypes=(str(left.dtype), str(right.dtype)),
+        count=count,
+        in_kernel=kernel is not None,
+        written=hash((tuple(frames), _DIGITS.sub("#", scope), sizes)),
+        scope=_TRANSFORM.sub("", scope),
+        source=_source(_frames(kernel) if kernel is not None else frames),
+        groups=_groups(equation),
+    )
+
+
+def _groups(equation: Any) -> int:
+    numbers = equation.params.get("ragged_dot_dimension_numbers")
+    if numbers is None or numbers.rhs_group_dimensions:
+        return 0
+    return equation.invars[2].aval.shape[-1]
+
+
+def _sizes(equation: Any) -> tuple[int, int, int, int]:
+    """Return batch, rows, depth and columns."""
+    if equation.primitive.name == "ragged_dot_general":
+        return ragged_sizes(equation)
+    (contracted, _), (batched, _) = equation.params["dimension_numbers"]
+    left, right = (variable.aval.shape for variable in equation.invars[:2])
+    depth = math.prod(left[axis] for axis in contracted)
+    batch = math.prod(left[axis] for axis in batched)
+    shared = max(1, batch * depth)
+    return batch, math.prod(left) // shared, depth, math.prod(right) // shared
+
+
+def _bytes(aval: Any) -> int:
+    shape, dtype = getattr(aval, "shape", None), getattr(aval, "dtype", None)
+    return math.prod(shape) * dtype.itemsize if shape is not None and dtype is not None else 0
+
+
+def _divided_by(equation: Any) -> set[str]:
+    """Return the mesh axes over which an equation says that arrays are divided."""
+    params = equation.params
+    if equation.primitive.name == "axis_index":
+        return _axis_names(params.get("axis_name"))
+    told = (value for key, value in params.items() if "shard" in key or key.endswith("_specs"))
+    return set[str]().union(*map(_axis_names, told))
+
+
+def _axis_names(value: Any) -> set[str]:
+    """Return the axes that shardings, partitions or trees of them name."""
+    if isinstance(value, str):
+        return {value}
+    if isinstance(value, jax.sharding.NamedSharding):
+        value = value.spec
+    if isinstance(value, (tuple, list, jax.sharding.PartitionSpec)):
+        return set[str]().union(*map(_axis_names, value))
+    return set()
+
+
+def _kernel_name(equation: Any) -> str:
+    info = equation.params.get("name_and_src_info")
+    return str(getattr(info, "name", "") or equation.params.get("name") or "kernel")
+
+
+def _frames(equation: Any) -> list[tuple[str, int, str]]:
+    """Return file, line and function of the calls behind an equation, the innermost first.
+
+    JAX's own files are left out, and so is all that lies outside of the traced function.
+    """
+    found: list[tuple[str, int, str]] = []
+    stack = equation.source_info.traceback
+    for frame in stack.frames if stack is not None else ():
+        if is_entrance(frame.file_name):
+            break
+        if not frame.file_name.startswith(_JAX):
+            found.append((frame.file_name, frame.line_num, frame.function_name))
+    return found
+
+
+def source_of(equation: Any) -> SourceLine | None:
+    """Return the innermost line of the user's behind an equation, or else of a library."""
+    return _source(_frames(equation))
+
+
+def _source(frames: list[tuple[str, int, str]]) -> SourceLine | None:
+    for file, line, function in frames:
+        if not is_library(file):
+            return SourceLine(file, line, function)
+    return SourceLine(*frames[0]) if frames else None

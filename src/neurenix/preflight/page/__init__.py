@@ -1,0 +1,1 @@
+"""The HTML page of a preflight: one file that needs no other."""

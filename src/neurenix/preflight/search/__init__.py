@@ -1,0 +1,1 @@
+"""Searches: which slice, mesh, batch and options are best, and the largest batch that fits."""

@@ -1,0 +1,83 @@
+"""A search as plain data: what is in the JSON file of ``neurenix plan``.
+
+Owns the document and its schema, ``plan.schema.json`` beside this file (JSON Schema 2020-12). A
+document is one object, sizes in bytes, times in seconds, and every time an estimate:
+
+- ``schema``, ``schema_version``: ``"neurenix.plan"`` and 1. A field may be added without a new
+  version; one that is renamed, removed or given another meaning makes a new version.
+- ``versions``: of jax, jaxlib and libtpu, which decide what the compiler answers.
+- ``objective``; ``deadline`` (examples, hours) or null; ``pricing``, in which
+  ``usd_per_chip_hour`` is one's own price, an object of those by generation, or null.
+- ``candidates``, the best first: what was chosen (slice, mesh, batch, remat, compiler_options),
+  ``won``, ``reason`` (why it lost; empty for the winner), ``estimated_value`` (what it was judged
+  by: seconds or USD for an example, or for a call where no examples are known; null where it
+  cannot be taken), and, null where it was not compiled, ``fits``, ``refused``, HBM of a device, and
+  the estimates.
+- ``best``: the winner's whole report, of the schema that ``record`` describes, or null.
+"""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+from importlib import resources
+from typing import TYPE_CHECKING, Any
+
+from neurenix.compiler.cache import versions
+from neurenix.preflight.report.report_json import hbm_is_known
+
+if TYPE_CHECKING:
+    from neurenix.preflight.search.search_result import Candidate, Plan
+
+SCHEMA = "neurenix.plan"
+SCHEMA_VERSION = 1
+
+
+def document(plan: Plan) -> dict[str, Any]:
+    """Return the document of a search."""
+    winner, deadline = plan.winner, plan.deadline
+    best = winner.report if winner is not None else None
+    return {
+        "schema": SCHEMA,
+        "schema_version": SCHEMA_VERSION,
+        "versions": versions(),
+        "objective": plan.objective,
+        "deadline": None if deadline is None else dict(vars(deadline)),
+        "pricing": dict(vars(plan.pricing)),
+        "candidates": [_candidate(plan, candidate) for candidate in plan.candidates],
+        "best": None if best is None else best.to_dict(plan.pricing),
+    }
+
+
+@cache
+def schema() -> dict[str, Any]:
+    """Return the JSON Schema of a document."""
+    text = resources.files("neurenix.preflight").joinpath("plan.schema.json").read_text("utf-8")
+    return json.loads(text)
+
+
+def _candidate(plan: Plan, candidate: Candidate) -> dict[str, Any]:
+    report, choice = candidate.report, candidate.choice
+    time = report.step_time if report else None
+    usd = report.cost(1, **vars(plan.pricing)).usd if report and time else None
+    known = report is not None and hbm_is_known(report.refused)
+    return {
+        "slice": candidate.slice.name,
+        "mesh": dict(choice.mesh) if choice and choice.mesh else {},
+        "batch": candidate.batch,
+        "remat": candidate.remat,
+        "compiler_options": dict(choice.compiler_options) if choice else {},
+        "won": candidate is plan.winner,
+        "reason": candidate.reason,
+        "estimated_value": candidate.value,
+        "fits": report.fits if report else None,
+        "refused": report.refused if report else None,
+        "hbm_peak_bytes": report.hbm.peak_bytes if report and known else None,
+        "hbm_limit_bytes": report.hbm.limit_bytes if report and known else None,
+        "estimated_step_time": None
+        if time is None
+        else {"seconds": time.seconds, "low": time.low, "high": time.high},
+        "estimated_usd_per_step": usd,
+        "bound": report.bound if report else None,
+        "mfu": report.mfu if report else None,
+    }

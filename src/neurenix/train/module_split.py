@@ -1,0 +1,261 @@
+"""A module split once into what is static, its parameters, and its other state.
+
+Owns the order of a module's leaves for training. It does not own the training state as a whole
+(``train_state.py``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+
+from neurenix._core.errors import ArgumentError, RecompilationError
+from neurenix._jit.flat_modules import Binding, Structures
+from neurenix._jit.training_mode import set_mode
+from neurenix._nnx import nnx
+
+Tree = Any
+# Every other variable holds numbers of the model, trained or not.
+_NO_WEIGHTS = (nnx.BatchStat, nnx.RngState)
+_NONE = object()
+
+
+class Frozen(nnx.Variable):
+    """A parameter that is not trained.
+
+    It is no ``nnx.Param``, so ``fit``, ``nx.grad`` and optimizers leave it alone; it is saved,
+    loaded, moved, counted and computed with like one.
+    """
+
+
+class OtherState(NamedTuple):
+    """What a module holds beside its parameters.
+
+    Attributes:
+        fixed: nested dict, by attribute path, of weights that are not trained, frozen ones for
+            example; they are divided over devices as parameters are.
+        rest: batch statistics, random streams, and plain arrays.
+    """
+
+    fixed: Tree
+    rest: list[Any]
+
+
+class ModuleSplit:
+    """A module as two static structures (training, evaluation) and two trees of arrays.
+
+    ``parameters`` is a nested dict by attribute path, as optax masks expect it; ``other`` is an
+    ``OtherState`` of every other variable and of plain arrays.
+
+    Args:
+        module: any NNX module. Its mode (``train()`` or ``eval()``) is left as it was.
+    """
+
+    def __init__(self, module: nnx.Module) -> None:
+        structures = Structures()
+        self._name = type(module).__name__
+        before = [(node, dict(vars(node))) for _, node in nnx.iter_graph(module)
+                  if isinstance(node, nnx.Pytree)]  # fmt: skip
+        set_mode(module, training=False)  # of modules inside of another library's too
+        module.eval()
+        evaluation = Binding((module,), structures)
+        set_mode(module, training=True)
+        module.train()
+        self._binding = Binding((module,), structures)
+        self._training, self._evaluation = self._binding.structure, evaluation.structure
+        for node, attributes in before:
+            for name in [name for name in vars(node) if name not in attributes]:
+                object.__delattr__(node, name)
+            for name, value in attributes.items():
+                if vars(node).get(name, _NONE) is not value:
+                    object.__setattr__(node, name, value)
+        self._binding.accept()  # what is bound is the training mode, found in whichever mode
+        self._paths = [path[1:] for path in self._binding.paths]
+        self._is_parameter = [isinstance(v, nnx.Param) for v in self._binding.variables]
+        self._is_weight = [not isinstance(v, _NO_WEIGHTS) for v in self._binding.variables]
+        self._is_frozen = [isinstance(v, Frozen) for v in self._binding.variables]
+
+    @property
+    def name(self) -> str:
+        """The name of the module's class."""
+        return self._name
+
+    def check_trainable(self) -> None:
+        """Raise ArgumentError when the module has no parameters, which is fine for inference."""
+        if not any(self._is_parameter):
+            raise ArgumentError(
+                f"{self._name} has no parameters (nnx.Param), so there is nothing to train. Build "
+                "its layers in __init__ and keep them as attributes; unfreeze() what was frozen."
+            )
+
+    def is_current(self) -> bool:
+        """Tell whether no attribute of the module was set since; cheaper than a new split."""
+        return self._binding.is_current()
+
+    def renew(self, other: ModuleSplit) -> None:
+        """Take the module's attributes as ``other``, of the same structure, has found them."""
+        self._binding = other._binding
+
+    def first_array(self) -> Any:
+        """Return the array of one parameter, or another one of the module, or None."""
+        variables = self._binding.variables
+        if any(self._is_parameter):
+            return variables[self._is_parameter.index(True)].get_raw_value()
+        return next(iter([*self._binding.read(), *self._binding.constants]), None)
+
+    def check_arrays(self) -> None:
+        """Raise ArgumentError when the module holds shapes (``nnx.eval_shape``) or lost arrays."""
+        if isinstance(self.first_array(), jax.ShapeDtypeStruct):
+            raise ArgumentError(
+                "The module is abstract: it holds shapes and no arrays, so it can be given to "
+                "nx.preflight and not trained or called. Build it with its arrays for that: "
+                "nx.models.build(…) and not nx.models.abstract(…)."
+            )
+        self._binding.check_held()
+
+    def same_structure(self, other: ModuleSplit) -> bool:
+        """Tell whether both are of the same module, unchanged in structure."""
+        mine, theirs = self._binding, other._binding
+        return (
+            self._training.same_as(other._training)
+            and self._evaluation.same_as(other._evaluation)
+            and len(mine.variables) == len(theirs.variables)
+            and all(a is b for a, b in zip(mine.variables, theirs.variables, strict=True))
+        )
+
+    def same_parameters(self, other: ModuleSplit) -> bool:
+        """Tell whether an optimizer's state for one is right for the other.
+
+        It is where the parameters have the same paths and shapes, whatever else differs.
+        """
+        return self._described() == other._described()
+
+    def _described(self) -> list[Any]:
+        held = zip(self._paths, self._binding.read(), self._is_parameter, strict=True)
+        return [(path, leaf.shape) for path, leaf, counts in held if counts]
+
+    def read(self, *, constants: OtherState | None = None) -> tuple[Tree, OtherState]:
+        """Return the module's parameters and other state, as they are now.
+
+        Args:
+            constants: other state whose plain arrays to return in place of the module's own.
+        """
+        plain = self._binding.constants if constants is None else self._plain(constants)
+        return self.divide(self._binding.read(), plain)
+
+    def held(self) -> list[Any]:
+        """Return the array of every variable, to see by identity later whether one was set."""
+        return self._binding.read()
+
+    def weights(self) -> Tree:
+        """Return the parameters and the fixed weights as one tree by attribute path."""
+        tree: dict[Any, Any] = {}
+        for path, leaf, counts in zip(
+            self._paths, self._binding.read(), self._is_weight, strict=True
+        ):
+            if counts:
+                _insert(tree, path, leaf)
+        return tree
+
+    def write(self, parameters: Tree, other: OtherState) -> None:
+        """Set the module's variables."""
+        leaves, _ = self._joined(parameters, other)
+        self._binding.write(leaves)
+
+    def divide(self, leaves: list[Any], constants: list[Any]) -> tuple[Tree, OtherState]:
+        """Return ``leaves``, in the order of the graph, as parameters and other state."""
+        parameters: dict[Any, Any] = {}
+        other = OtherState({}, [])
+        for path, leaf, is_parameter, is_weight in zip(
+            self._paths, leaves, self._is_parameter, self._is_weight, strict=True
+        ):
+            if is_weight:
+                _insert(parameters if is_parameter else other.fixed, path, leaf)
+            else:
+                other.rest.append(leaf)
+        other.rest.extend(constants)
+        return parameters, other
+
+    def build(self, parameters: Tree, other: OtherState, *, training: bool) -> Any:
+        """Return a module of its own that holds these arrays (tracers, usually)."""
+        leaves, constants = self._joined(parameters, other)
+        structure = self._training if training else self._evaluation
+        return structure.rebuild(leaves, constants)[0]
+
+    def with_frozen(self, other: OtherState, change: Callable[[Any], Any]) -> OtherState:
+        """Return ``other`` with ``change`` made to its frozen parameters, and to nothing else.
+
+        A weight of another kind, such as a mean that moves, computes in the dtype that it has.
+        """
+        fixed: dict[Any, Any] = {}
+        for path, is_parameter, is_weight, is_frozen in zip(
+            self._paths, self._is_parameter, self._is_weight, self._is_frozen, strict=True
+        ):
+            if is_weight and not is_parameter:
+                leaf = _look_up(other.fixed, path)
+                _insert(fixed, path, change(leaf) if is_frozen else leaf)
+        return other._replace(fixed=fixed)
+
+    def other_of(self, module: Any, used: OtherState, old: OtherState) -> OtherState:
+        """Return the other state of a module that ``build`` made, after it has computed.
+
+        Args:
+            module: the module.
+            used: the other state that it was built with.
+            old: the same as it is kept; what computing has not changed stays so.
+
+        Raises:
+            RecompilationError: computing changed the module's structure.
+        """
+        leaves = self._training.leaves_of((module,))
+        if leaves is None:  # what ``sow`` has left is of use to nobody here
+            nnx.pop(module, nnx.Intermediate)
+            leaves = self._training.leaves_of((module,))
+        if leaves is None:
+            raise RecompilationError(
+                f"Calling {type(module).__name__} changed its structure: it adds or removes a "
+                "variable or an attribute (a counter, a lazily built layer). Make "
+                "all variables in __init__."
+            )
+        _, other = self.divide(leaves, self._plain(old))
+        return jax.tree.map(_kept, other, used, old)
+
+    def _plain(self, other: OtherState) -> list[Any]:
+        """Return the plain arrays among ``other``, which come last."""
+        return other.rest[len(other.rest) - len(self._binding.constants) :]
+
+    def _joined(self, parameters: Tree, other: OtherState) -> tuple[list[Any], list[Any]]:
+        rest = iter(other.rest)
+        leaves = [
+            _look_up(parameters if is_parameter else other.fixed, path) if is_weight else next(rest)
+            for path, is_parameter, is_weight in zip(
+                self._paths, self._is_parameter, self._is_weight, strict=True
+            )
+        ]
+        return leaves, list(rest)
+
+
+def _insert(tree: dict[Any, Any], path: tuple[Any, ...], leaf: Any) -> None:
+    *parents, last = map(str, path)
+    for key in parents:
+        tree = tree.setdefault(key, {})
+    tree[last] = leaf
+
+
+def _look_up(tree: dict[Any, Any], path: tuple[Any, ...]) -> Any:
+    for key in path:
+        tree = tree[str(key)]
+    return tree
+
+
+def _kept(new: Any, used: Any, old: Any) -> Any:
+    if new is used:
+        return old
+    if new.shape != old.shape:
+        raise RecompilationError(
+            f"Calling the model changes a variable of shape {old.shape} to one of {new.shape}. A "
+            "step is compiled for one shape: make the variable as large as it will be in __init__."
+        )
+    return new if new.dtype == old.dtype else new.astype(old.dtype)

@@ -1,0 +1,247 @@
+"""Whether rows may be added to a batch: the compiled program is tried with other added rows.
+
+A module that looks across its batch (a mean that it subtracts, a foreign ``BatchNorm``, a codebook)
+computes something else with every row that is added, and no mask reaches it. Owns the trial, what
+it found, and the message. It does not own adding rows (``batch.py``) nor the programs that are
+tried (``epoch.py``, ``evaluation.py``).
+"""
+
+from __future__ import annotations
+
+import sys
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.experimental import multihost_utils
+
+from neurenix.train.batch import Batch, num_examples, pad
+from neurenix.train.module_split import ModuleSplit
+from neurenix.train.row_count_check import uses_row_count
+
+# What a program computes of a batch that holds added rows: arrays, without anything that belongs to
+# those rows; None where it is not finite.
+Attempt = Callable[[Batch], Sequence[np.ndarray] | None]
+MayFill = Callable[[Batch, int], bool]
+
+_ROUNDINGS = 4  # units in the last place, of a leaf's greatest number, that say nothing
+_ANOTHER_ORDER = 1e-3  # relative, of sums over other numbers of rows
+_TIMES_NOISE = 8  # what a program says twice of one batch may differ: sums in another order
+
+
+@dataclass
+class _Found:
+    """A finding, the weights that it is of, and whether it holds for other weights too."""
+
+    depends: bool
+    weights: list[weakref.ref[Any]]
+    final: bool
+
+    def holds_for(self, weights: Sequence[Any]) -> bool:
+        same = len(weights) == len(self.weights)
+        return self.final or (
+            same and all(ref() is leaf for ref, leaf in zip(self.weights, weights, strict=True))
+        )
+
+
+class Filling:
+    """What was found about the programs of one module; each is tried before its first ragged batch.
+
+    Args:
+        model: the module, split.
+    """
+
+    def __init__(self, model: ModuleSplit) -> None:
+        self._model = model
+        self._found: dict[Any, _Found] = {}
+        self._said = False
+
+    def judge(
+        self,
+        program: str,
+        attempts: Callable[[], AbstractContextManager[Attempt]],
+        forward: Callable[[Any, Any], Any],
+        *,
+        changes_weights: bool = False,
+    ) -> MayFill:
+        """Return what tells whether a batch may be filled up to a size.
+
+        Args:
+            program: ``"fit"``, ``"evaluate"`` or ``"predict"``.
+            attempts: opens a trial of it.
+            forward: what the module computes in it, a function of the module's parameters and
+                other state, and of inputs; it is traced.
+            changes_weights: the trial itself changes weights. One that is still 0 can hide what it
+                multiplies, so otherwise a program that was found to treat rows alone is tried once
+                more when the weights are others.
+        """
+
+        def may_fill(batch: Batch, size: int) -> bool:
+            leaves, treedef = jax.tree.flatten(batch)
+            key = (program, treedef, *((np.ndim(leaf), str(leaf.dtype)) for leaf in leaves))
+            held = () if changes_weights else self._model.held()
+            known = self._found.get(key)
+            if known is None or not known.holds_for(held):
+                with attempts() as attempt:
+                    depends = depends_on_added_rows(attempt, batch, size)
+                    count = num_examples(batch)
+                    if depends is False and uses_row_count(
+                        forward, self._model.read(), batch.x, size, count
+                    ):
+                        depends = depends_on_row_count(attempt, batch, size)
+                if depends is None:  # nothing is known: as it is, it is right
+                    return False
+                final = depends or changes_weights or known is not None
+                known = _Found(depends, list(map(weakref.ref, held)), final)
+                self._found[key] = known
+            if known.depends:
+                self._say(num_examples(batch), size)
+            return not known.depends
+
+        return may_fill
+
+    def _say(self, count: int, size: int) -> None:
+        if not self._said:
+            self._said = True
+            sys.stderr.write(
+                f"neurenix: rows added to a batch of {count}, to make it one of {size}, would "
+                f"change what {self._model.name}, its loss or its metrics compute of the others. "
+                "The batch is computed as it is, for which the step is compiled once more. Batches "
+                "of one size, which the replicas divide, or drop_remainder=True of Dataset.batch, "
+                "avoid that.\n"
+            )
+
+
+def depends_on_added_rows(attempt: Attempt, batch: Batch, size: int) -> bool | None:
+    """Tell whether what a program computes of a batch depends on the rows that are added to it.
+
+    Args:
+        attempt: what it computes of one with added rows.
+        batch: n examples.
+        size: rows of the batch that it is filled up to.
+
+    Returns:
+        None if that cannot be told, because every outcome but one is not finite.
+
+    Example:
+        >>> batch = Batch(np.array([[1.0], [2.0]], np.float32))
+        >>> depends_on_added_rows(lambda b: [b.x[:2] - b.x.mean(0)], batch, 4)
+        True
+        >>> depends_on_added_rows(lambda b: [b.x[:2] ** 2], batch, 4)
+        False
+    """
+    first, *others = filled_in_several_ways(batch, size)
+    reference = attempt(first)
+    depends: bool | None = None
+    for other in others:
+        gaps = _gaps(reference, attempt(other))
+        if reference is None or gaps is None:
+            continue
+        depends = _exceeds(gaps, reference)
+        if depends:
+            noise = _gaps(reference, attempt(first))
+            depends = noise is None or _exceeds(gaps - _TIMES_NOISE * noise, reference)
+        if depends:
+            break
+    return _of_all_processes(depends)
+
+
+def depends_on_row_count(attempt: Attempt, batch: Batch, size: int) -> bool:
+    """Tell whether a program computes something else of a batch as it is than of one filled up.
+
+    The sums of the two have another order, so they may differ by more than a rounding.
+
+    Example:
+        >>> batch = Batch(np.array([[1.0], [2.0]], np.float32))
+        >>> depends_on_row_count(lambda b: [b.x[:2] / len(b.x)], batch, 4)
+        True
+    """
+    filled, alone = attempt(pad(batch, size)), attempt(pad(batch, num_examples(batch)))
+    gaps = _gaps(filled, alone)
+    found = gaps is None or _exceeds(gaps, filled or (), tolerance=_ANOTHER_ORDER)
+    return bool(_of_all_processes(found))
+
+
+def filled_in_several_ways(batch: Batch, size: int) -> Iterator[Batch]:
+    """Yield the batch with different rows added, first those that ``pad`` adds.
+
+    Rows of the batch itself are inputs that the model takes, and their mean can be that of the
+    batch. So there are random numbers too, zeros, and one row again and again. Whole numbers lie
+    between 0 and the greatest of the batch.
+
+    Example:
+        >>> for one in filled_in_several_ways(Batch(np.array([5, 3])), 4):
+        ...     assert one.x[:2].tolist() == [5, 3] and max(one.x) == 5
+    """
+    filled = pad(batch, size)
+    count = num_examples(batch)
+    random = np.random.default_rng(0)
+
+    def drawn(rows: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
+        if rows.dtype == bool:
+            return random.integers(0, 2, shape)
+        low, high = rows.min(initial=0), rows.max(initial=0)
+        if jnp.issubdtype(rows.dtype, jnp.integer):
+            return random.integers(low, high, shape, endpoint=True)
+        greatest = np.nan_to_num(float(max(abs(low), abs(high)))) or 1.0
+        return random.uniform(-2, 3, shape) * min(greatest, float(jnp.finfo(rows.dtype).max) / 4)
+
+    def with_rows(make: Callable[[np.ndarray, tuple[int, ...]], Any]) -> Batch:
+        def one(leaf: np.ndarray) -> np.ndarray:
+            leaf = leaf.copy()
+            leaf[count:] = np.asarray(make(leaf[:count], leaf[count:].shape)).astype(leaf.dtype)
+            return leaf
+
+        return filled._replace(x=jax.tree.map(one, filled.x))
+
+    yield filled
+    yield with_rows(drawn)
+    yield with_rows(lambda rows, shape: np.zeros(shape))
+    yield with_rows(lambda rows, shape: np.broadcast_to(rows[-1:], shape))
+
+
+def _gaps(
+    one: Sequence[np.ndarray] | None, other: Sequence[np.ndarray] | None
+) -> np.ndarray | None:
+    """Return the greatest difference of each array; None if others of the numbers are finite."""
+    if one is None or other is None:
+        return None
+    gaps = []
+    for a, b in zip(one, other, strict=True):
+        a, b = _wide(a), _wide(b)
+        finite = np.isfinite(a)
+        if not np.array_equal(finite, np.isfinite(b)):
+            return None
+        gaps.append(np.max(np.abs(a - b), initial=0, where=finite))
+    return np.array(gaps)
+
+
+def _exceeds(gaps: np.ndarray, reference: Sequence[np.ndarray], tolerance: float = 0.0) -> bool:
+    """Tell whether a gap is greater than roundings, or a share of the array's greatest number."""
+
+    def allowed(leaf: np.ndarray) -> float:
+        if not jnp.issubdtype(leaf.dtype, jnp.inexact):
+            return 0.0
+        wide = np.abs(_wide(leaf))
+        greatest = np.max(wide, initial=0, where=np.isfinite(wide))
+        return float(max(tolerance, _ROUNDINGS * jnp.finfo(leaf.dtype).eps) * greatest)
+
+    return any(gap > allowed(leaf) for gap, leaf in zip(gaps, reference, strict=True))
+
+
+def _wide(leaf: np.ndarray) -> np.ndarray:
+    return leaf.astype(np.complex128 if np.iscomplexobj(leaf) else np.float64)
+
+
+def _of_all_processes(depends: bool | None) -> bool | None:
+    """Return what all processes do: each sees its own part of what is divided over devices."""
+    if jax.process_count() == 1:
+        return depends
+    code = {None: 1, False: 0, True: 2}[depends]
+    found = np.max(multihost_utils.process_allgather(np.int32(code)))
+    return {1: None, 0: False, 2: True}[int(found)]
