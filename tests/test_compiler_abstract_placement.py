@@ -88,7 +88,7 @@ def test_other_errors_inside_of_a_shard_map_stay_what_they_are() -> None:
             lambda x: x @ x, mesh=mesh_of_objects(), in_specs=DATA, out_specs=DATA
         )(x)
 
-    with pytest.raises(ArgumentError, match=r"contracting.*test_compiler_abstract_placement.py:\d+"):
+    with pytest.raises(ArgumentError, match=r"contracting.*abstract_placement.py:\d+"):
         trace(wrong, (X,), axes={"data": 8})
 
 

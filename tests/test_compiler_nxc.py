@@ -493,8 +493,8 @@ def test_a_donated_array_is_given_once(tmp_path: Path) -> None:
         with pytest.raises(ArgumentTypeError, match=f"Arguments {says}.*jnp.copy"):
             program(*arguments)
         assert not z.is_deleted()
-    cpu_features = np.zeros(8, np.float32)
-    program(cpu_features, cpu_features, cpu_features)
+    host = np.zeros(8, np.float32)
+    program(host, host, host)
     program(z, jnp.ones(8), z)  # what is not donated may stand anywhere
     taken = jax.device_put(jnp.ones(8), jax.devices("cpu")[0])
     program(z, taken, z)

@@ -16,6 +16,7 @@ import pytest
 import neurenix as nx
 from neurenix import nn
 from neurenix._core.names import answers
+from neurenix._migration import layers
 from neurenix._migration import trainer as of_train
 from neurenix._nnx import nnx
 
@@ -30,7 +31,7 @@ CALLS = {
     "gru h_0": (lambda: nn.GRU(8, 4), "h_0", r"state, \(N, hidden_size\), without PyTorch's"),
     "gru seq_lengths": (lambda: nn.GRU(8, 4), "seq_lengths", "Here that is lengths"),
     "gru sequence_length": (lambda: nn.GRU(8, 4), "sequence_length", "Here that is lengths"),
-    "gru training": (lambda: nn.GRU(8, 4), "training", MODE),
+    "gru train": (lambda: nn.GRU(8, 4), "train", MODE),
     "gru maks": (lambda: nn.GRU(8, 4), "maks", "Did you mean 'mask'"),
     "attention attn_mask": (lambda: nn.MultiHeadAttention(8, 2), "attn_mask", "opposite of PyTor"),
     "attention is_causal": (lambda: nn.MultiHeadAttention(8, 2), "is_causal", "causal=True, when"),
@@ -41,8 +42,8 @@ CALLS = {
     "block padding": (lambda: nn.TransformerBlock(8, 2), "src_key_padding_mask", "is key_padding_"),
     "embedding inputs": (lambda: nn.Embedding(3, 4), "inputs", "Here that is x"),
     "embedding input_ids": (lambda: nn.Embedding(3, 4), "input_ids", "Here that is x"),
-    "dropout training": (lambda: nn.Dropout(0.5), "training", MODE + "x, deterministic, rngs"),
-    "norm training": (lambda: nn.BatchNorm(8), "training", MODE),
+    "dropout train": (lambda: nn.Dropout(0.5), "train", MODE + "x, deterministic, rngs"),
+    "norm train": (lambda: nn.BatchNorm(8), "is_training", MODE),
     "norm average": (lambda: nn.BatchNorm(8), "use_running_average", MODE),
     "sequential train": (lambda: nn.Sequential(nn.Linear(8, 2)), "train", MODE),
     "sequential mask": (lambda: nn.Sequential(nn.Linear(8, 2)), "mask", "module of your own"),
@@ -196,13 +197,13 @@ def test_an_argument_of_another_jit_is_told_what_it_is_here(name, said) -> None:
 
 
 def test_every_argument_that_an_answer_gives_exists() -> None:
-    layers = {
+    kinds = {
         getattr(nn, name)
         for name in nn.__all__
         if isinstance(getattr(nn, name), type) and issubclass(getattr(nn, name), nn.Module)
     }
     named: dict[str, set[str]] = {}
-    for layer in layers:
+    for layer in kinds:
         if layer.__call__ is object.__call__ or not callable(layer.__call__):
             continue
         takes = set(inspect.signature(layer.__call__).parameters)

@@ -348,3 +348,13 @@ def test_a_traced_flag_is_the_users_own_affair():
     model = Traced()
     run = nx.jit(lambda model, x, training: model(x, training=training))
     np.testing.assert_allclose(run(model, X, jnp.array(True)), output(model, 10 * X), rtol=1e-5)
+
+
+@pytest.mark.parametrize("make", [lambda: nn.Dropout(0.5), lambda: nn.MultiHeadAttention(4, 2)])
+def test_a_layer_with_a_flag_of_its_own_takes_training_too(make) -> None:
+    x = np.ones((3, 5, 4), np.float32)
+    layer = make()
+    assert np.array_equal(layer(x, training=False), layer.eval()(x))
+    if isinstance(layer, nn.Dropout):
+        assert not np.asarray(layer(x, training=True)).all()
+        assert np.array_equal(layer(x, training=True, deterministic=True), x)

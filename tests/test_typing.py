@@ -101,7 +101,7 @@ def checked(tmp_path: Path, lines: list[str]) -> list[tuple[str, str]]:
         timeout=300,
     )
     found = json.loads(done.stdout)["generalDiagnostics"]
-    told = {api["range"]["start"]["line"]: api for api in found}
+    told = {entry["range"]["start"]["line"]: entry for entry in found}
     first = PROGRAM.count("\n")
     assert not [line for line in told if line < first], found
     return [

@@ -137,10 +137,12 @@ def following_mode(call: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(call)
     def called(self: Any, *args: Any, **named: Any) -> Any:
-        if not names:
-            if own_training or "training" not in named:
-                return call(self, *args, **named)
+        training = None
+        if not own_training and "training" in named:
             training = _flag(self, named.pop("training"))
+        if not names:
+            if training is None:
+                return call(self, *args, **named)
             with _telling(self, training):
                 return call(self, *args, **named)
         try:
@@ -151,7 +153,7 @@ def following_mode(call: Callable[..., Any]) -> Callable[..., Any]:
         values = {name: given[name] for name in names if given.get(name) is not None}
         if not all(map(_is_flag, values.values())):  # a traced one, say: the user's own affair
             return call(self, *args, **named)
-        said = next((bool(v) is _IN_TRAINING[name] for name, v in values.items()), None)
+        said = next((bool(v) is _IN_TRAINING[name] for name, v in values.items()), training)
         mode = mode_of(self) if said is None else said
         if mode is None:
             return call(self, *args, **named)
