@@ -58,7 +58,7 @@ FLOORS = {
 # Imported inside the function that needs them: an extra, or slow to load and seldom needed.
 LAZY = {"grain", "keras", "onnx", "rich", "sklearn", "tensorboardX", "torch", "typer"}
 # At the top of a module, these and the standard library only.
-EAGER = {"flax", "flatbuffers", "jax", "jaxlib", "numpy", "optax", "safetensors"}
+EAGER = {"flax", "jax", "jaxlib", "numpy", "optax", "safetensors"}
 # Loaded first where a process begins: the command line reads its own arguments.
 EAGER_IN = {"neurenix.cli": {"typer"}}
 
