@@ -16,8 +16,8 @@ import safetensors.numpy
 from flax import nnx
 
 import neurenix as nx
+from neurenix.checkpoint.safetensors_file import read_tensors, write_tensors
 from neurenix.train import Trainer
-from neurenix.train.weights import read_tensors, write_tensors
 from train_helpers import MLP, Noisy, classification
 
 pytestmark = pytest.mark.cpu8

@@ -73,10 +73,10 @@ if TYPE_CHECKING:  # what editors and type checkers see; a test holds it and _EX
     from neurenix.train import History as History
     from neurenix.train import Optimizer as Optimizer
     from neurenix.train import Trainer as Trainer
-    from neurenix.train import grad as grad
-    from neurenix.train import jit as jit
-    from neurenix.train import multi_step as multi_step
-    from neurenix.train import value_and_grad as value_and_grad
+    from neurenix.transforms import grad as grad
+    from neurenix.transforms import jit as jit
+    from neurenix.transforms import multi_step as multi_step
+    from neurenix.transforms import value_and_grad as value_and_grad
 
 __version__ = "0.1.0"
 
@@ -100,7 +100,8 @@ _EXPORTS = {
     "neurenix.preflight": "compile_for spec",
     "neurenix.random": "FrozenDrawWarning seed",
     "neurenix.simulation": "SimulatedSlice simulate simulated",
-    "neurenix.train": "History Optimizer Trainer grad jit multi_step value_and_grad",
+    "neurenix.train": "History Optimizer Trainer",
+    "neurenix.transforms": "grad jit multi_step value_and_grad",
 }
 _OWNER_OF = {name: module for module, names in _EXPORTS.items() for name in names.split()}
 

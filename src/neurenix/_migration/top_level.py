@@ -39,7 +39,6 @@ NAMES = {
     "bool": "nx.bool_",
     "cast": "nx.astype",
     "cat": "nx.concatenate",
-    "checkpoint": "jax.checkpoint, or nnx.remat of a function that is given modules",
     "clamp": "nx.clip",
     "compile": "nx.jit",
     "cond": "jax.lax.cond, or nnx.cond of functions that are given modules",

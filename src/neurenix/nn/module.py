@@ -1,7 +1,7 @@
 """The base class of models and layers: an NNX module that can also be trained, moved and saved.
 
 Owns the methods and how they pass on: training to ``neurenix.train``, moving to
-``neurenix.device``, tables to ``summary``, files to ``neurenix.train.weights``.
+``neurenix.device``, tables to ``summary``, files to ``neurenix.checkpoint``.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from neurenix._jit.training_mode import following_mode, mode_of, set_mode
 from neurenix._migration import layers
 from neurenix._migration.trainer import OF_COMPILE
 from neurenix._nnx import nnx
+from neurenix.checkpoint import load_weights, save_weights
 from neurenix.device import Device, DeviceType, expect_floating, place_and_dtype
 from neurenix.device import to as move
 from neurenix.distribute import get_strategy
@@ -33,8 +34,6 @@ from neurenix.train import (
     History,
     Trainer,
     TrainOptions,
-    load_weights,
-    save_weights,
 )
 from neurenix.train.fit_arguments import check_options, options_of
 

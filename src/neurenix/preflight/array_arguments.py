@@ -21,7 +21,7 @@ from neurenix._jit.closure_capture import call_of_class
 from neurenix._jit.flat_modules import is_module
 from neurenix._jit.static_values import is_constant
 from neurenix.compiler.abstract_placement import PartitionedSpec
-from neurenix.train.transforms import CompiledFunction
+from neurenix.transforms import CompiledFunction
 
 Kind = TypeVar("Kind")
 

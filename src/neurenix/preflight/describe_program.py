@@ -34,7 +34,7 @@ from neurenix.distribute.mesh import MESH_AXES, check_axes, replicas_of
 from neurenix.preflight.array_arguments import given
 from neurenix.preflight.module_functions import bind
 from neurenix.preflight.script.script_step import ScriptStep
-from neurenix.train.transforms import CompiledFunction
+from neurenix.transforms import CompiledFunction
 
 
 @dataclass(frozen=True)

@@ -1,5 +1,6 @@
 """Training: ``fit``, callbacks, and compiled loops of one's own."""
 
+from neurenix.checkpoint.weights import load_weights, save_weights
 from neurenix.train.callbacks import (
     Callback,
     EarlyStopping,
@@ -15,8 +16,7 @@ from neurenix.train.optimizer import Optimizer
 from neurenix.train.options import FitOptions, TrainOptions
 from neurenix.train.step_program import StepProgram
 from neurenix.train.trainer import Trainer
-from neurenix.train.transforms import CompiledFunction, grad, jit, multi_step, value_and_grad
-from neurenix.train.weights import load_weights, save_weights
+from neurenix.transforms import CompiledFunction, grad, jit, multi_step, value_and_grad
 
 __all__ = [
     "EMA",

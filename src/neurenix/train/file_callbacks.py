@@ -1,7 +1,7 @@
 """Callbacks that write files: weights, a table of numbers, TensorBoard events.
 
 Owns the files' names and when they are written. It does not own the format of weights
-(``weights.py``), nor of a trainer's state (``trainer_checkpoint.py``).
+(``neurenix.checkpoint``), nor of a trainer's state (``trainer_checkpoint.py``).
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from typing import Any
 from neurenix._core.errors import ArgumentError, CheckpointError, MissingExtraError
 from neurenix._core.files import check_writable
 from neurenix._core.number_checks import check_number
+from neurenix.checkpoint.file_formats import check_name
+from neurenix.checkpoint.weights import save_weights
 from neurenix.train.callbacks import Callback, Monitor
 from neurenix.train.ema import swapped_for
-from neurenix.train.file_formats import check_name
-from neurenix.train.weights import save_weights
 
 
 class ModelCheckpoint(Monitor):

@@ -1,7 +1,7 @@
 """The state of a trainer in one safetensors file, from which another process goes on training.
 
 Owns what the file holds, and what is compared before anything is read into a trainer. It does not
-own how arrays are written and read (``weights.py``), nor when (``file_callbacks.py``).
+own how arrays are written and read (``neurenix.checkpoint``), nor when (``file_callbacks.py``).
 
 Names begin with what they are of: ``weights.layers.0.kernel`` and ``random.dropout.key`` of the
 module, ``optimizer.0.mu.layers.0.kernel`` of the optimizer, ``callbacks.0.average.kernel`` of what
@@ -19,17 +19,15 @@ import numpy as np
 from neurenix._core.errors import CheckpointError
 from neurenix._jit.random_keys import is_key, like, numbers_of
 from neurenix._nnx import nnx
-from neurenix.train.trainer_state import Kept
-from neurenix.train.weights import (
+from neurenix.checkpoint.safetensors_file import (
     TRAINER,
-    WEIGHTS,
     differences,
     part_of,
-    put_into,
     read_tensors,
-    variables_of,
     write_tensors,
 )
+from neurenix.checkpoint.weights import WEIGHTS, put_into, variables_of
+from neurenix.train.trainer_state import Kept
 
 _RANDOM, _OPTIMIZER, _CALLBACKS = "random.", "optimizer.", "callbacks."
 

@@ -1,8 +1,8 @@
-"""``nx.jit`` and its kin, for training loops of one's own.
+"""``nx.jit``, ``nx.multi_step``, ``nx.grad`` and ``nx.value_and_grad``, for custom training loops.
 
-Owns compiled functions of modules: they are bound to their variables at the first call, so that a
-later call pays neither a walk over the module graph nor a second copy of the state. It does not own
-the step that ``fit`` runs (``step.py``).
+Owns compiled functions of modules. The first call binds a function to the variables of its modules;
+later calls do not walk the module graph and do not copy the state. The step that ``fit`` runs is
+``neurenix.train.step``'s.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from types import MethodType
 from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar, cast, overload
 
 import jax
-from flax.errors import TraceContextError
 from jax.core import Tracer
 from jax.sharding import NamedSharding
 
@@ -40,7 +39,7 @@ from neurenix._jit.static_arguments import (
 )
 from neurenix._jit.static_values import Constant, Constants, described, without_constants
 from neurenix._migration.trainer import OF_JIT
-from neurenix._nnx import nnx
+from neurenix._nnx import TraceContextError, nnx
 from neurenix.distribute import get_strategy
 from neurenix.distribute.batch_input import stacked
 from neurenix.distribute.mesh import known_mesh, replicated

@@ -1,7 +1,7 @@
-"""Files of weights that other programs write: what their names and their first bytes say.
+"""Recognise files of weights that other programs write, by suffix and by first bytes.
 
-Owns that a file of ours does not get a name of another format, and what is said of a file that
-cannot be read here. The format of ours is ``weights.py``'s.
+Owns the check that a safetensors file does not get the suffix of another format, and the message
+about a file that is not safetensors. The format itself is ``safetensors_file.py``'s.
 """
 
 from __future__ import annotations
@@ -60,10 +60,10 @@ _HELP = (
 
 
 def check_name(path: str | os.PathLike[str]) -> None:
-    """Check that a file of safetensors gets no name that says another format.
+    """Check that the name of a safetensors file does not have the suffix of another format.
 
     Raises:
-        ArgumentError: it would; the message says which name to take.
+        ArgumentError: the suffix belongs to another format; the message proposes a name.
 
     Example:
         >>> check_name("model.safetensors"), check_name("weights")
@@ -82,7 +82,7 @@ def check_name(path: str | os.PathLike[str]) -> None:
 
 
 def described(path: Path) -> str:
-    """Return what a file that is not safetensors is, and what can be done; empty if not known."""
+    """Return what a file that is not safetensors is, and what to do; empty if unknown."""
     if path.is_dir():
         inside = [what for name, what in _IN_FOLDERS.items() if (path / name).exists()]
         return f"It is {inside[0]}. {_HELP}" if inside else "It is a folder: name a file in it."
