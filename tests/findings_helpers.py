@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 from neurenix import chips
+from neurenix._core.source_files import SourceLine
 from neurenix.compiler.argument_arrays import Leaf
 from neurenix.compiler.findings import Evidence, find
-from neurenix.compiler.hlo import Instruction, SourceLine
+from neurenix.compiler.hlo import Instruction
 from neurenix.compiler.jaxpr_facts import Traits, WrittenProduct
 from neurenix.compiler.operations import MatrixProduct, Operation
 from neurenix.compiler.peak_memory import Memory

@@ -37,6 +37,7 @@ FLOORS = {
     "neurenix.device": 20,
     "neurenix.random": 21,
     "neurenix.tensor": 22,
+    "neurenix._jaxpr": 25,
     "neurenix._nnx": 25,
     "neurenix._padding_mask": 26,
     "neurenix._jit": 26,

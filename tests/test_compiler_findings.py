@@ -23,13 +23,14 @@ from findings_helpers import (
 )
 from neurenix import chips, models
 from neurenix import rules as pages
+from neurenix._core.source_files import SourceLine
 from neurenix.compiler import findings
 from neurenix.compiler.argument_arrays import Leaf
 from neurenix.compiler.calibration import DISPATCH_SECONDS
 from neurenix.compiler.captured_arrays import Captured
 from neurenix.compiler.compile import Refusal
 from neurenix.compiler.findings import REFUSALS, find, of_refusal
-from neurenix.compiler.hlo import SourceLine, parse
+from neurenix.compiler.hlo import parse
 from neurenix.compiler.jaxpr_facts import Kernel, Recompile, Traits, WrittenProduct
 from neurenix.compiler.operations import top_level_products
 from neurenix.compiler.peak_memory import Buffer

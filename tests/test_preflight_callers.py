@@ -12,8 +12,8 @@ import pytest
 
 import neurenix as nx
 from neurenix import nn
+from neurenix._core.source_files import SourceLine
 from neurenix.compiler.callers import called_from, on_the_stack, users_caller
-from neurenix.compiler.hlo import SourceLine
 from neurenix.preflight.script.run_script import preflight_script
 
 pytestmark = pytest.mark.tpu_compile

@@ -21,7 +21,7 @@ import pytest
 import neurenix as nx
 from neurenix import nn
 from neurenix._core.errors import ArgumentError
-from neurenix.compiler.hlo import SourceLine
+from neurenix._core.source_files import SourceLine
 from neurenix.preflight import Candidate, Plan, Report, Suggestion
 from neurenix.preflight.cost import Pricing
 from neurenix.preflight.page import html

@@ -1,14 +1,16 @@
-"""Whose a source file is: the user's, or a library's.
+"""Lines of source files, and whether a file is the user's or a library's.
 
-Owns that question, and the user's own line of an error or of a call. It reads no file.
+Owns the decision by path, and the user's line of an error or of a call. It reads no file.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import sys
 import sysconfig
 import traceback
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
@@ -16,6 +18,26 @@ _PACKAGE = str(Path(__file__).resolve().parents[1]) + os.sep
 _TYPED = ("<stdin>", "<string>", "<ipython-input")
 """Names of code that was typed or given as text, not read from a file; other names of this kind,
 such as ``<frozen importlib._bootstrap>``, are Python's own."""
+
+_ENTRANCE = "/neurenix/compiler/program.py"
+_ON_THE_WAY = re.compile(r"/neurenix/(_jax|compiler/(lowering|worker\w*))\.py$")
+
+
+@dataclass(frozen=True)
+class SourceLine:
+    """A line of a program: ``file``, ``line`` (from 1) and ``function``.
+
+    Example:
+        >>> str(SourceLine("train.py", 12, "loss"))
+        'train.py:12'
+    """
+
+    file: str
+    line: int
+    function: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.line}"
 
 
 @cache
@@ -50,6 +72,28 @@ def is_neurenix(path: str) -> bool:
         True
     """
     return path.startswith(_PACKAGE)
+
+
+def is_entrance(path: str) -> bool:
+    """Whether a file is the one that traces a function for the compiler (``compiler.program``).
+
+    Example:
+        >>> is_entrance("/home/me/program.py")
+        False
+    """
+    return path.endswith(_ENTRANCE)
+
+
+def is_on_the_way(path: str) -> bool:
+    """Whether a file brings a traced program to the compiler.
+
+    An operation whose innermost line is in such a file has no line of the program.
+
+    Example:
+        >>> is_on_the_way("/lib/neurenix/compiler/lowering.py"), is_on_the_way("/me/lowering.py")
+        (True, False)
+    """
+    return _ON_THE_WAY.search(path) is not None
 
 
 def users_line(error: BaseException) -> str:

@@ -12,8 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 
-from neurenix._core.source_files import is_library
-from neurenix.compiler.hlo import SourceLine
+from neurenix._core.source_files import SourceLine, is_library
 
 _STOPPED_AT: ContextVar[SourceLine | None] = ContextVar("neurenix_stopped_at", default=None)
 

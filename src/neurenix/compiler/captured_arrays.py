@@ -1,7 +1,6 @@
-"""Arrays that a program holds without having been given them.
+"""Find the arrays that a program captures by closure, in it and in the jitted functions inside it.
 
-Owns finding them, in the program and in every function inside of it that was compiled by itself.
-It judges nothing (``findings``).
+Whether they matter is a finding's decision (``findings``).
 """
 
 from __future__ import annotations
@@ -10,8 +9,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from neurenix.compiler.hlo import SourceLine
-from neurenix.compiler.jaxpr_facts import inner_jaxprs, source_of
+from neurenix._core.source_files import SourceLine
+from neurenix._jaxpr import open_jaxpr, source_line, subjaxprs, walk
 
 
 @dataclass(frozen=True)
@@ -24,7 +23,7 @@ class Captured:
 
 
 def captured(jaxpr: Any) -> tuple[Captured, ...]:
-    """Return the arrays that a jaxpr holds, each once, from large to small.
+    """Return the arrays that a jaxpr captured by closure, each once, the largest first.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -43,12 +42,11 @@ def captured(jaxpr: Any) -> tuple[Captured, ...]:
 
 
 def _constants(jaxpr: Any) -> Iterator[tuple[Any, SourceLine | None]]:
-    plain = getattr(jaxpr, "jaxpr", jaxpr)
-    values = getattr(jaxpr, "consts", ())
-    for variable, value in zip(plain.constvars, values, strict=False):
-        readers = (e for e in plain.eqns if any(v is variable for v in e.invars))
-        reader = next(readers, None)
-        yield value, source_of(reader) if reader is not None else None
-    for equation in plain.eqns:
-        for inner in inner_jaxprs(equation.params):
-            yield from _constants(inner)
+    """Yield the constants of a jaxpr and of those inside it, and the first line that reads each."""
+    inside = (inner for equation, _, _ in walk(jaxpr) for inner in subjaxprs(equation))
+    for one in (jaxpr, *inside):
+        plain, values = open_jaxpr(one), getattr(one, "consts", ())
+        for variable, value in zip(plain.constvars, values, strict=False):
+            readers = (e for e in plain.eqns if any(v is variable for v in e.invars))
+            reader = next(readers, None)
+            yield value, source_line(reader) if reader is not None else None

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import re
 
-from neurenix.compiler.user_source import is_entrance, is_on_the_way
+from neurenix._core.source_files import is_entrance, is_on_the_way
 
 _DEFINITION = re.compile(r"^#(loc\d*) = loc\((.*)\)$\n?", re.MULTILINE)
 _REFERENCE = re.compile(r"#(loc\d*)\b")

@@ -1,8 +1,7 @@
 """Model FLOPs: the arithmetic that the program was written to do.
 
 Owns the count over a jaxpr: matrix products and convolutions, loops by their length, what is
-recomputed once. Owns too which jaxprs an equation runs and how often. It does not count what the
-compiler makes of it, nor element-wise work.
+recomputed once. It does not count what the compiler makes of it, nor element-wise work.
 
 A product of ``(m, k)`` and ``(k, n)`` is ``2 m k n`` operations, as in the MFU of PaLM
 (Chowdhery et al. 2022, appendix B). Causal attention by JAX's splash kernel counts half, and with
@@ -21,13 +20,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax.interpreters import partial_eval
 
+from neurenix._jaxpr import CHECKPOINTS, kernel_grid, open_jaxpr, repetitions, subjaxprs
 from neurenix.compiler.attention_kernels import attention_model_flops, window_of
-from neurenix.compiler.hlo import turns
 
 _RECOMPUTED = "rematted_computation"
-_CHECKPOINTS = ("checkpoint", "remat", "remat2")
 _AGAIN, _INSIDE = "again", "inside"
-_MIRRORED = {"LT": "GT", "GT": "LT", "LE": "GE", "GE": "LE", "NE": "NE", "EQ": "EQ"}
 
 
 def model_flops(jaxpr: Any) -> float:
@@ -96,7 +93,7 @@ class _Place:
 
     def within(self, equation: Any) -> _Place:
         """Return the place of what an equation calls, which stands at this one itself."""
-        inside = equation.primitive.name in _CHECKPOINTS
+        inside = equation.primitive.name in CHECKPOINTS
         return replace(self, run=(*self.run, _INSIDE)) if inside else self
 
 
@@ -115,14 +112,14 @@ def _once(found: _Operations) -> float:
 def _collect(jaxpr: Any, around: _Place) -> _Operations:
     """Collect the operations of one call."""
     found: _Operations = defaultdict(float)
-    for equation in getattr(jaxpr, "jaxpr", jaxpr).eqns:
+    for equation in open_jaxpr(jaxpr).eqns:
         place = around.of(equation)
         operations = _operations(equation, place.window)
         if operations is not None:
             run = place.run if _AGAIN in place.run else ()
             found[(_written(equation), place.backward), run] += operations
             continue
-        called = [_collect(inner, place.within(equation)) for inner in executed(equation)]
+        called = [_collect(inner, place.within(equation)) for inner in subjaxprs(equation)]
         if equation.primitive.name == "cond":
             called = [max(called, key=_once)]
         times = repetitions(equation)
@@ -155,7 +152,7 @@ def _operations(equation: Any, window: int | None) -> float | None:
     if name != "pallas_call":
         return None
     stated = equation.params.get("cost_estimate")
-    if stated is not None and not all(isinstance(size, int) for size in _grid(equation)):
+    if stated is not None and not all(isinstance(size, int) for size in kernel_grid(equation)):
         return float(stated.flops)  # how often it runs is data: which experts have how many tokens
     return attention_model_flops(
         str(equation.params.get("name") or ""),
@@ -163,94 +160,6 @@ def _operations(equation: Any, window: int | None) -> float | None:
         [v.aval.shape for v in equation.outvars],
         window,
     )
-
-
-def repetitions(equation: Any) -> int:
-    """Return how often an equation runs what it calls, on all devices together."""
-    if equation.primitive.name == "scan":
-        return equation.params["length"]
-    if equation.primitive.name == "while":
-        return _while_turns(equation)
-    if equation.primitive.name == "shard_map":
-        mesh = equation.params["mesh"]
-        manual = equation.params.get("manual_axes") or mesh.axis_names
-        return math.prod(mesh.shape[axis] for axis in manual)
-    if equation.primitive.name == "pallas_call":
-        return math.prod(size for size in _grid(equation) if isinstance(size, int))
-    return 1
-
-
-def _grid(equation: Any) -> tuple[Any, ...]:
-    """Return how often a Pallas kernel runs along each axis; what only the data says is no int."""
-    return tuple(getattr(equation.params.get("grid_mapping"), "grid", ()))
-
-
-def executed(equation: Any) -> list[Any]:
-    """Return the jaxprs that an equation runs.
-
-    A linear solver holds others, for its gradients: the products with its matrix.
-    """
-    if equation.primitive.name == "custom_linear_solve":
-        return [equation.params["jaxprs"].solve]
-    return inner_jaxprs(equation.params)
-
-
-def inner_jaxprs(params: dict[str, Any]) -> list[Any]:
-    """Return the jaxprs among an equation's parameters."""
-    found: list[Any] = []
-    for value in params.values():
-        for candidate in value if isinstance(value, (tuple, list)) else (value,):
-            if hasattr(getattr(candidate, "jaxpr", candidate), "eqns"):
-                found.append(candidate)
-    return found
-
-
-def _while_turns(equation: Any) -> int:
-    """Return how often a ``while`` runs; 1 where only the data knows."""
-    params = equation.params
-    condition, body = (params[name].jaxpr for name in ("cond_jaxpr", "body_jaxpr"))
-    of_condition, of_body = params["cond_nconsts"], params["body_nconsts"]
-    compare = _maker(condition, condition.outvars[0])
-    direction = getattr(compare, "primitive", None)
-    if compare is None or direction is None or str(direction).upper() not in _MIRRORED:
-        return 1
-    left, right = compare.invars
-    direction = str(direction).upper()
-    if _number(left) is not None:
-        left, right, direction = right, left, _MIRRORED[direction]
-    if left not in condition.invars[of_condition:]:
-        return 1
-    position = condition.invars.index(left) - of_condition
-    bound = _number(right)
-    if bound is None and right in condition.invars[:of_condition]:
-        bound = _number(equation.invars[condition.invars.index(right)])
-    start = _number(equation.invars[of_condition + of_body + position])
-    value = body.outvars[position]
-    step = _maker(body, value)
-    if bound is None or start is None or step is None or len(step.invars) != 2:
-        return 1
-    name, (first, second) = step.primitive.name, step.invars
-    if name in ("add", "mul") and _number(first) is not None:
-        first, second = second, first
-    number = _number(second)
-    if number is None or first is not body.invars[of_body + position]:
-        return 1
-    growth = {"add": (1, number), "sub": (1, -number), "mul": (number, 0)}.get(name)
-    count = turns(start, bound, direction, *growth) if growth else None
-    return 1 if count is None else count
-
-
-def _maker(jaxpr: Any, variable: Any) -> Any:
-    """Return the equation that makes a variable, or None."""
-    return next((e for e in jaxpr.eqns if any(v is variable for v in e.outvars)), None)
-
-
-def _number(variable: Any) -> int | None:
-    """Return the integer that stands in the program in place of a variable, if one does."""
-    value = getattr(variable, "val", None)
-    if value is None or np.ndim(value) or not np.issubdtype(np.asarray(value).dtype, np.integer):
-        return None
-    return int(value)
 
 
 def _dot(equation: Any) -> float:

@@ -9,16 +9,14 @@ The text is read rather than the protocol buffer because no reader of it exists 
 
 from __future__ import annotations
 
-import operator
 import re
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
 
 from neurenix._core.errors import CompilationError
-from neurenix._core.source_files import is_library
+from neurenix._core.source_files import SourceLine, is_entrance, is_library, is_on_the_way
+from neurenix._core.trip_count import MIRRORED, trip_count
 from neurenix.compiler.shapes import Shape, parse_shapes
-from neurenix.compiler.user_source import is_entrance, is_on_the_way
 
 _QUOTED = re.compile(r'"(?:[^"\\]|\\.)*"', re.DOTALL)
 _TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"|[()]')
@@ -39,12 +37,6 @@ _FILE_LINE = re.compile(r'source_file="((?:[^"\\]|\\.)*)" source_line=(\d+)')
 _FIELD = re.compile(r"(\w+)=(\d+)")
 _ESCAPE = re.compile(rb"\\(?:([0-3][0-7]{2})|(.))", re.DOTALL)
 _LETTERS = {b"n": b"\n", b"r": b"\r", b"t": b"\t"}
-_MIRRORED = {"GT": "LT", "GE": "LE", "LT": "GT", "LE": "GE"}
-_DIRECTIONS: dict[str, Callable[[int, int], bool]] = {
-    "LT": operator.lt, "LE": operator.le, "GT": operator.gt,
-    "GE": operator.ge, "NE": operator.ne, "EQ": operator.eq,
-}  # fmt: skip
-_MOST_TURNS = 64  # of a counter that is multiplied: it has so many bits
 
 
 def unescaped(text: str) -> str:
@@ -62,23 +54,6 @@ def unescaped(text: str) -> str:
         return bytes([int(octal, 8)]) if octal else _LETTERS.get(letter, letter)
 
     return _ESCAPE.sub(plain, text.encode()).decode(errors="replace")
-
-
-@dataclass(frozen=True)
-class SourceLine:
-    """A place in the user's program: ``file``, ``line`` (from 1) and ``function``.
-
-    Example:
-        >>> str(SourceLine("train.py", 12, "loss"))
-        'train.py:12'
-    """
-
-    file: str
-    line: int
-    function: str = ""
-
-    def __str__(self) -> str:
-        return f"{self.file}:{self.line}"
 
 
 @dataclass(frozen=True)
@@ -225,7 +200,7 @@ class Module:
             return None
         if left.opcode == "constant":
             left, right = right, left
-            direction = _MIRRORED.get(direction or "", direction)
+            direction = MIRRORED.get(direction or "", direction)
         bound = _integer(right)
         if bound is None or left.opcode != "get-tuple-element":
             return None
@@ -233,7 +208,7 @@ class Module:
         growth = self._growth(loop, left)
         if start is None or growth is None:
             return None
-        return turns(start, bound, direction or "", *growth)
+        return trip_count(start, bound, direction or "", *growth)
 
     def _growth(self, loop: Instruction, counter: Instruction) -> tuple[int, int] | None:
         """Return what one run of the body multiplies the counter with and then adds to it.
@@ -292,47 +267,6 @@ class Module:
             value = computation.by_name.get(value.operands[0])
         start = _integer(value)
         return unseen if start is None else start
-
-
-def turns(start: int, bound: int, direction: str, factor: int, growth: int) -> int | None:
-    """Return how often a loop runs whose counter becomes ``factor * counter + growth`` each time.
-
-    Args:
-        start: of the counter.
-        bound: that the counter is compared with, before each turn.
-        direction: in which it goes on: ``"LT"``, ``"LE"``, ``"GT"``, ``"GE"``, ``"NE"``, ``"EQ"``.
-        factor: by which a turn multiplies the counter.
-        growth: that it then adds.
-
-    Returns:
-        ``None`` for a loop that does not end so, or only where numbers overflow.
-
-    Example:
-        >>> turns(0, 10, "LT", 1, 3), turns(10, 0, "GT", 1, -1), turns(1, 1024, "LT", 2, 0)
-        (4, 10, 10)
-        >>> turns(0, 10, "NE", 1, 2), turns(0, 10, "NE", 1, 3)
-        (5, None)
-    """
-    goes_on = _DIRECTIONS.get(direction)
-    if goes_on is None:
-        return None
-    if not goes_on(start, bound):
-        return 0
-    if factor != 1 or direction == "EQ":
-        for turn in range(_MOST_TURNS):
-            if not goes_on(start, bound):
-                return turn
-            start = factor * start + growth
-        return None
-    if growth == 0:
-        return None
-    if direction == "NE":
-        count, left = divmod(bound - start, growth)
-        return count if left == 0 and count > 0 else None
-    towards = bound - start if growth > 0 else start - bound
-    if direction[0] != ("L" if growth > 0 else "G"):
-        return None
-    return -(-(towards + (direction[1] == "E")) // abs(growth))
 
 
 def parse(text: str) -> Module:

@@ -12,9 +12,9 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.extend import core
 
-from neurenix.compiler.jaxpr_facts import CALLBACKS, walk
+from neurenix._jaxpr import map_subjaxprs, open_jaxpr, walk
+from neurenix.compiler.jaxpr_facts import CALLBACKS
 
 _UNLIKELY = -1.2345e-33
 _EFFECTS = ("DebugEffect", "OrderedDebugEffect", "IOEffect", "OrderedIOEffect")
@@ -26,14 +26,15 @@ def without_callbacks(closed: Any) -> Any:
     Source lines and scopes of every operation are kept.
 
     Example:
+        >>> import jax.extend
         >>> def f(x):
         ...     jax.debug.print("{}", x)
         ...     return 2 * x
         >>> plain = without_callbacks(jax.jit(f).trace(jnp.ones(2)).jaxpr)
-        >>> [v.tolist() for v in core.jaxpr_as_fun(plain)(jnp.ones(2))]
+        >>> [v.tolist() for v in jax.extend.core.jaxpr_as_fun(plain)(jnp.ones(2))]
         [[2.0, 2.0]]
     """
-    return _closed(closed)
+    return _without(closed)
 
 
 def has_callbacks(closed: Any) -> bool:
@@ -41,31 +42,18 @@ def has_callbacks(closed: Any) -> bool:
     return any(equation.primitive.name in CALLBACKS for equation, _, _ in walk(closed))
 
 
-def _closed(closed: Any) -> Any:
-    return closed.replace(jaxpr=_open(closed.jaxpr))
-
-
-def _open(jaxpr: Any) -> Any:
+def _without(jaxpr: Any) -> Any:
+    """Return a jaxpr, open or closed, of stand-ins."""
+    if (plain := open_jaxpr(jaxpr)) is not jaxpr:
+        return jaxpr.replace(jaxpr=_without(plain))
     equations = []
     for equation in jaxpr.eqns:
         if equation.primitive.name in CALLBACKS:
             equations.extend(_stand_in(equation))
         else:
-            params = {name: _parameter(value) for name, value in equation.params.items()}
+            params = map_subjaxprs(equation, _without)
             equations.append(equation.replace(params=params, effects=_left(equation.effects)))
     return jaxpr.replace(eqns=equations, effects=_left(jaxpr.effects))
-
-
-def _parameter(value: Any) -> Any:
-    if isinstance(value, core.ClosedJaxpr):
-        return _closed(value)
-    if isinstance(value, core.Jaxpr):
-        return _open(value)
-    if isinstance(value, tuple) and any(
-        isinstance(part, (core.ClosedJaxpr, core.Jaxpr)) for part in value
-    ):
-        return tuple(_parameter(part) for part in value)
-    return value
 
 
 def _left(effects: Any) -> Any:

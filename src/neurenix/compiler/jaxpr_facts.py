@@ -1,6 +1,6 @@
 """What a program says of itself before it is compiled: products, callbacks, kernels, arguments.
 
-Owns the walk over the jaxpr and the comparison of what goes in with what comes out. The optimised
+Owns what is read from the jaxpr and the comparison of arguments with results. The optimised
 program no longer shows these: a layer written twelve times is fused twelve ways, a callback is a
 transfer among others, and a Python number is an array. It judges nothing (``findings``).
 """
@@ -17,17 +17,14 @@ from typing import Any
 import jax
 import numpy as np
 
-from neurenix._core.source_files import is_library
-from neurenix.compiler.flops import executed, model_flops, ragged_sizes, repetitions
-from neurenix.compiler.flops import inner_jaxprs as inner_jaxprs
-from neurenix.compiler.hlo import SourceLine
+from neurenix._core.source_files import SourceLine
+from neurenix._jaxpr import Site, frames, source_line, subjaxprs, walk
+from neurenix.compiler.flops import model_flops, ragged_sizes
 from neurenix.compiler.leading_axis import Uses, uses_of_inputs
-from neurenix.compiler.user_source import is_entrance
 
 CALLBACKS = frozenset({"debug_callback", "debug_print", "io_callback", "pure_callback"})
 """Primitives of ``jax.debug.print``, ``jax.debug.callback``, ``io_callback``, ``pure_callback``."""
 
-_JAX = str(re.sub(r"__init__\.py$", "", jax.__file__ or "jax/"))
 _DIGITS = re.compile(r"\d+")
 _TRANSFORM = re.compile(r"\w+\(|\)")
 
@@ -129,17 +126,17 @@ def read(jaxpr: Any) -> Traits:
     callbacks: list[Callback] = []
     kernels: list[Kernel] = []
     divided: set[str] = set()
-    for equation, count, kernel in walk(jaxpr, dearest=True):
-        if equation.primitive.name in ("dot_general", "ragged_dot_general"):
-            products.append(_product(equation, count, kernel))
+    for site in walk(jaxpr, into=_dearest):
+        if site.equation.primitive.name in ("dot_general", "ragged_dot_general"):
+            products.append(_product(site))
     for equation, count, _ in walk(jaxpr):
         divided |= _divided_by(equation)
         name = equation.primitive.name
         if name in CALLBACKS:
             sent = sum(_bytes(v.aval) for v in (*equation.invars, *equation.outvars))
-            callbacks.append(Callback(name, sent, count, source_of(equation)))
+            callbacks.append(Callback(name, sent, count, source_line(equation)))
         elif name == "pallas_call":
-            kernels.append(Kernel(_kernel_name(equation), source_of(equation)))
+            kernels.append(Kernel(_kernel_name(equation), source_line(equation)))
     return Traits(
         tuple(products),
         tuple(callbacks),
@@ -244,29 +241,17 @@ def _described(leaf: Any) -> str:
     return f"{aval.dtype}[{','.join(map(str, aval.shape))}]{weak}"
 
 
-def walk(
-    jaxpr: Any, count: int = 1, kernel: Any = None, *, dearest: bool = False
-) -> Iterator[tuple[Any, int, Any]]:
-    """Yield every equation, how often loops repeat it, and the call of the kernel that it is in.
-
-    With ``dearest``, of a ``cond`` only the branch with the most arithmetic.
-    """
-    for equation in getattr(jaxpr, "jaxpr", jaxpr).eqns:
-        yield equation, count, kernel
-        name = equation.primitive.name
-        times = count * repetitions(equation)
-        inside = kernel or (equation if name == "pallas_call" else None)
-        called = executed(equation)
-        if dearest and name == "cond":
-            called = [max(called, key=model_flops)]
-        for inner in called:
-            yield from walk(inner, times, inside, dearest=dearest)
+def _dearest(equation: Any) -> list[Any]:
+    """Return the jaxprs that an equation runs; of a ``cond`` the branch with most arithmetic."""
+    inside = subjaxprs(equation)
+    return [max(inside, key=model_flops)] if equation.primitive.name == "cond" else inside
 
 
-def _product(equation: Any, count: int, kernel: Any) -> WrittenProduct:
+def _product(site: Site) -> WrittenProduct:
+    equation = site.equation
+    kernel = next((one for one in site.callers if one.primitive.name == "pallas_call"), None)
     left, right = (variable.aval for variable in equation.invars[:2])
     batch, rows, depth, columns = _sizes(equation)
-    frames = _frames(equation)
     scope = str(equation.source_info.name_stack)
     numbers = [str(value) for name, value in equation.params.items() if name.endswith("_numbers")]
     sizes = (left.shape, right.shape, *numbers)
@@ -276,11 +261,11 @@ def _product(equation: Any, count: int, kernel: Any) -> WrittenProduct:
         depth=depth,
         columns=columns,
         dtypes=(str(left.dtype), str(right.dtype)),
-        count=count,
+        count=site.count,
         in_kernel=kernel is not None,
-        written=hash((tuple(frames), _DIGITS.sub("#", scope), sizes)),
+        written=hash((tuple(frames(equation)), _DIGITS.sub("#", scope), sizes)),
         scope=_TRANSFORM.sub("", scope),
-        source=_source(_frames(kernel) if kernel is not None else frames),
+        source=source_line(equation if kernel is None else kernel),
         groups=_groups(equation),
     )
 
@@ -332,30 +317,3 @@ def _axis_names(value: Any) -> set[str]:
 def _kernel_name(equation: Any) -> str:
     info = equation.params.get("name_and_src_info")
     return str(getattr(info, "name", "") or equation.params.get("name") or "kernel")
-
-
-def _frames(equation: Any) -> list[tuple[str, int, str]]:
-    """Return file, line and function of the calls behind an equation, the innermost first.
-
-    JAX's own files are left out, and so is all that lies outside of the traced function.
-    """
-    found: list[tuple[str, int, str]] = []
-    stack = equation.source_info.traceback
-    for frame in stack.frames if stack is not None else ():
-        if is_entrance(frame.file_name):
-            break
-        if not frame.file_name.startswith(_JAX):
-            found.append((frame.file_name, frame.line_num, frame.function_name))
-    return found
-
-
-def source_of(equation: Any) -> SourceLine | None:
-    """Return the innermost line of the user's behind an equation, or else of a library."""
-    return _source(_frames(equation))
-
-
-def _source(frames: list[tuple[str, int, str]]) -> SourceLine | None:
-    for file, line, function in frames:
-        if not is_library(file):
-            return SourceLine(file, line, function)
-    return SourceLine(*frames[0]) if frames else None

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from neurenix._jax import scan_counts
+from neurenix._jaxpr import called_jaxpr, open_jaxpr
 
 _KEEP = frozenset(
     {"convert_element_type", "copy", "sharding_constraint", "add", "div", "mul", "sub"}
@@ -48,7 +49,7 @@ def uses_of_inputs(jaxpr: Any) -> tuple[Uses, ...]:
         ((), (RowByRow(carried=((),), backwards=False, within=()),))
     """
     reader = _Reader()
-    plain = getattr(jaxpr, "jaxpr", jaxpr)
+    plain = open_jaxpr(jaxpr)
     found = [reader.uses(plain, variable) for variable in plain.invars]
     return tuple(_together(uses) for uses in found if uses)
 
@@ -152,10 +153,10 @@ def _called(equation: Any, position: int) -> tuple[Any, Any] | None:
         body = params["body_jaxpr"].jaxpr
         inside = first <= position < first + count
         return (body, body.invars[position - first]) if inside else None
-    if name == "scan" and position >= scan_counts(equation)[0]:
+    if name == "scan":
+        body = params["jaxpr"].jaxpr
+        return (body, body.invars[position]) if position < scan_counts(equation)[0] else None
+    if (called := called_jaxpr(equation)) is None:
         return None
-    inner = params.get("jaxpr", params.get("call_jaxpr"))
-    plain = getattr(inner, "jaxpr", inner)
-    if plain is None or len(plain.invars) != len(equation.invars):
-        return None
+    plain = open_jaxpr(called)
     return plain, plain.invars[position]

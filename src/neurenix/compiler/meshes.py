@@ -15,7 +15,7 @@ import numpy as np
 from jax.sharding import AbstractMesh, Mesh, NamedSharding
 
 from neurenix._core.errors import ArgumentError
-from neurenix.compiler.flops import inner_jaxprs
+from neurenix._jaxpr import walk
 from neurenix.compiler.jaxpr_facts import leaf_path
 
 
@@ -69,9 +69,9 @@ _NAMING_A_MESH = {
 
 
 def meshes_named(jaxpr: Any) -> Iterator[Mesh | AbstractMesh]:
-    """Yield the meshes that a program as written speaks of, itself and not by its arguments.
+    """Yield the meshes that the equations of a program name; those of its arguments are left out.
 
-    In constraints, ``shard_map``, and the divisions that its own jitted functions ask for.
+    Sharding constraints, ``shard_map`` and jitted functions with shardings name meshes.
 
     Example:
         >>> from neurenix.compiler.abstract_placement import abstract_mesh
@@ -80,15 +80,13 @@ def meshes_named(jaxpr: Any) -> Iterator[Mesh | AbstractMesh]:
         >>> [mesh.size for mesh in meshes_named(jaxpr)]
         [8]
     """
-    for equation in getattr(jaxpr, "jaxpr", jaxpr).eqns:
+    for equation, _, _ in walk(jaxpr):
         for name in _NAMING_A_MESH.get(equation.primitive.name, ()):
             told = equation.params.get(name)
             for each in told if isinstance(told, (list, tuple)) else (told,):
                 mesh = getattr(each, "mesh", each)
                 if isinstance(mesh, (Mesh, AbstractMesh)):
                     yield mesh
-        for inner in inner_jaxprs(equation.params):
-            yield from meshes_named(inner)
 
 
 @contextmanager

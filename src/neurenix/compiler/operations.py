@@ -12,9 +12,10 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from neurenix._core.source_files import SourceLine
 from neurenix.chips import Generation
 from neurenix.compiler.calibration import product_well_used
-from neurenix.compiler.hlo import Computation, Instruction, Module, SourceLine
+from neurenix.compiler.hlo import Computation, Instruction, Module
 from neurenix.compiler.shapes import Shape
 
 _COST_ESTIMATE = re.compile(r'"cost_estimate":\{"flops":"?(\d+)"?.*?"bytes_accessed":"?(\d+)')

@@ -21,10 +21,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from neurenix._core.source_files import SourceLine
 from neurenix.compiler import liveness
 from neurenix.compiler.argument_arrays import Leaf
 from neurenix.compiler.def_use import Origins
-from neurenix.compiler.hlo import Instruction, Module, SourceLine
+from neurenix.compiler.hlo import Instruction, Module
 from neurenix.compiler.liveness import Peak, Value
 from neurenix.compiler.program import Program
 from neurenix.compiler.shapes import Shape

@@ -20,6 +20,7 @@ from jax.extend import core
 from jax.sharding import AbstractMesh
 
 from neurenix._core.errors import ArgumentError
+from neurenix._core.source_files import SourceLine
 from neurenix._jax import with_shardy
 from neurenix._jit.target_device import tracing_for
 from neurenix.compiler import jaxpr_facts as traits_module
@@ -41,7 +42,6 @@ from neurenix.compiler.captured_arrays import Captured, captured
 from neurenix.compiler.donation import replaceable
 from neurenix.compiler.fingerprint import fingerprint
 from neurenix.compiler.flops import model_flops, without_dead_code
-from neurenix.compiler.hlo import SourceLine
 from neurenix.compiler.host_callbacks import has_callbacks, without_callbacks
 from neurenix.compiler.inner_jit import compiled_before, donated_already, kept_on_host
 from neurenix.compiler.jaxpr_facts import Traits, leaf_path

@@ -16,11 +16,11 @@ from neurenix._core.errors import (
     CompilationError,
     NeurenixError,
 )
-from neurenix._core.source_files import is_library, users_line
+from neurenix._core.source_files import SourceLine, users_line
+from neurenix._jaxpr import source_line, walk
 from neurenix._jit.static_arguments import NEEDS_VALUES
 from neurenix._nnx import TraceContextError
-from neurenix.compiler import jaxpr_facts
-from neurenix.compiler.hlo import SourceLine
+from neurenix.compiler.jaxpr_facts import leaf_path
 
 _NO_RULE = re.compile(r"translation rule for primitive '([^']+)' not found for platform (\w+)")
 _UNBOUND_AXIS = re.compile(r"unbound axis name: (\w+)")
@@ -41,7 +41,7 @@ def check_results(out: Any, name: str) -> None:
     for path, leaf in jax.tree_util.tree_flatten_with_path(out)[0]:
         number = isinstance(leaf, (bool, int, float, complex))
         if not number and not (hasattr(leaf, "shape") and hasattr(leaf, "dtype")):
-            place = f" at {jaxpr_facts.leaf_path(path)}" if path else ""
+            place = f" at {leaf_path(path)}" if path else ""
             raise NoArray(
                 f"{name} returns a {type(leaf).__name__}{place}, and a program can return arrays "
                 "only. Leave it out of what is returned."
@@ -127,7 +127,7 @@ def _not_implemented(error: NotImplementedError, jaxpr: Any, name: str) -> Compi
             f"{name} cannot be compiled: {_first_line(error)} ({users_line(error)})"
         )
     primitive, platform = found.groups()
-    line = _line_of(primitive, jaxpr, None)
+    line = _line_of(primitive, jaxpr)
     at = f" at {line}" if line else ""
     return CompilationError(
         f"{name} cannot be compiled: JAX has no {primitive!r} for the platform {platform}, and it "
@@ -136,21 +136,11 @@ def _not_implemented(error: NotImplementedError, jaxpr: Any, name: str) -> Compi
     )
 
 
-def _line_of(primitive: str, jaxpr: Any, outer: SourceLine | None) -> SourceLine | None:
-    """Return the user's line behind the first equation of a primitive.
-
-    Equations of functions that JAX has compiled itself have no line: that of their call is taken.
-    """
-    for equation in getattr(jaxpr, "jaxpr", jaxpr).eqns:
-        own = jaxpr_facts.source_of(equation)
-        line = own if own and not is_library(own.file) else outer
-        if equation.primitive.name == primitive:
-            return line or own
-        for inner in jaxpr_facts.inner_jaxprs(equation.params):
-            found = _line_of(primitive, inner, line)
-            if found:
-                return found
-    return None
+def _line_of(primitive: str, jaxpr: Any) -> SourceLine | None:
+    """Return the user's line behind the first equation of a primitive that has one."""
+    sites = (site for site in walk(jaxpr) if site.equation.primitive.name == primitive)
+    lines = (source_line(site.equation, site.callers) for site in sites)
+    return next((line for line in lines if line), None)
 
 
 def _fixing(name: str, numbers: tuple[str, ...]) -> str:

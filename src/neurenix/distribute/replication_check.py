@@ -7,10 +7,11 @@ from the answers (``run_replicas.py``).
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from neurenix._jax import scan_counts
+from neurenix._jaxpr import called_jaxpr, open_jaxpr, subjaxprs
 from neurenix.distribute.mesh import DATA_AXIS
 
 _ALIKE = {"psum", "pmax", "pmin", "all_gather"}  # these give all replicas the same
@@ -46,7 +47,7 @@ def flows_of(jaxpr: Any, inputs: Sequence[Flow]) -> list[Flow]:
         Flow(differs=True, grown=0, reads=False)
         Flow(differs=False, grown=None, reads=True)
     """
-    plain = getattr(jaxpr, "jaxpr", jaxpr)
+    plain = open_jaxpr(jaxpr)
     known = dict(zip(plain.invars, inputs, strict=True))
 
     def flow(variable: Any) -> Flow:
@@ -63,10 +64,8 @@ def _after(equation: Any, flows: list[Flow]) -> list[Flow]:
     name, params, count = equation.primitive.name, equation.params, len(equation.outvars)
     if name in _LOOPS:
         return _LOOPS[name](equation, flows)
-    inner = params.get("jaxpr", params.get("call_jaxpr"))
-    plain = getattr(inner, "jaxpr", inner)
-    if plain is not None and (len(plain.invars), len(plain.outvars)) == (len(flows), count):
-        return flows_of(plain, flows)  # a call, such as that of jax.jit
+    if (called := called_jaxpr(equation)) is not None:
+        return flows_of(called, flows)
     mixed = _mixed(flows)
     if _tells_replicas_apart(equation):
         mixed = mixed._replace(differs=True)
@@ -91,17 +90,8 @@ def _tells_replicas_apart(equation: Any) -> bool:
     name, params = equation.primitive.name, equation.params
     if _is_along_data(params):
         return name not in _ALIKE or params.get("axis_index_groups") is not None
-    return name == "io_callback" or any(
-        _tells_replicas_apart(inner) for body in _bodies(params) for inner in body.eqns
-    )
-
-
-def _bodies(params: dict[str, Any]) -> Iterator[Any]:
-    for value in params.values():
-        for one in value if isinstance(value, tuple) else (value,):
-            plain = getattr(one, "jaxpr", one)
-            if hasattr(plain, "eqns"):
-                yield plain
+    inside = (one for body in subjaxprs(equation) for one in open_jaxpr(body).eqns)
+    return name == "io_callback" or any(map(_tells_replicas_apart, inside))
 
 
 def _after_scan(equation: Any, flows: list[Flow]) -> list[Flow]:

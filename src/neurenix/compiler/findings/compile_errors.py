@@ -11,13 +11,13 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from neurenix._core.source_files import SourceLine
 from neurenix._core.units import bytes_text
 from neurenix.chips import Slice
 from neurenix.compiler.compile import Refusal
 from neurenix.compiler.findings.evidence import Finding
 from neurenix.compiler.findings.precision import has_roomier, is_narrow
 from neurenix.compiler.findings.whole_state import whole_state
-from neurenix.compiler.hlo import SourceLine
 from neurenix.compiler.peak_memory import Buffer
 from neurenix.compiler.program import Program
 from neurenix.compiler.training import is_training_step

@@ -10,9 +10,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 
+from neurenix._core.source_files import SourceLine
 from neurenix.chips import Slice
 from neurenix.compiler.findings.flow import Flow
-from neurenix.compiler.hlo import Computation, Instruction, Module, SourceLine, called_as
+from neurenix.compiler.hlo import Computation, Instruction, Module, called_as
 from neurenix.compiler.operations import MatrixProduct, Operation
 from neurenix.compiler.peak_memory import Memory
 from neurenix.compiler.program import Program

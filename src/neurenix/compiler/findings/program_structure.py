@@ -9,10 +9,10 @@ import math
 from collections import Counter
 from collections.abc import Iterator
 
+from neurenix._core.source_files import SourceLine
 from neurenix._core.units import bytes_text
 from neurenix.compiler.calibration import DISPATCH_SECONDS
 from neurenix.compiler.findings.evidence import Evidence, Finding, longest, many
-from neurenix.compiler.hlo import SourceLine
 from neurenix.compiler.jaxpr_facts import Callback
 from neurenix.compiler.training import is_trainers_step, is_training_step
 

@@ -15,8 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from neurenix import rules
-from neurenix._core.source_files import is_library
-from neurenix.compiler.hlo import SourceLine
+from neurenix._core.source_files import SourceLine, is_library
 from neurenix.preflight.report.formatting import bytes_text, places_text, seconds_text, source_text
 
 if TYPE_CHECKING:

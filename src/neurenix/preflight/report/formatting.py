@@ -13,10 +13,9 @@ from pathlib import Path
 from neurenix._core.output_encoding import plain
 from neurenix._core.output_encoding import printable as printable
 from neurenix._core.output_encoding import shown as shown
-from neurenix._core.source_files import is_library
+from neurenix._core.source_files import SourceLine, is_library
 from neurenix._core.units import bytes_text as bytes_text
 from neurenix._core.units import percent_text as percent_text
-from neurenix.compiler.hlo import SourceLine
 
 NO_BREAK_SPACE = "\N{NO-BREAK SPACE}"
 _UNIT = re.compile(r"(?<=\d) (?=(?:[KMGT]iB|B|[mµn]?s|USD|chips?|×)(?!\w))|(?<=\d ×) (?=\d)")

@@ -45,7 +45,7 @@ from pathlib import Path
 from typing import Any
 
 from neurenix._core.errors import ArgumentError
-from neurenix.compiler.hlo import SourceLine
+from neurenix._core.source_files import SourceLine
 
 SCHEMA = "neurenix.preflight"
 SCHEMA_VERSION = 1

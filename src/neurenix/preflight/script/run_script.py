@@ -29,11 +29,10 @@ from neurenix._core.errors import (
 )
 from neurenix._core.limits import check_seconds
 from neurenix._core.main_module import run_script
-from neurenix._core.source_files import users_frames
+from neurenix._core.source_files import SourceLine, users_frames
 from neurenix._jit import hooks
 from neurenix.compiler.callers import called_from, on_the_stack
 from neurenix.compiler.compile import compiler_ready
-from neurenix.compiler.hlo import SourceLine
 from neurenix.preflight.api import On, preflight, slices_on
 from neurenix.preflight.describe_program import PreflightOptions, trainer_of
 from neurenix.preflight.report.report import Report
