@@ -55,15 +55,15 @@ Result = TypeVar("Result", covariant=True)
 
 
 class JitFunction(Protocol[P, Result]):
-    """What ``jit`` returns: the function that it was given, with its arguments and its result."""
+    """The type of the result of ``jit``: a function with the same arguments and result."""
 
     @property
     def compilations(self) -> int:
-        """Programs that the function has been compiled to."""
+        """Number of programs that were compiled."""
         ...
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Result:
-        """Call the function; modules among the arguments are updated in place."""
+        """Call the function and update modules among the arguments in place."""
         ...
 
     def __get__(
@@ -77,7 +77,7 @@ class CompiledFunction:
     """A function of modules and arrays, compiled; see ``jit``.
 
     Attributes:
-        compilations: programs that it has been compiled to.
+        compilations: number of programs that were compiled.
     """
 
     def __init__(
@@ -91,7 +91,7 @@ class CompiledFunction:
         self._function = function
         self._donate = donate
         self._steps = steps
-        self._jit_info = static  # the name by which jax.jit tells its own, for preflight
+        self._jit_info = static  # preflight reads it by the name that jax.jit uses
         self._bindings = Bindings()
         self._constants = Constants()
         self._seen_call = False
@@ -104,7 +104,7 @@ class CompiledFunction:
         _cpu.use_fast_lowerings()
 
         def program(static: Any, state: Any, constants: Any, rest: Any) -> Any:
-            self.compilations += 1  # runs when JAX traces, which it does once for each program
+            self.compilations += 1  # JAX traces once for each program
             refuse_hidden_modules(self._name, rest)
             out, after = once(static, state, constants, rest)
             sharding = static[4]
@@ -117,13 +117,13 @@ class CompiledFunction:
             pairs = enumerate(zip(after, state, strict=True))
             return out, {place: new for place, (new, old) in pairs if new is not old}
 
-        program.__name__ = part.__name__ = self._name  # what profiles and compile logs show
+        program.__name__ = part.__name__ = self._name  # shown in profiles and compile logs
         self._program = program
         self._part = jax.jit(part, static_argnums=0)
 
     @functools.cached_property
     def _compiled(self) -> Any:
-        """The program, compiled for the devices that there are when it is first called."""
+        """The jitted program, made at the first call for the devices of that time."""
         return jax.jit(
             self._program,
             static_argnums=0,
@@ -136,7 +136,7 @@ class CompiledFunction:
         return self if owner is None else MethodType(self, owner)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Call the function; modules among ``args`` are updated in place."""
+        """Call the function and update modules among ``args`` in place."""
         if self._steps is not None:
             args = self._with_batches(args, self._steps)
         everything = [*args, *kwargs.values()]
@@ -157,7 +157,7 @@ class CompiledFunction:
         if not trace_state_clean():
             return self._inside_of_a_trace(binding, static, rest)
         if not self._seen_call:
-            self._announce(args, kwargs)  # which may stop the call, and then any later one
+            self._announce(args, kwargs)  # may raise; then the next call announces again
             self._seen_call = True
         leaves = binding.read_apart() if self._donate else binding.read()
         try:
@@ -185,7 +185,7 @@ class CompiledFunction:
     def _explain_donated_twice(
         self, error: Exception, binding: Binding, leaves: list[Any], rest: list[Any]
     ) -> None:
-        """Raise in the user's words where an array of a module is another argument as well."""
+        """Raise ArgumentError if an array of a module was also passed as another argument."""
         given = {id(leaf) for leaf in jax.tree.leaves(rest)}
         for path, leaf in zip(binding.paths, leaves, strict=True):
             if self._donate and id(leaf) in given:
@@ -196,10 +196,10 @@ class CompiledFunction:
                 ) from error
 
     def _inside_of_a_trace(self, binding: Binding, static: Any, rest: list[Any]) -> Any:
-        """Return the result as a part of what JAX traces around it (``jax.grad``, ``jax.vmap``).
+        """Return the result inside a function that JAX traces (``jax.grad``, ``jax.vmap``).
 
-        Nothing is given away, since the outer function may still need it. Only the arrays that
-        change are written, and no tracer into a module from outside of the trace.
+        Nothing is donated: the outer function may need the arrays. Only arrays that change are
+        written, and no tracer is written into a module from outside of the trace.
         """
         leaves = binding.read()
         out, changed = self._part(static, leaves, binding.constants, rest)
@@ -219,7 +219,7 @@ class CompiledFunction:
     def _fixed(
         self, everything: list[Any], num_args: int, named: Iterable[str]
     ) -> tuple[tuple[int, Constant], ...]:
-        """Return the place and the value of each static argument; a module is never static."""
+        """Return the position and value of each static argument; a module is never static."""
         named = tuple(named)
         places = self._jit_info.places(num_args, named)
         for place in places:
@@ -249,7 +249,7 @@ class CompiledFunction:
         return dict(zip(labels(self._function, num_args, named), told, strict=True))
 
     def _announce(self, args: tuple[Any, ...], named: dict[str, Any]) -> None:
-        """Tell tools of the first call; of many steps in one, they see a single step."""
+        """Report the first call to the hooks; of a ``multi_step``, report a single step."""
         single = self
         if self._steps is not None:
             single = CompiledFunction(
@@ -267,7 +267,7 @@ class CompiledFunction:
         return (*args[:-1], stacked(args[-1], steps))
 
     def _prepare(self, binding: Binding, rest: list[Any]) -> None:
-        """Put a module's arrays where the other arguments are."""
+        """Move the arrays of modules to the devices and the mesh of the other arguments."""
         binding.check_held()
         strategy = get_strategy()
         mesh = mesh_of(rest) or mesh_of(binding.read())
@@ -281,7 +281,7 @@ class CompiledFunction:
         for index, leaf in enumerate(leaves):
             if not isinstance(leaf, jax.Array) or isinstance(leaf, Tracer):
                 continue
-            if getattr(leaf, "weak_type", False):  # a step returns it strong: one compile more
+            if getattr(leaf, "weak_type", False):  # a step returns it as strong
                 leaf = jax.lax.convert_element_type(leaf, leaf.dtype)
             if binding.sharding is not None and leaf.sharding != binding.sharding:
                 leaf = jax.device_put(leaf, binding.sharding)
@@ -338,7 +338,7 @@ class CompiledFunction:
 
 
 def _explained(transform: F) -> F:
-    """Return ``nnx.grad`` or its like, which says what to do about a module from outside."""
+    """Wrap ``nnx.grad`` or ``nnx.value_and_grad``: explain a change of a captured module."""
 
     @functools.wraps(transform)
     def made(*function: Any, **options: Any) -> Any:
@@ -373,11 +373,11 @@ value_and_grad = _explained(nnx.value_and_grad)
 
 
 class BoundFunction(functools.partial):
-    """A compiled function with its first modules given: of a model, its method, or a partial."""
+    """A compiled function whose first arguments, modules, are bound."""
 
     @property
     def compilations(self) -> int:
-        """Programs that the function has been compiled to."""
+        """Number of programs that were compiled."""
         return self.func.compilations
 
 
@@ -407,31 +407,29 @@ def jit(
 ) -> Any:
     """Compile a function that takes modules, optimizers, metrics and arrays.
 
-    Modules are updated in place, as ``nnx.jit`` does, at a fraction of its cost per call: the
-    module graph is walked at the first call only, and again when an attribute was set. Modules are
-    arguments of their own, not entries of a tuple or a dict, nor names from outside the function.
+    Modules are updated in place, as by ``nnx.jit``, at a fraction of its cost per call: the module
+    graph is walked at the first call, and again after an attribute was set. Pass each module as an
+    argument, not inside a tuple or a dict, and not captured by closure.
 
-    A loss or another function, a string, an enum, a dtype or a dataclass of such is part of the
-    program, wherever it stands in the arguments. Each value compiles a program of its own. They are
-    compared by what they compute: a lambda of the same code and closure takes the program that is
-    there, and so do a model and an optimizer that are built anew.
+    Functions, strings, enums, dtypes and dataclasses of these are static wherever they are in the
+    arguments: each value compiles a program. They are compared by what they compute: a lambda with
+    the same code and closure reuses the program, as do a rebuilt model and a rebuilt optimizer.
 
     Args:
-        function: a function, a module, its method, or a ``functools.partial`` that gives modules; a
-            method under ``@nx.jit``; or leave it out to use ``@nx.jit(donate=False)``.
-        donate: give the memory of the modules' arrays to the results, so that a step needs no
-            second copy. An array taken out of a module before the call is deleted by it.
-        static_argnames: parameters whose value the function needs (for an ``if``), such as a
-            number. Each value compiles a program of its own; it can be hashed.
+        function: a function, a module, its method, or a ``functools.partial`` with modules. Leave
+            it out in a decorator with options, ``@nx.jit(donate=False)``.
+        donate: reuse the memory of the modules' arrays for the results, so that a step needs no
+            second copy. The call deletes arrays that were read from a module before it.
+        static_argnames: parameters whose values the function needs while it is traced, for an
+            ``if`` or a shape. Values must be hashable; each compiles a program.
         static_argnums: the same by position, from 0; one of the two is enough.
 
     Raises:
-        RecompilationError: at the call, when the function changes a module's structure.
-        ArgumentError: ``function`` has no such static parameter; or, at the first call, it uses a
-            module that it is not given.
-        ArgumentTypeError: an option does not exist; or, at the call, a module is inside a tuple
-            or a dict, or an argument is neither an array nor part of the program, or its value is
-            needed.
+        RecompilationError: at the call, the function changes a module's structure.
+        ArgumentError: ``function`` has no such static parameter; or, at the first call, it captures
+            a module by closure.
+        ArgumentTypeError: an option does not exist; or, at the call, a module is inside a tuple or
+            a dict, an argument is neither an array nor static, or the value of an array is needed.
 
     Example:
         >>> from neurenix import nn
@@ -456,20 +454,20 @@ def jit(
 
 
 def multi_step(step: Callable[..., Any], *, steps: int) -> JitFunction[..., Any]:
-    """Return a function that makes ``steps`` steps in one compiled call, a ``lax.scan``.
+    """Return a function that runs ``steps`` steps in one compiled call, a ``lax.scan``.
 
-    Its last argument is an iterator of batches in place of ``step``'s batch; ``steps`` batches are
-    taken from it, stacked, and moved to the device at once. The results of the steps are stacked.
-    The weights are those of as many single calls: bit for bit where XLA compiles the body of the
-    loop as it compiles the single step, else within float32 rounding.
+    Its last argument is an iterator of batches in place of the batch of ``step``. Each call takes
+    ``steps`` batches, stacks them, and moves them to the device at once. The results of the steps
+    are stacked. The weights equal those of single calls: bit for bit where XLA compiles the body of
+    the loop like the single step, else within float32 rounding.
 
     Args:
-        step: a function whose last argument is a batch, compiled by ``nx.jit`` or not; what
-            ``nx.jit`` was told is static stays so.
-        steps: how many.
+        step: a function whose last argument is a batch, jitted by ``nx.jit`` or not. Static
+            arguments and donation of ``nx.jit`` are kept.
+        steps: the number of steps in one call.
 
     Raises:
-        ArgumentError: ``steps`` is not a whole number from 1.
+        ArgumentError: ``steps`` is not a positive integer.
     """
     steps = whole_number("multi_step: steps", steps)
     plain, modules = lifted(step)
