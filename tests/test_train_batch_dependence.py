@@ -15,7 +15,7 @@ from flax import nnx
 import neurenix as nx
 from neurenix import nn
 from neurenix.train import FitOptions, Trainer, TrainOptions
-from neurenix.train.padding_check import Filling
+from neurenix.train.padding_check import PaddingCheck
 from train_helpers import MLP, classification, prepared
 
 pytestmark = pytest.mark.cpu8
@@ -291,7 +291,7 @@ def test_the_trial_leaves_no_trace(monkeypatch: pytest.MonkeyPatch, per_call: in
         options = TrainOptions(steps_per_execution=per_call)
         trainer = Trainer(model, loss=loss, options=options)
         if not tried:
-            monkeypatch.setattr(Filling, "judge", lambda *_, **__: lambda batch, size: True)
+            monkeypatch.setattr(PaddingCheck, "judge", lambda *_, **__: lambda batch, size: True)
         trainer.fit(x, y, batch_size=8, epochs=2)
         weights.append(jax.tree.leaves(nnx.state(model, (nnx.Param, nnx.BatchStat))))
     for one, other in zip(*weights, strict=True):

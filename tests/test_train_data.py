@@ -12,7 +12,7 @@ import pytest
 import neurenix as nx
 from neurenix import nn
 from neurenix.data.iterator import DatasetIterator
-from neurenix.train.epoch_iterator import Feed
+from neurenix.train.epoch_iterator import EpochIterator
 
 pytestmark = pytest.mark.cpu8
 
@@ -173,7 +173,7 @@ def test_a_loader_that_does_not_know_its_length(per_call: int, error: Any) -> No
 
 def epochs_of(data: Any, per_chunk: int, steps: int | None) -> list[list[list[float]]]:
     """Return the inputs of three epochs, batch by batch."""
-    feed, epochs = Feed(data), []
+    feed, epochs = EpochIterator(data), []
     for _ in range(3):
         batches: list[Any] = []
         for chunk in feed.chunks(steps, per_chunk):

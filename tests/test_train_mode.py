@@ -337,7 +337,7 @@ def test_the_mode_compiles_nothing_twice():
         model.eval().evaluate(X, Y)
         assert not model.training  # as it was
         model.fit(X, Y, verbose=0)
-    assert model.trainer._kept.prepared().compiled.step_compilations == 1
+    assert model.trainer._state.built().compiled.step_compilations == 1
 
 
 def test_a_traced_flag_is_the_users_own_affair():

@@ -64,7 +64,7 @@ def assert_same_weights(a: nnx.Module, b: nnx.Module, *, rtol: float = 0, atol: 
 
 def prepared(trainer: Any) -> Any:
     """Return what a trainer has made for its module: the step, and its compiled functions."""
-    return trainer._kept.prepared()
+    return trainer._state.built()
 
 
 def hand_written(module: nnx.Module, transformation: Any, batches: list[Any]) -> nnx.Module:

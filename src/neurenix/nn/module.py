@@ -35,7 +35,7 @@ from neurenix.train import (
     Trainer,
     TrainOptions,
 )
-from neurenix.train.fit_arguments import check_options, options_of
+from neurenix.train.options import check_options, options_of
 
 _NEVER_CALLING = ("neurenix.", "flax.")  # whose layers call no ``forward`` of a class made of them
 

@@ -20,7 +20,7 @@ from neurenix._core.errors import ArgumentTypeError, ShapeError
 from neurenix._core.output_encoding import shown
 from neurenix._nnx import nnx
 from neurenix.tensor import dtypes
-from neurenix.train.step import call
+from neurenix.train.module_split import call
 
 _PATCHING = threading.Lock()
 

@@ -11,10 +11,10 @@ from neurenix.train.callbacks import (
 )
 from neurenix.train.ema import EMA
 from neurenix.train.file_callbacks import CSVLogger, ModelCheckpoint, TensorBoard
-from neurenix.train.history import History
+from neurenix.train.fit import History
 from neurenix.train.optimizer import Optimizer
 from neurenix.train.options import FitOptions, TrainOptions
-from neurenix.train.step_program import StepProgram
+from neurenix.train.step_spec import StepProgram
 from neurenix.train.trainer import Trainer
 from neurenix.transforms import CompiledFunction, grad, jit, multi_step, value_and_grad
 

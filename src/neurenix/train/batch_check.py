@@ -1,25 +1,33 @@
-"""Checks of a batch against the model and the loss, before anything is compiled.
+"""Checks of a batch against the model, the loss and the metrics, before anything is compiled.
 
-Owns what the model returns for inputs of a shape, and whether loss and targets go with it. It does
-not own reading batches (``batch.py``) nor the losses' own checks (``neurenix.losses``).
+Owns the shape of the model's output, whether loss and targets match it, and which losses and
+metrics mix the examples of a batch. Does not own reading batches (``batch.py``) or the losses' own
+checks (``neurenix.losses``).
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from neurenix._core.errors import ArgumentError, ArgumentTypeError, DataError, ShapeError
-from neurenix._user_functions.batch_dependence import Coupling
+from neurenix._core.errors import (
+    ArgumentError,
+    ArgumentTypeError,
+    DataError,
+    NotCompiledError,
+    ShapeError,
+)
+from neurenix._user_functions.batch_dependence import Coupling, coupling_of
 from neurenix.losses import Loss
+from neurenix.losses.registry import FunctionLoss
+from neurenix.metrics import FunctionMetric, Metric
 from neurenix.train.batch import Batch
-from neurenix.train.batch_dependence_check import coupling_metrics, loss_coupling
-from neurenix.train.config import Recipe
-from neurenix.train.epoch_iterator import Feed
-from neurenix.train.multi_output import OutputLosses, takes_trees
+from neurenix.train.epoch_iterator import EpochIterator
+from neurenix.train.multi_output import OutputLosses, OutputMetric, pick, takes_trees
 from neurenix.train.step import StepDefinition
 
 
@@ -28,14 +36,31 @@ class BatchCheck:
 
     Args:
         definition: the step.
-        recipe: what it was made of. Where that has no loss, what needs one raises NotCompiledError.
+        loss: the trainer's loss; None if it has none.
+        metrics: the trainer's metrics.
     """
 
-    def __init__(self, definition: StepDefinition, recipe: Recipe) -> None:
-        self._definition, self._recipe = definition, recipe
+    def __init__(
+        self, definition: StepDefinition, loss: Loss | None, metrics: Sequence[Metric]
+    ) -> None:
+        self._definition, self._loss, self._metrics = definition, loss, metrics
         self._specs: dict[Any, Any] = {}
         self._output_shape: tuple[int, ...] | None = None
         self._coupling: dict[Any, tuple[Coupling, dict[str, Coupling]]] = {}
+
+    @property
+    def loss(self) -> Loss:
+        """The trainer's loss.
+
+        Raises:
+            NotCompiledError: it has none.
+        """
+        if self._loss is None:
+            raise NotCompiledError(
+                'There is no loss. Name one: model.compile(optimizer="adam", loss="…") or '
+                'Trainer(module, loss="…").'
+            )
+        return self._loss
 
     def output_spec(self, x: Any) -> Any:
         """Return shapes and dtypes of the model's output for inputs like ``x``."""
@@ -63,7 +88,7 @@ class BatchCheck:
         Returns:
             the shape of the output; None when it is not one array.
         """
-        loss, x, y = self._recipe.needed_loss(), batch.x, batch.y
+        loss, x, y = self.loss, batch.x, batch.y
         if y is None:
             raise ArgumentError(
                 "There are no targets: give y, or batches of (x, y), or dicts with a 'label'."
@@ -85,7 +110,7 @@ class BatchCheck:
         check_targets(loss, y, output)
         return shape
 
-    def leave_whole(self, feed: Feed) -> Coupling:
+    def leave_whole(self, feed: EpochIterator) -> Coupling:
         """Let no batch of ``feed`` be filled up where the loss or a metric couples its examples.
 
         Returns:
@@ -96,7 +121,7 @@ class BatchCheck:
         """
         of_loss, of_metrics = self._found_coupling(feed.first)
         if of_loss:
-            feed.keep_whole(f"loss {self._recipe.needed_loss().name}", of_loss)
+            feed.keep_whole(f"loss {self.loss.name}", of_loss)
         for name, coupling in of_metrics.items():
             feed.keep_whole(f"metric {name} (a class of nx.metrics takes any batch)", coupling)
         return of_loss
@@ -107,14 +132,14 @@ class BatchCheck:
         leaves, treedef = jax.tree.flatten((batch.x, batch.y))
         key = (treedef, *(np.shape(leaf) for leaf in leaves))
         if key not in self._coupling:
-            of_loss = loss_coupling(self._recipe.needed_loss(), batch.y, output)
-            of_metrics = coupling_metrics(self._recipe.metrics, batch.y, output)
+            of_loss = loss_coupling(self.loss, batch.y, output)
+            of_metrics = coupling_metrics(self._metrics, batch.y, output)
             self._coupling[key] = of_loss, of_metrics
         return self._coupling[key]
 
     def labels(self, batch: Batch, steps: int) -> None:
         """Check the targets of a host batch, of ``steps`` batches stacked, against the loss."""
-        loss = self._recipe.needed_loss()
+        loss = self.loss
         if isinstance(loss, OutputLosses):
             if all(_on_host(leaf) is not None for leaf in jax.tree.leaves(batch.y)):
                 x, y = _one_batch((batch.x, batch.y), steps)
@@ -166,3 +191,52 @@ def _on_host(y: Any) -> np.ndarray | None:
         held = y.sharding.device_set
         return np.asarray(y) if all(device.platform == "cpu" for device in held) else None
     return y if isinstance(y, np.ndarray) else None
+
+
+def loss_coupling(loss: Loss, y: Any, output: Any) -> Coupling:
+    """Tell how a loss couples the examples of a batch, if it does.
+
+    Args:
+        loss: any loss; only functions of users are judged.
+        y: targets of a batch, (N, …).
+        output: shapes and dtypes of the model's output for it, (N, …).
+
+    Example:
+        >>> import jax
+        >>> from neurenix.losses import get
+        >>> from neurenix.tensor import mean, ones, sqrt
+        >>> spec = jax.ShapeDtypeStruct((4, 1), "float32")
+        >>> root = get(lambda t, p: sqrt(mean((t - p) ** 2)))
+        >>> loss_coupling(root, ones((4, 1)), spec).name
+        'SCALAR'
+    """
+    if isinstance(loss, OutputLosses):
+        parts = [loss_coupling(one, t, p) for one, _, t, p in loss.picked(y, output)]
+        return max(parts, default=Coupling.NONE)
+    if isinstance(loss, FunctionLoss):
+        return coupling_of(loss.function, y, output)
+    return Coupling.NONE
+
+
+def expect_one_part(loss: Loss, parts: int) -> None:
+    """Raise ArgumentError if a batch of a loss that couples examples is computed in parts."""
+    if parts > 1:
+        raise ArgumentError(
+            f"accumulate_steps={parts} computes each batch in parts, and the loss {loss.name} "
+            "couples the examples of a batch: the mean of its values for the parts is another "
+            "function. Use accumulate_steps=1, or a loss that gives each example a number of its "
+            "own (a masked mean: the sum over an example's entries, with masks as weights)."
+        )
+
+
+def coupling_metrics(metrics: Iterable[Metric], y: Any, output: Any) -> dict[str, Coupling]:
+    """Return how those of the metrics that are functions couple examples, by name; see above."""
+    found = {metric.name: _metric_coupling(metric, y, output) for metric in metrics}
+    return {name: coupling for name, coupling in found.items() if coupling}
+
+
+def _metric_coupling(metric: Any, y: Any, output: Any) -> Coupling:
+    if isinstance(metric, OutputMetric):
+        target = pick(y, metric.key, "targets are")
+        return _metric_coupling(metric.inner, target, pick(output, metric.key, "model returns"))
+    return metric.coupling(y, output) if isinstance(metric, FunctionMetric) else Coupling.NONE

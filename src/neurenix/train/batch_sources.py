@@ -18,9 +18,8 @@ from neurenix._core.keys import keys_explained
 from neurenix._jit.training_mode import inputs_only
 from neurenix.data import Dataset, StreamDataset
 from neurenix.data.columns import as_array
-from neurenix.train.batch import named_inputs
+from neurenix.train.batch import checked_weights, named_inputs
 from neurenix.train.data_length import stream_of
-from neurenix.train.example_weights import checked_weights
 
 DEFAULT_BATCH_SIZE = 32
 

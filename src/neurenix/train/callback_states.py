@@ -1,7 +1,7 @@
-"""The states of callbacks: from a run of ``fit`` to the one that goes on, by a file or not.
+"""The callbacks of ``fit``: their checks, and their states from one run to the next.
 
-Owns which state is whose, and which callback has none to go on from. It does not own what a state
-holds (the callbacks), nor how its values are written (``state_encoding.py``).
+Owns which state belongs to which callback, and the warning for a callback that starts anew. Does
+not own the content of a state (the callbacks) or its encoding (``state_encoding.py``).
 """
 
 from __future__ import annotations
@@ -9,12 +9,13 @@ from __future__ import annotations
 import json
 import warnings
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from neurenix._core.errors import ArgumentTypeError, UnknownNameError, unknown_name
 from neurenix.train.callbacks import Callback, Monitor
 from neurenix.train.state_encoding import packed, unpacked
 
@@ -208,3 +209,56 @@ def _same(now: tuple[Any, Any], before: tuple[Any, Any] | None) -> bool:
         return False
     plain = isinstance(now[0], (bool, int, float, str)) and type(now[0]) is type(before[0])
     return now[0] is before[0] or (plain and now[0] == before[0])
+
+
+def as_callbacks(callbacks: Any) -> list[Callback]:
+    """Return the callbacks that ``fit`` was given: None, one, or several.
+
+    Raises:
+        ArgumentTypeError: one of them is no callback.
+    """
+    if callbacks is None:
+        return []
+    if isinstance(callbacks, (Callback, type, str)) or not isinstance(callbacks, Iterable):
+        callbacks = [callbacks]
+    found = list(callbacks)
+    for callback in found:
+        if isinstance(callback, Callback):
+            continue
+        if isinstance(callback, type) and issubclass(callback, Callback):
+            name = callback.__name__
+            raise ArgumentTypeError(f"callbacks holds the class {name}. Construct it: {name}().")
+        hint = "Derive its class from nx.callbacks.Callback"
+        if callable(callback):
+            hint = "A function goes into LambdaCallback(on_epoch_end=…)"
+        raise ArgumentTypeError(f"callbacks holds {callback!r}, which is no Callback. {hint}.")
+    return found
+
+
+def check_watched(callbacks: list[Callback], log_names: Iterable[str], *, validated: bool) -> None:
+    """Check that the logs will have what the callbacks watch, as far as it can be known.
+
+    A callback of the user's may add numbers to the logs; with one of those nothing is checked
+    here, and a number that is missing is an error after the first epoch.
+
+    Raises:
+        UnknownNameError: a callback watches what the logs will not have.
+    """
+    if any(_may_add_numbers(callback) for callback in callbacks):
+        return
+    names = list(log_names)
+    known = names + [f"val_{name}" for name in names] if validated else names
+    for callback in callbacks:
+        for name in callback.watched():
+            if name in known:
+                continue
+            error = unknown_name("number to monitor", name, known)
+            hint = ""
+            if name.startswith("val_") and not validated:
+                hint = " Numbers of validation need validation_data."
+            raise UnknownNameError(f"{type(callback).__name__}: {error}{hint}")
+
+
+def _may_add_numbers(callback: Callback) -> bool:
+    module = getattr(callback.on_epoch_end, "__module__", None) or ""
+    return not module.startswith("neurenix.")

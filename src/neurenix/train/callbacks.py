@@ -23,7 +23,7 @@ from neurenix._core.errors import (
 from neurenix._core.names import OptionsExplained
 from neurenix._core.number_checks import check_number, whole_number
 from neurenix.checkpoint.weights import is_held, put_back, variables_held
-from neurenix.train.metric_mode import direction_of
+from neurenix.train.metric_names import direction_of
 
 if TYPE_CHECKING:
     from neurenix.train.trainer import Trainer

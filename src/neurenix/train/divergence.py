@@ -16,11 +16,11 @@ import jax.numpy as jnp
 from neurenix._nnx import nnx
 from neurenix.train.batch import Batch
 from neurenix.train.batch_check import check_targets
-from neurenix.train.step import StepDefinition, call
-from neurenix.train.train_state import TrainState
+from neurenix.train.module_split import call
+from neurenix.train.step import StepDefinition, StepState
 
 
-def explain(definition: StepDefinition, state: TrainState, batch: Batch) -> str:
+def explain(definition: StepDefinition, state: StepState, batch: Batch) -> str:
     """Say in one sentence where the first value that is not finite comes from.
 
     Args:

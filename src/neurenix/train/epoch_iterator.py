@@ -17,9 +17,8 @@ import numpy as np
 from neurenix._core.errors import ArgumentError, DataError, ShapeError
 from neurenix._user_functions.batch_dependence import Coupling
 from neurenix.data import Dataset, DatasetIterator, StreamDataset, StreamIterator
-from neurenix.train.batch import Batch, as_batch, num_examples, pad
+from neurenix.train.batch import Batch, as_batch, class_table, num_examples, pad, weighed
 from neurenix.train.data_length import exact_length, read_once
-from neurenix.train.example_weights import class_table, weighed
 
 
 @dataclass(frozen=True)
@@ -37,7 +36,7 @@ class Chunk:
     examples: int
 
 
-class Feed:
+class EpochIterator:
     """Batches of one size from a dataset.
 
     Args:

@@ -2,7 +2,7 @@
 
 Owns the host's loop of ``evaluate``, ``predict`` and validation, and the search for the batch whose
 numbers a layer refuses. It does not own the compiled functions (``compiled_steps.py``), where they
-run (``device_state.py``) nor the data (``epoch_iterator.py``).
+run (``trainer_state.py``) nor the data (``epoch_iterator.py``).
 """
 
 from __future__ import annotations
@@ -21,30 +21,28 @@ import numpy as np
 from neurenix._core.errors import ArgumentError, ArgumentTypeError, DataError, ShapeError
 from neurenix.train.batch import Batch
 from neurenix.train.batch_sources import make_validation_dataset
-from neurenix.train.device_state import Session
-from neurenix.train.epoch import calls_in_flight, to_devices
-from neurenix.train.epoch_iterator import Chunk, Feed
-from neurenix.train.host_copies import numbers_here
-from neurenix.train.options import FitOptions
-from neurenix.train.progress import Progress
-from neurenix.train.train_state import TrainState
+from neurenix.train.epoch import calls_in_flight, numbers_here, to_devices
+from neurenix.train.epoch_iterator import Chunk, EpochIterator
+from neurenix.train.progress import Progress, shown
+from neurenix.train.step import StepState
+from neurenix.train.trainer_state import DeviceState, TrainerState
 
 
 @dataclass
-class Pass:
+class EvaluationPass:
     """The parts that one pass needs.
 
     Attributes:
-        session: the devices, and what was made for the module.
+        device: the devices, and what was made for the module.
         model: parameters and other state, on the devices.
-        feed: the data.
+        batches: the data.
         steps: batches; None for all.
         progress: what shows it.
     """
 
-    session: Session
+    device: DeviceState
     model: Any
-    feed: Feed
+    batches: EpochIterator
     steps: int | None
     progress: Progress
 
@@ -55,18 +53,18 @@ class Pass:
             DataError: the loss is NaN, because a layer does not take the numbers of a batch; or
                 a target is out of range.
         """
-        names, start = self.session.definition.log_names, self.session.epoch_start()
-        began, evaluate = time.perf_counter(), self.session.evaluation().evaluate
+        names, start = self.device.definition.log_names, self.device.epoch_start()
+        began, evaluate = time.perf_counter(), self.device.evaluation().evaluate
         leaves, vector = evaluate.flatten((start["totals"], start["metrics"])), None
         in_flight = _InFlight(self, lambda vector: np.isnan(np.asarray(vector)[1]))
         for chunk in self._chunks("evaluate", self._totals_of):
-            self.session.check.labels(chunk.batch, 1)
-            batch = to_devices(chunk.batch, self.session.strategy, stacked=False)
+            self.device.check.labels(chunk.batch, 1)
+            batch = to_devices(chunk.batch, self.device.strategy, stacked=False)
             leaves, vector = evaluate(leaves, self.model, batch)
             in_flight.add(chunk.batch.x, vector)
             self.progress.advance(1, vector, names)
         in_flight.end()
-        self.feed.rewind()
+        self.batches.rewind()
         logs = dict(zip(names, map(float, np.asarray(vector)[1:]), strict=True))
         self.progress.end(logs, time.perf_counter() - began)
         return logs
@@ -79,7 +77,7 @@ class Pass:
             ShapeError: the model does not return one output for each example, or batches have
                 outputs of different shapes.
         """
-        began, predict = time.perf_counter(), self.session.evaluation().predict
+        began, predict = time.perf_counter(), self.device.evaluation().predict
         found: list[Any] = []  # on the host: the devices hold outputs of few batches
 
         def has_nan(output: Any) -> bool:
@@ -90,7 +88,7 @@ class Pass:
 
         in_flight = _InFlight(self, has_nan, keep)
         for chunk in self._chunks("predict", self._outputs_of):
-            placed = to_devices(chunk.batch.x, self.session.strategy, stacked=False)
+            placed = to_devices(chunk.batch.x, self.device.strategy, stacked=False)
             output = predict(self.model, placed)
             size = len(jax.tree.leaves(chunk.batch.x)[0])
             jax.tree.map(lambda leaf, n=size: _check_examples(leaf.shape, n), output)
@@ -105,25 +103,25 @@ class Pass:
     def _chunks(
         self, program: str, attempt: Callable[[Batch], list[np.ndarray]]
     ) -> Iterator[Chunk]:
-        definition = self.session.definition
-        may_fill = self.session.filling.judge(
+        definition = self.device.definition
+        may_fill = self.device.padding.judge(
             program,
             lambda: nullcontext(attempt),
             definition.predict,
         )
-        return self.feed.chunks(self.steps, 1, over_the_end=False, may_fill=may_fill)
+        return self.batches.chunks(self.steps, 1, over_the_end=False, may_fill=may_fill)
 
     def _totals_of(self, batch: Batch) -> list[np.ndarray]:
         """Return the sums over one batch, for a trial of other added rows."""
-        start, evaluate = self.session.epoch_start(), self.session.evaluation().evaluate
+        start, evaluate = self.device.epoch_start(), self.device.evaluation().evaluate
         leaves = jax.tree.leaves((start["totals"], start["metrics"]))
-        batch = to_devices(batch, self.session.strategy, stacked=False)
+        batch = to_devices(batch, self.device.strategy, stacked=False)
         return list(map(numbers_here, evaluate(leaves, self.model, batch)[0]))
 
     def _outputs_of(self, batch: Batch) -> list[np.ndarray]:
         """Return the outputs for the examples of one batch, for the same."""
-        placed = to_devices(batch.x, self.session.strategy, stacked=False)
-        outputs = jax.tree.leaves(self.session.evaluation().predict(self.model, placed))
+        placed = to_devices(batch.x, self.device.strategy, stacked=False)
+        outputs = jax.tree.leaves(self.device.evaluation().predict(self.model, placed))
         examples = np.asarray(batch.examples_and_weight()[0])
         return [
             np.asarray(leaf)[examples] if leaf.shape[:1] == examples.shape else np.asarray(leaf)
@@ -131,34 +129,62 @@ class Pass:
         ]
 
 
+def evaluate_dataset(
+    state: TrainerState, dataset: Any, steps: int | None, verbose: bool | str
+) -> dict[str, float]:
+    """Return the mean loss and the metrics over a dataset; see ``Trainer.evaluate``."""
+    device = state.on_devices()
+    batches = _batches(device, dataset)
+    batches.check_end(steps, "steps")
+    device.check.first(batches.first)
+    device.check.leave_whole(batches)
+    model = device.model()
+    with shown(verbose, "Evaluating", steps or batches.steps) as progress:
+        return EvaluationPass(device, model, batches, steps, progress).logs()
+
+
+def predict_dataset(
+    state: TrainerState, dataset: Any, steps: int | None, verbose: bool | str
+) -> Any:
+    """Return the outputs for a dataset; see ``Trainer.predict``."""
+    device = state.on_devices()
+    batches = _batches(device, dataset)
+    batches.check_end(steps, "steps")
+    model = device.model()
+    with shown(verbose, "Predicting", steps or batches.steps) as progress:
+        return EvaluationPass(device, model, batches, steps, progress).outputs()
+
+
+def _batches(device: DeviceState, dataset: Any) -> EpochIterator:
+    return EpochIterator(dataset, replicas=device.strategy.num_replicas_in_sync, weighted=True)
+
+
 def validator(
-    session: Session, data: Any, batch_size: int, options: FitOptions
-) -> Callable[[TrainState], dict[str, float]] | None:
-    """Return what evaluates ``validation_data`` with a state, or None where there is none.
+    device: DeviceState, data: Any, batch_size: int, steps: int | None
+) -> Callable[[StepState], dict[str, float]]:
+    """Return a function that evaluates ``validation_data`` with a state.
 
     Args:
-        session: of the call of ``fit``.
-        data: as ``fit`` was given it.
-        batch_size: for arrays, where ``options`` has none.
-        options: of ``fit``.
+        device: the state of the call of ``fit``.
+        data: the argument of ``fit``.
+        batch_size: for arrays.
+        steps: batches; None for all.
 
     Raises:
         ArgumentError, ArgumentTypeError, DataError, ShapeError: as ``fit``.
     """
-    if data is None:
-        return None
     try:
-        dataset = make_validation_dataset(data, options.validation_batch_size or batch_size)
-        feed = Feed(dataset, replicas=session.strategy.num_replicas_in_sync, weighted=True)
-        session.check.check(feed.first)
-        session.check.leave_whole(feed)
+        dataset = make_validation_dataset(data, batch_size)
+        batches = _batches(device, dataset)
+        device.check.check(batches.first)
+        device.check.leave_whole(batches)
     except (ArgumentError, ArgumentTypeError) as error:
         raise type(error)(f"validation_data: {error}") from error
-    feed.check_end(options.validation_steps, "validation_steps")
+    batches.check_end(steps, "validation_steps")
 
-    def validate(state: TrainState) -> dict[str, float]:
+    def validate(state: StepState) -> dict[str, float]:
         model = (state.parameters, state.model_state)
-        logs = Pass(session, model, feed, options.validation_steps, Progress()).logs()
+        logs = EvaluationPass(device, model, batches, steps, Progress()).logs()
         return {f"val_{name}": value for name, value in logs.items()}
 
     return validate
@@ -175,7 +201,7 @@ class _InFlight:
 
     def __init__(
         self,
-        over: Pass,
+        over: EvaluationPass,
         is_nan: Callable[[Any], bool],
         take: Callable[[Any], None] = lambda result: None,
     ) -> None:
@@ -186,7 +212,7 @@ class _InFlight:
     def add(self, x: Any, result: Any) -> None:
         """Take the result of the next batch, and wait for an older one when there are many."""
         self._waiting.append((x, result))
-        if len(self._waiting) > calls_in_flight(x, self._over.session.strategy):
+        if len(self._waiting) > calls_in_flight(x, self._over.device.strategy):
             self._look()
 
     def end(self) -> None:
@@ -206,7 +232,7 @@ class _InFlight:
     def _explain(self, x: Any) -> None:
         """Call the model outside of a compiled program, where a layer can refuse its input."""
         try:
-            self._over.session.definition.predict(self._over.model, x)
+            self._over.device.definition.predict(self._over.model, x)
         except DataError as error:
             raise DataError(f"{error} It is in the batch {self._number} of the data.") from error
 

@@ -7,155 +7,259 @@ and that what a callback sets is trained on. It does not own the inner loop (``e
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
-from dataclasses import replace
 from operator import is_
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from neurenix._core.errors import ArgumentError, DataError, ShapeError, TrainingDivergedError
+from neurenix._core.output_encoding import shown
 from neurenix._jit.donated_arrays import gone_explained
 from neurenix._jit.random_keys import like, numbers_of
-from neurenix.train.callback_states import CallbackStates
+from neurenix.train.batch_check import expect_one_part
+from neurenix.train.batch_sources import is_arrays, make_dataset
+from neurenix.train.callback_states import as_callbacks, check_watched
 from neurenix.train.callbacks import Callback, TerminateOnNaN
-from neurenix.train.compiled_steps import CompiledStep
-from neurenix.train.device_state import Session
 from neurenix.train.divergence import explain
 from neurenix.train.ema import averaging
 from neurenix.train.epoch import Diverged, EpochRun
-from neurenix.train.epoch_iterator import Feed
-from neurenix.train.history import History
+from neurenix.train.epoch_iterator import EpochIterator
+from neurenix.train.evaluation import validator
 from neurenix.train.module_split import ModuleSplit
+from neurenix.train.options import FitOptions
 from neurenix.train.progress import Progress, make_progress
-from neurenix.train.train_state import TrainState
-from neurenix.train.trainer_state import Standing
-
-if TYPE_CHECKING:
-    from neurenix.train.trainer import Trainer
+from neurenix.train.step import StepState
+from neurenix.train.trainer_state import DataPosition, TrainerState
+from neurenix.train.validation_split import check_arrays, hold_out
 
 
-class HandedOut(NamedTuple):
-    """What the module and the trainer hold while callbacks may look at it and set it.
+class History(Mapping[str, list[float]]):
+    """Metric name → its value after each epoch; validation metrics begin with ``val_``.
+
+    What a callback adds to the logs in ``on_epoch_end`` is in it too, as it is if no number.
 
     Attributes:
-        state: the state that it is of.
-        arrays: those of the module's variables.
-        standing: where the trainer says that training stands, a copy.
+        epochs: the number of each epoch, from 0.
+
+    Example:
+        >>> history = nx.History()
+        >>> history.append(0, {"loss": 0.5})
+        >>> history["loss"], history.history
+        ([0.5], {'loss': [0.5]})
     """
 
-    state: TrainState
+    def __init__(self) -> None:
+        self.epochs: list[int] = []
+        self._rows: dict[str, list[float]] = {}
+
+    @property
+    def history(self) -> dict[str, list[float]]:
+        """The same as a plain dict, under the name that Keras users know."""
+        return dict(self._rows)
+
+    def append(self, epoch: int, logs: Mapping[str, float]) -> None:
+        """Add the numbers of one epoch."""
+        self.epochs.append(epoch)
+        for name, value in logs.items():
+            try:
+                value = float(value)
+            except (TypeError, ValueError):  # a callback's: a word, or an array
+                pass
+            self._rows.setdefault(name, []).append(value)
+
+    def __getitem__(self, name: str) -> list[float]:
+        return self._rows[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._rows)
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __repr__(self) -> str:
+        numbers = {n: v[-1] for n, v in self._rows.items() if isinstance(v[-1], float)}
+        last = ", ".join(f"{name}: {value:.4f}" for name, value in numbers.items())
+        return shown(f"History({len(self.epochs)} epochs; last {last})")
+
+
+class Snapshot(NamedTuple):
+    """What callbacks can see and set, as it was before they ran.
+
+    Attributes:
+        state: the step's state.
+        arrays: the arrays of the module's variables.
+        optimizer: the optimizer's state.
+        steps_made: optimizer steps made.
+        learning_rate_scale: factor on the learning rate.
+    """
+
+    state: StepState
     arrays: list[Any]
-    standing: Standing
+    optimizer: Any
+    steps_made: int
+    learning_rate_scale: float
 
 
-class Run:
-    """One call of ``fit``: what it needs in every epoch."""
+class FitRun:
+    """One call of ``fit``. Making it checks all arguments; ``epochs`` trains.
+
+    Args:
+        state: the trainer's state, which the run advances.
+        data: inputs and targets.
+        batch_size: for arrays.
+        steps_per_epoch: optimizer steps of an epoch; None for one pass over the data.
+        validation_data: as for ``fit``.
+        callbacks: as for ``fit``.
+        options: as for ``fit``.
+
+    Attributes:
+        callbacks: the callbacks, as a list.
+        batch: shapes of inputs, targets and, if the step takes them, weights.
+        steps: optimizer steps of an epoch, if they are certain.
+        whole_calls: whether every compiled call makes all steps that it can make.
+    """
 
     def __init__(
         self,
-        trainer: Trainer,
-        session: Session,
-        step: CompiledStep,
-        feed: Feed,
-        states: CallbackStates,
+        state: TrainerState,
+        data: tuple[Any, Any],
+        *,
+        batch_size: int | None,
+        steps_per_epoch: int | None,
+        validation_data: Any,
+        callbacks: Any,
+        options: FitOptions,
     ) -> None:
-        self._trainer, self._session = trainer, session
-        self._definition, self._standing = session.definition, session.standing
-        self._step, self._feed = step, feed
-        self._states, self._callbacks = states, states.callbacks
+        self.callbacks = as_callbacks(callbacks)
+        self._state, self._options = state, options
+        self._device = device = state.on_devices()
+        definition, check = device.definition, device.check
+        definition.model.check_trainable()
+        (x, y), weights = data, options.sample_weight
+        if options.validation_split:
+            check_arrays(y is not None or is_arrays(x), validation_data)
+            kept, validation_data = hold_out(x, y, weights, options.validation_split)
+            x, y, weights = kept
+        position = state.position.resumed(options.initial_epoch, steps_per_epoch)
+        self._batches = batches = EpochIterator(
+            make_dataset(x, y, weights, batch_size, shuffle=options.shuffle),
+            replicas=device.strategy.num_replicas_in_sync,
+            class_weight=options.class_weight,
+            passes=position.passes,
+        )
+        batches.go_on(position.batches)
+        batches.check_end(steps_per_epoch, "steps_per_epoch")
+        check.first(batches.first)
+        definition.expect_whole_parts(batches.batch_size)
+        if check.leave_whole(batches):
+            expect_one_part(definition.loss, definition.accumulate_steps)
+        self._validate = None
+        if validation_data is not None:
+            size = options.validation_batch_size or batch_size or batches.batch_size
+            self._validate = validator(device, validation_data, size, options.validation_steps)
+        validated = self._validate is not None
+        check_watched(self.callbacks, definition.log_names, validated=validated)
+        self._steps_per_epoch, self.steps = steps_per_epoch, steps_per_epoch or batches.exact_steps
+        self._emas = averaging(self.callbacks)
+        averages = tuple(ema.rule for ema in self._emas)
+        per_call = state.config.options.steps_per_execution
+        self._step = device.step(per_call, self.steps, averages)
+        self.whole_calls = self._step.call.exact
+        spec = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), batches.first)
+        self.batch = tuple(part for part in spec if part is not None)
+        resumes = options.initial_epoch > 0 and not state.stop_training
+        state.callbacks.begin(self.callbacks, goes_on=resumes)
         self._progress = Progress()
-        self._out: HandedOut | None = None  # None while steps are made
-        self._began = self._standing.steps_made  # before this epoch
-        self._emas = averaging(self._callbacks)
-        step.train.flatten(session.initial_state(self._emas))
-        looks = [c for c in self._callbacks if _overrides(c, "on_train_batch_end")]
+        self._snapshot: Snapshot | None = None  # None while steps are made
+        self._began = state.steps_made  # before this epoch
+
+    def epochs(self, last: int) -> History:
+        """Run the epochs before ``last``, and return their numbers."""
+        device, step = self._device, self._step
+        step.train.flatten(device.initial_state(self._emas))
+        self._looks = [c for c in self.callbacks if _overrides(c, "on_train_batch_end")]
         self._epoch_run = EpochRun(
             step,
-            session.strategy,
-            self._definition.log_names,
-            self._batch_end if looks else None,
-            session.check.labels,
+            device.strategy,
+            device.definition.log_names,
+            self._batch_end if self._looks else None,
+            device.check.labels,
         )
-        self._looks = looks
-
-    def epochs(
-        self,
-        epochs: range,
-        steps: int | None,
-        validate: Callable[[TrainState], dict[str, float]] | None,
-        verbose: bool | str,
-    ) -> History:
-        """Run the epochs and return their numbers."""
-        trainer, history = self._trainer, History()
-        trainer.stop_training = False
-        self._progress = make_progress(verbose)
         try:
-            self._hand_out(self._standing.steps_made)
+            return self._epochs(range(self._options.initial_epoch, last))
+        finally:
+            self._state.position = self._position()
+
+    def _position(self) -> DataPosition:
+        return DataPosition(self._batches.passes, self._batches.batches_of_pass)
+
+    def _epochs(self, epochs: range) -> History:
+        state, history = self._state, History()
+        state.stop_training = False
+        self._progress = make_progress(self._options.verbose)
+        try:
+            self._hand_out(state.steps_made)
             self._call("on_train_begin")
-            self._follow_load(epochs.start, steps)
+            self._follow_load()
             for epoch in epochs:
-                if trainer.stop_training:
+                if state.stop_training:
                     break
-                logs = self._epoch(epoch, epochs.stop, steps, validate)
+                logs = self._epoch(epoch, epochs.stop)
                 if logs is None:
                     break
                 self._call("on_epoch_end", epoch, logs)
                 history.append(epoch, logs)
         finally:
             with ExitStack() as each:  # one that raises keeps no other from its end
-                for callback in reversed(self._callbacks):
+                for callback in reversed(self.callbacks):
                     each.callback(self._end, callback)
                 each.callback(self._progress.close)
                 each.callback(self._settle)
         return history
 
-    def _follow_load(self, initial_epoch: int, steps: int | None) -> None:
-        """Go on within the data where a callback has loaded another place in it."""
-        now, feed = self._standing, self._feed
-        if (now.passes, now.batches_of_pass) != (feed.passes, feed.batches_of_pass):
-            feed.begin_at(*now.begin(initial_epoch, steps))
+    def _follow_load(self) -> None:
+        """Continue at the place in the data that a callback has loaded, if one has."""
+        if self._state.position != self._position():
+            resumed = self._state.position.resumed(
+                self._options.initial_epoch, self._steps_per_epoch
+            )
+            self._batches.begin_at(*resumed)
 
-    def _epoch(
-        self,
-        epoch: int,
-        last: int,
-        steps: int | None,
-        validate: Callable[[TrainState], dict[str, float]] | None,
-    ) -> dict[str, float] | None:
-        feed = self._feed
+    def _epoch(self, epoch: int, last: int) -> dict[str, float] | None:
+        batches, steps = self._batches, self._steps_per_epoch
         self._call("on_epoch_begin", epoch)
-        state = self._state()._replace(**self._session.epoch_start())
+        state = self._step.train.state._replace(**self._device.epoch_start())
         self._step.train.flatten(state)
-        self._progress.begin(f"Epoch {epoch + 1}/{last}", steps or feed.steps)
-        self._began, self._out = self._standing.steps_made, None
+        self._progress.begin(f"Epoch {epoch + 1}/{last}", steps or batches.steps)
+        self._began, self._snapshot = self._state.steps_made, None
         began = time.perf_counter()
         try:
-            may_fill = self._session.filling.judge(
+            may_fill = self._device.padding.judge(
                 "fit",
                 self._epoch_run.trial,
-                self._definition.forward,
+                self._device.definition.forward,
                 changes_weights=True,
             )
             per_call, exact = self._step.steps, not self._step.takes_count
-            chunks = feed.chunks(steps, per_call, may_fill=may_fill, exact=exact)
+            chunks = batches.chunks(steps, per_call, may_fill=may_fill, exact=exact)
             logs, made = self._epoch_run.run(chunks, self._progress.advance)
         except Diverged as diverged:
             self._diverged(diverged, epoch)
             return None
         self._hand_out(self._began + made)
-        if validate is not None:
-            logs |= validate(self._validated(self._state()))
+        if self._validate is not None:
+            logs |= self._validate(self._validated(self._step.train.state))
         self._progress.end(logs, time.perf_counter() - began)
         return logs
 
     def _diverged(self, diverged: Diverged, epoch: int) -> None:
-        state = self._state()
-        if any(isinstance(callback, TerminateOnNaN) for callback in self._callbacks):
-            self._trainer.stop_training = True
+        state = self._step.train.state
+        if any(isinstance(callback, TerminateOnNaN) for callback in self.callbacks):
+            self._state.stop_training = True
             return
         step, batch = int(state.step), diverged.chunk.batch
         if self._step.steps > 1:
@@ -163,7 +267,7 @@ class Run:
             batch = jax.tree.map(lambda leaf: leaf[inside], batch)
         at = f"step {step} (epoch {epoch + 1})"
         kept = "The model keeps the weights of before that step."
-        schedule = self._definition.schedule
+        schedule = self._device.definition.schedule
         if schedule is not None and not np.isfinite(rate := np.asarray(schedule(step))):
             raise TrainingDivergedError(
                 f"The learning rate is {rate} at {at}. {kept} Mend the schedule of the optimizer; "
@@ -172,7 +276,7 @@ class Run:
         try:
             model = jax.tree.map(_gathered, (state.parameters, state.model_state))
             local = state._replace(parameters=model[0], model_state=model[1])
-            where = explain(self._definition, local, batch)
+            where = explain(self._device.definition, local, batch)
         except DataError as error:
             raise DataError(f"{error} It is in the batch of {at}. {kept}") from error
         raise TrainingDivergedError(
@@ -180,7 +284,7 @@ class Run:
             "rate, clip gradients (clip_norm=1.0), or look at the data of that batch."
         )
 
-    def _validated(self, state: TrainState) -> TrainState:
+    def _validated(self, state: StepState) -> StepState:
         """Return the state to evaluate: with an average for the weights, where that is wanted."""
         for ema, average in zip(self._emas, state.averages, strict=True):
             if "validation" in ema.swap:
@@ -188,43 +292,38 @@ class Run:
                 return state._replace(parameters=model[0], model_state=model[1])
         return state
 
-    def _state(self) -> TrainState:
-        return self._step.train.state
-
     def _hand_out(self, steps: int) -> None:
-        """Make the module and the trainer hold the newest state, of after so many steps."""
-        state = self._state()
-        self._session.keep(state, self._emas)
-        standing, feed = self._standing, self._feed
-        standing.steps_made = steps
-        standing.passes, standing.batches_of_pass = feed.passes, feed.batches_of_pass
-        self._out = self._held_by_trainer(state)
+        """Store the newest arrays, and the number of steps, in the module and the trainer."""
+        after = self._step.train.state
+        self._device.keep(after, self._emas)
+        self._state.steps_made, self._state.position = steps, self._position()
+        self._snapshot = self._take_snapshot(after)
 
-    def _held_by_trainer(self, state: TrainState) -> HandedOut:
-        return HandedOut(state, self._definition.model.held(), replace(self._standing))
+    def _take_snapshot(self, after: StepState) -> Snapshot:
+        state, arrays = self._state, self._device.definition.model.held()
+        return Snapshot(after, arrays, state.optimizer, state.steps_made, state.learning_rate_scale)
 
-    def _take_over(self, out: HandedOut) -> None:
-        """Go on with what a callback has set: weights, the optimizer's state, rate and step.
+    def _take_over(self, before: Snapshot) -> None:
+        """Continue with what callbacks have set: weights, optimizer state, rate and step.
 
-        Arrays are taken over as copies: a step gives away those that it trains on.
+        Arrays are copied: a step donates those that it trains on.
 
         Raises:
             ShapeError: a weight was set to one of another shape.
-            ArgumentError: the optimizer's state was set to one of another structure, or other
-                parameters are to be trained than the compiled step trains.
+            ArgumentError: the optimizer's state was set to one of another structure, or the set
+                of trained parameters has changed.
         """
-        model, state = self._definition.model, out.state
-        self._out = None  # what cannot be taken over is put back by ``_settle``
+        model, state = self._device.definition.model, before.state
+        self._snapshot = None  # ``_settle`` restores what cannot be taken over
         if not model.is_current():
-            _check_same(model, ModuleSplit(self._trainer.module))
-        held, changed = self._held_by_trainer(state), {}
-        now, before = held.standing, out.standing
-        if not all(map(is_, held.arrays, out.arrays)):
+            _check_same(model, ModuleSplit(self._state.module))
+        now, changed = self._take_snapshot(state), {}
+        if not all(map(is_, now.arrays, before.arrays)):
             old = state.parameters, state.model_state
             new = _owned(model.read(constants=state.model_state), old)
             changed["parameters"], changed["model_state"] = new
-        if now.optimizer_state is not before.optimizer_state:
-            changed["optimizer"] = _owned_optimizer(now.optimizer_state, state.optimizer)
+        if now.optimizer is not before.optimizer:
+            changed["optimizer"] = _owned_optimizer(now.optimizer, state.optimizer)
         averages = tuple(ema.average for ema in self._emas)
         if not all(map(is_, averages, state.averages)):
             changed["averages"] = _owned(averages, state.averages)
@@ -237,39 +336,39 @@ class Run:
         if changed:
             state = state._replace(**changed)
             self._step.train.flatten(state)
-        self._out = held._replace(state=state)
+        self._snapshot = now._replace(state=state)
 
     def _settle(self) -> None:
-        """Make the module and the trainer hold what training ends with."""
-        if self._out is None:
-            self._hand_out(int(self._state().step))
-        elif self._standing.steps_made == self._out.standing.steps_made:  # as the host counted
-            self._standing.steps_made = int(self._out.state.step)
+        """Store the final state in the module and the trainer."""
+        if self._snapshot is None:
+            self._hand_out(int(self._step.train.state.step))
+        elif self._state.steps_made == self._snapshot.steps_made:  # as the host counted
+            self._state.steps_made = int(self._snapshot.state.step)
 
     def _batch_end(self, step: int, logs: Mapping[str, float]) -> bool:
         self._hand_out(self._began + step)
         for callback in self._looks:
             with gone_explained(f"{type(callback).__name__}.on_train_batch_end"):
                 callback.on_train_batch_end(step, logs)
-        if self._out is not None:
+        if self._snapshot is not None:
             with gone_explained("What a callback has set"):
-                self._take_over(self._out)
-        self._out = None
-        return self._trainer.stop_training
+                self._take_over(self._snapshot)
+        self._snapshot = None
+        return self._state.stop_training
 
     def _call(self, moment: str, *args: Any) -> None:
         ends = moment == "on_epoch_end"
-        for number, callback in enumerate(self._callbacks):
+        for number, callback in enumerate(self.callbacks):
             if ends:
-                self._states.epoch_ends(number, *args)
+                self._state.callbacks.epoch_ends(number, *args)
             with gone_explained(f"{type(callback).__name__}.{moment}"):
                 getattr(callback, moment)(*args)
         if ends:
-            self._states.epoch_ended()
-        self._states.hand_out()
-        if self._out is not None:
+            self._state.callbacks.epoch_ended()
+        self._state.callbacks.hand_out()
+        if self._snapshot is not None:
             with gone_explained("What a callback has set"):
-                self._take_over(self._out)
+                self._take_over(self._snapshot)
 
     def _end(self, callback: Callback) -> None:
         with gone_explained(f"{type(callback).__name__}.on_train_end"):

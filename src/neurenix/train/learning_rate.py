@@ -17,7 +17,7 @@ from neurenix import optim
 from neurenix._core.errors import ArgumentError
 
 
-class OwnRate:
+class BaseLearningRate:
     """The learning rate of an optimizer's description: a number, a schedule, or hidden.
 
     Args:
@@ -27,7 +27,7 @@ class OwnRate:
         schedule: the function from the step to the rate, or None where the rate is no function.
 
     Example:
-        >>> own = OwnRate(optim.SGD(0.1))
+        >>> own = BaseLearningRate(optim.SGD(0.1))
         >>> own.at(0), own.factor(0.05, 0, kept=1.0)
         (0.1, 0.5)
     """
@@ -37,7 +37,7 @@ class OwnRate:
         self.schedule = self._rate if callable(self._rate) else None
 
     def __repr__(self) -> str:
-        return f"OwnRate({self._rate})"
+        return f"BaseLearningRate({self._rate})"
 
     def at(self, step: Any) -> Any:
         """Return the rate at a step: a float, or a traced scalar where the step is one.

@@ -1,15 +1,26 @@
-"""What the logs call each metric.
+"""The names of metrics in the logs, and whether smaller or larger values of each are better.
 
-Owns that no two numbers of the logs have one name. It does not own the metrics
-(``neurenix.metrics``).
+Does not own the metrics (``neurenix.metrics``) or the comparison (``callbacks.py``).
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 
-from neurenix._core.errors import ArgumentError
-from neurenix.metrics import Metric
+from neurenix import losses
+from neurenix._core.errors import ArgumentError, unknown_name
+from neurenix.metrics import FunctionMetric, Metric
+
+_MODES = ("min", "max")
+_SMALLER = frozenset(
+    "loss error err deviation distance divergence perplexity ppl entropy crossentropy hinge huber "
+    "cosh poisson mae mse rmse mape msle rmsle nll bce cer wer fid".split()
+)
+_LARGER = frozenset(
+    "accuracy acc auc roc precision recall sensitivity specificity f f1score fscore score r r2 "
+    "iou miou dice jaccard map ndcg mrr bleu rouge meteor psnr ssim top likelihood reward".split()
+)
 
 
 def named_apart(metrics: Iterable[Metric]) -> list[Metric]:
@@ -43,3 +54,52 @@ def _check_name(name: str) -> None:
             f"metrics: one is called {name!r}, which in the logs is {owner}. Give it another "
             "name: name=… of a metric, or another name of the function."
         )
+
+
+def direction_of(name: str, metrics: Iterable[Metric]) -> str:
+    """Return ``"min"`` when a smaller number is better, ``"max"`` when a larger one is.
+
+    A metric of that name is asked first; then the last word of the name that is known decides, so
+    ``"error_score"`` is a score.
+
+    Args:
+        name: in the logs, such as ``"val_mae"``.
+        metrics: those of the trainer.
+
+    Raises:
+        ArgumentError: neither the metric nor the name tells.
+        UnknownNameError: the metric's own direction is neither.
+
+    Example:
+        >>> direction_of("val_mae", []), direction_of("top5_accuracy", [])
+        ('min', 'max')
+    """
+    plain = name.removeprefix("val_")
+    own = (_of_metric(metric) for metric in metrics if metric.name == plain)
+    found = next(filter(None, own), None) or _of_words(plain)
+    if found is None:
+        raise ArgumentError(
+            f"Whether a larger or a smaller {name!r} is better cannot be told from its name. Say "
+            'so: mode="max" or mode="min"; or give the metric a direction.'
+        )
+    return found
+
+
+def _of_metric(metric: Metric) -> str | None:
+    if metric.direction not in (None, *_MODES):
+        raise unknown_name(f"direction of the metric {metric.name}", metric.direction, _MODES)
+    if metric.direction is None and isinstance(metric, FunctionMetric):
+        name = getattr(metric.function, "__name__", "")
+        # The losses of the library as functions; one of the user's may share a name with them.
+        return "min" if getattr(losses, name, None) is metric.function else None
+    return metric.direction
+
+
+def _of_words(name: str) -> str | None:
+    for word in reversed(re.findall(r"[a-z]+[0-9]*", name.lower())):
+        for form in (word, word.rstrip("0123456789")):
+            if form in _SMALLER:
+                return "min"
+            if form in _LARGER:
+                return "max"
+    return None

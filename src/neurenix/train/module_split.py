@@ -6,14 +6,16 @@ Owns the order of a module's leaves for training. It does not own the training s
 
 from __future__ import annotations
 
+import inspect
+from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
 
-from neurenix._core.errors import ArgumentError, RecompilationError
+from neurenix._core.errors import ArgumentError, ArgumentTypeError, RecompilationError
 from neurenix._jit.flat_modules import Binding, Structures
-from neurenix._jit.training_mode import set_mode
+from neurenix._jit.training_mode import give_mode, inputs_only, set_mode
 from neurenix._nnx import nnx
 
 Tree = Any
@@ -259,3 +261,54 @@ def _kept(new: Any, used: Any, old: Any) -> Any:
             "step is compiled for one shape: make the variable as large as it will be in __init__."
         )
     return new if new.dtype == old.dtype else new.astype(old.dtype)
+
+
+def expect_callable(module: Any) -> None:
+    """Raise ArgumentTypeError unless the module has a method ``__call__``.
+
+    One of ``nn.Module`` with a method of another library's name says so when it is looked up.
+    """
+    if getattr(module, "__call__", None) is None:  # noqa: B004  callable() would not look it up
+        raise ArgumentTypeError(
+            f"{type(module).__name__} cannot be called: give it a method __call__."
+        )
+
+
+def call(module: Any, x: Any, *, training: bool) -> Any:
+    """Call a module: a tuple is its positional arguments, a dict its keyword arguments.
+
+    Arguments that say the mode (``training``, ``train``, ``deterministic``) are given, unless the
+    dict has them.
+
+    Raises:
+        ArgumentTypeError: the module takes other arguments, or cannot be called.
+    """
+    expect_callable(module)
+    positional, named = (), {}
+    if isinstance(x, dict):
+        named = x
+    else:
+        positional = tuple(x) if isinstance(x, (tuple, list)) else (x,)
+    signature = inspect.signature(module)
+    inputs = inputs_only(signature)
+    names = [name for name in signature.parameters if name not in inputs.parameters]
+    try:
+        bound = inputs.bind(*positional, **{k: v for k, v in named.items() if k not in names})
+    except TypeError as error:
+        bare = [p.replace(annotation=p.empty) for p in signature.parameters.values()]
+        takes = signature.replace(parameters=bare, return_annotation=signature.empty)
+        given = f"inputs named {', '.join(named)}" if named else _counted(len(positional))
+        raise ArgumentTypeError(
+            f"The model is {type(module).__name__}{takes}, and a batch has {given}: {error}. "
+            "Several inputs of a model are a tuple of arrays, in its order, or a dict by name."
+        ) from error
+    if not names:
+        return module(*positional, **named)
+    flags = {name: named[name] for name in names if name in named}
+    whole = inspect.BoundArguments(signature, OrderedDict(bound.arguments | flags))
+    give_mode(whole, names, training)
+    return module(*whole.args, **whole.kwargs)
+
+
+def _counted(inputs: int) -> str:
+    return "one input" if inputs == 1 else f"{inputs} inputs"

@@ -20,7 +20,7 @@ from neurenix._migration.optimizers import METHODS
 from neurenix._nnx import nnx
 from neurenix.distribute import get_replica_context
 from neurenix.optim.extra import needs_value, takes_value
-from neurenix.train.learning_rate import OwnRate
+from neurenix.train.learning_rate import BaseLearningRate
 
 _PUBLIC = ("learning_rate", "state", "step", "transformation", "update")
 
@@ -84,7 +84,7 @@ class Optimizer(nnx.Pytree):
                 "Optimizer(model, optimizer)."
             )
         self.transformation = optim.get(optimizer)
-        self._own_rate = OwnRate(optimizer)
+        self._own_rate = BaseLearningRate(optimizer)
         self._count = nnx.OptState(jnp.zeros((), jnp.int32))
         self._learning_rate_scale = nnx.OptState(jnp.ones((), jnp.float32))
         parameters = _parameters(model)

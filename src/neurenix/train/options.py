@@ -1,22 +1,23 @@
-"""What a trainer can be told, as plain values.
+"""The options of a trainer and of ``fit``, and checks of the arguments of its methods.
 
-Owns the two option classes and their validation. It computes nothing.
+Owns the two option classes, their validation, and the errors for unknown option names. Does not
+own the checks of data (``batch.py``) or of callbacks (``callback_states.py``).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import inspect
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
 import jax.numpy as jnp
+import numpy as np
 
-from neurenix._core.errors import unknown_name
+from neurenix._core.errors import ArgumentError, ArgumentTypeError, did_you_mean, unknown_name
 from neurenix._core.number_checks import whole_number
 from neurenix.distribute import Strategy
-from neurenix.train.fit_arguments import optional_number
 from neurenix.train.progress import check_verbose
-from neurenix.train.validation_split import checked_split
 
 _COMPUTE_DTYPES = {"float32": None, "bfloat16": jnp.bfloat16}
 REMATS = ("none", "dots")
@@ -96,11 +97,48 @@ class FitOptions:
 
     def __post_init__(self) -> None:
         check_verbose(self.verbose)
-        object.__setattr__(self, "validation_split", checked_split(self.validation_split))
+        object.__setattr__(self, "validation_split", _checked_split(self.validation_split))
         first = whole_number("initial_epoch", self.initial_epoch, least=0)
         object.__setattr__(self, "initial_epoch", first)
         for name in ("validation_steps", "validation_batch_size"):
             object.__setattr__(self, name, optional_number(name, getattr(self, name)))
+
+
+def optional_number(name: str, value: Any) -> int | None:
+    """Return ``whole_number(name, value)``, and None for None."""
+    return None if value is None else whole_number(name, value)
+
+
+def check_options(function: str, options: Iterable[str], known: Iterable[str]) -> None:
+    """Check the names of options.
+
+    Raises:
+        ArgumentTypeError: one of ``options`` is not ``known``.
+    """
+    known = list(known)
+    for name in options:
+        if name not in known:
+            raise ArgumentTypeError(
+                f"{function}() has no option {name!r}.{did_you_mean(name, known)} "
+                f"Options: {', '.join(known)}."
+            )
+
+
+def options_of(function: Callable[..., Any]) -> list[str]:
+    """Return the names of the keyword-only arguments of a function."""
+    parameters = inspect.signature(function).parameters.values()
+    return [p.name for p in parameters if p.kind is inspect.Parameter.KEYWORD_ONLY]
+
+
+def _checked_split(fraction: Any) -> float:
+    """Return the fraction as a float; 0 holds nothing out.
+
+    Raises:
+        ArgumentError: it is no number from 0 to below 1.
+    """
+    if isinstance(fraction, (int, float, np.number)) and 0 <= fraction < 1:
+        return float(fraction)
+    raise ArgumentError(f"validation_split is a fraction from 0 to below 1, got {fraction!r}.")
 
 
 DEFAULT_TRAIN_OPTIONS = TrainOptions()

@@ -10,31 +10,127 @@ Notation: N examples in a batch, A parts of gradient accumulation, K steps in on
 from __future__ import annotations
 
 import functools
-import inspect
-from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 
-from neurenix._core.errors import ArgumentError, ArgumentTypeError, ShapeError
+from neurenix._core.errors import ArgumentError, ShapeError
 from neurenix._jit.flat_modules import Binding, Structure
-from neurenix._jit.training_mode import give_mode, inputs_only
 from neurenix._padding_mask import examples_among_rows
 from neurenix.losses import Loss
 from neurenix.optim.extra import takes_value
 from neurenix.train.accumulation import join_parts, rows_of_parts, take_parts
 from neurenix.train.batch import Batch, num_examples
 from neurenix.train.ema_rule import AverageRule
-from neurenix.train.module_split import ModuleSplit, OtherState
+from neurenix.train.module_split import ModuleSplit, OtherState, call
 from neurenix.train.multi_output import OutputLosses, means_of
-from neurenix.train.train_state import Arrays, Totals, TrainState, counters
 
 _TINY = 1e-30  # keeps 0 / 0 out of a batch whose weights are all 0
+
+
+class Totals(NamedTuple):
+    """Sums over the examples of an epoch, float32: scalars, or (K,) of losses of K outputs.
+
+    Attributes:
+        loss: sum of weight times loss.
+        weight: sum of weights.
+    """
+
+    loss: Any
+    weight: Any
+
+    @classmethod
+    def zero(cls, shape: tuple[int, ...] = ()) -> Totals:
+        """Return the totals of no example."""
+        return cls(np.zeros(shape, np.float32), np.zeros(shape, np.float32))
+
+    def add(self, mean_loss: jax.Array, weight: jax.Array) -> Totals:
+        """Return the totals with a batch more."""
+        return Totals(self.loss + mean_loss * weight, self.weight + weight)
+
+    @property
+    def mean_loss(self) -> jax.Array:
+        """Mean loss so far; 0 before the first example."""
+        return jnp.sum(self.loss / jnp.maximum(self.weight, 1e-30))
+
+
+class StepState(NamedTuple):
+    """The state between two optimizer steps.
+
+    Attributes:
+        parameters: nested dict of arrays, by the module's attributes.
+        model_state: every other array of the module, an ``OtherState``.
+        optimizer: the state of the optax transformation.
+        metrics: the variables of the metrics.
+        totals: sums of loss and weight in this epoch.
+        step: optimizer steps made, int32.
+        learning_rate_scale: factor on the optimizer's learning rate, float32.
+        diverged: whether a step had a loss, gradient or learning rate that is not finite. From that
+            step on nothing else changes: its number is ``step``.
+        averages: moving averages of the weights, a tuple of ``Average``.
+    """
+
+    parameters: Any
+    model_state: Any
+    optimizer: Any
+    metrics: list[Any]
+    totals: Totals
+    step: Any
+    learning_rate_scale: Any
+    diverged: Any
+    averages: Any = ()
+
+
+class Arrays(NamedTuple):
+    """The fields of a ``StepState`` that hold arrays of any size."""
+
+    parameters: Any
+    model_state: Any
+    optimizer: Any
+    metrics: list[Any]
+    averages: Any
+
+    @classmethod
+    def of(cls, state: StepState) -> Arrays:
+        """Return these fields of ``state``."""
+        return cls(*[getattr(state, name) for name in cls._fields])
+
+
+ROLES = {
+    "parameters": "parameters",
+    "model_state": "model_state",
+    "optimizer": "optimizer",
+    "metrics": "metrics",
+    "totals": "metrics",
+    "step": "other",
+    "learning_rate_scale": "other",
+    "diverged": "other",
+    "averages": "other",
+}
+
+
+def leaf_roles(state: StepState) -> tuple[str, ...]:
+    """Return the role of each leaf of ``state``, in flatten order."""
+    fixed = {"model_state": len(jax.tree.leaves(state.model_state.fixed))}  # its first leaves
+    return tuple(
+        "parameters" if number < fixed.get(field, 0) else ROLES[field]
+        for field, part in state._asdict().items()
+        for number, _ in enumerate(jax.tree.leaves(part))
+    )
+
+
+def counters() -> dict[str, Any]:
+    """Return the scalar fields of a fresh state; on the host, where they cost nothing to make."""
+    return {
+        "step": np.int32(0),
+        "learning_rate_scale": np.float32(1),
+        "diverged": np.bool_(False),
+    }
 
 
 @dataclass(frozen=True, eq=False)
@@ -89,9 +185,9 @@ class StepDefinition:
                 f"{self.accumulate_steps}."
             )
 
-    def initial(self, parameters: Any, model_state: OtherState) -> TrainState:
+    def initial(self, parameters: Any, model_state: OtherState) -> StepState:
         """Return the state before the first step."""
-        return TrainState(
+        return StepState(
             parameters=parameters,
             model_state=model_state,
             optimizer=self.optimizer.init(parameters),
@@ -101,7 +197,7 @@ class StepDefinition:
             averages=tuple(rule.first((parameters, model_state)) for rule in self.averages),
         )
 
-    def train(self, state: TrainState, batch: Batch) -> tuple[TrainState, jax.Array]:
+    def train(self, state: StepState, batch: Batch) -> tuple[StepState, jax.Array]:
         """Make one optimizer step, and say how training stands.
 
         Args:
@@ -116,7 +212,7 @@ class StepDefinition:
         state = self._advanced(state, batch)
         return state, self._logs(state)
 
-    def _advanced(self, state: TrainState, batch: Batch) -> TrainState:
+    def _advanced(self, state: StepState, batch: Batch) -> StepState:
         """Return the state after one step, or the same but for ``diverged``."""
         losses, weight, prediction, model_state, gradients = self._gradients(state, batch)
         loss = jnp.sum(losses)
@@ -154,21 +250,21 @@ class StepDefinition:
             diverged=~healthy,
         )
 
-    def train_many(self, state: TrainState, batches: Batch) -> tuple[TrainState, jax.Array]:
+    def train_many(self, state: StepState, batches: Batch) -> tuple[StepState, jax.Array]:
         """Make K steps in one ``lax.scan``; leaves of ``batches`` are (K, N, …)."""
 
-        def body(state: TrainState, batch: Batch) -> tuple[TrainState, None]:
+        def body(state: StepState, batch: Batch) -> tuple[StepState, None]:
             return self._advanced(state, batch), None
 
         state, _ = jax.lax.scan(body, state, batches)
         return state, self._logs(state)
 
     def train_up_to(
-        self, state: TrainState, batches: Batch, count: jax.Array
-    ) -> tuple[TrainState, jax.Array]:
+        self, state: StepState, batches: Batch, count: jax.Array
+    ) -> tuple[StepState, jax.Array]:
         """Make the first ``count`` of at most K steps, in one loop on the device."""
 
-        def body(index: Any, state: TrainState) -> TrainState:
+        def body(index: Any, state: StepState) -> StepState:
             batch = jax.tree.map(lambda leaf: leaf[index], batches)
             return self._advanced(state, batch)
 
@@ -200,7 +296,7 @@ class StepDefinition:
         with examples_among_rows(jnp.ones(num_examples(Batch(x)), bool)):
             return self._apply(*model, x, training=True)
 
-    def _gradients(self, state: TrainState, batch: Batch) -> tuple[Any, ...]:
+    def _gradients(self, state: StepState, batch: Batch) -> tuple[Any, ...]:
         if self.accumulate_steps > 1:
             return self._accumulated(state, batch)
         aux, gradients = self._aux_and_grad(state.parameters, state.model_state, batch)
@@ -221,7 +317,7 @@ class StepDefinition:
         gradients, aux = jax.grad(mean_loss, has_aux=True)(parameters)
         return aux, gradients
 
-    def _accumulated(self, state: TrainState, batch: Batch) -> tuple[Any, ...]:
+    def _accumulated(self, state: StepState, batch: Batch) -> tuple[Any, ...]:
         def one_part(carry: Any, part: Batch) -> Any:
             model_state, gradients, loss, weight = carry
             aux, grads = self._aux_and_grad(state.parameters, model_state, part, factor)
@@ -250,7 +346,7 @@ class StepDefinition:
         prediction = jax.tree.map(functools.partial(join_parts, rows=rows), *predictions)
         return loss * scale, weight, prediction, model_state, gradients
 
-    def _shares(self, state: TrainState, batch: Batch) -> tuple[Any, Any]:
+    def _shares(self, state: StepState, batch: Batch) -> tuple[Any, Any]:
         """Return what the gradients of a part count by, and the factors of its mean losses.
 
         One loss counts by its weight, and the sum is divided by that of all parts. Losses of
@@ -326,7 +422,7 @@ class StepDefinition:
                 )
         return updated
 
-    def _logs(self, state: TrainState) -> jax.Array:
+    def _logs(self, state: StepState) -> jax.Array:
         return self._summary(state.diverged, state.totals, state.metrics)
 
     def _summary(self, flag: Any, totals: Totals, metrics: list[Any]) -> jax.Array:
@@ -345,57 +441,6 @@ def bind_metrics(metrics: Sequence[Any]) -> tuple[Structure, list[Any]]:
     """Return the structure and the first values of fresh metrics."""
     binding = Binding(tuple(metrics))
     return binding.structure, binding.read()
-
-
-def expect_callable(module: Any) -> None:
-    """Raise ArgumentTypeError unless the module has a method ``__call__``.
-
-    One of ``nn.Module`` with a method of another library's name says so when it is looked up.
-    """
-    if getattr(module, "__call__", None) is None:  # noqa: B004  callable() would not look it up
-        raise ArgumentTypeError(
-            f"{type(module).__name__} cannot be called: give it a method __call__."
-        )
-
-
-def call(module: Any, x: Any, *, training: bool) -> Any:
-    """Call a module: a tuple is its positional arguments, a dict its keyword arguments.
-
-    Arguments that say the mode (``training``, ``train``, ``deterministic``) are given, unless the
-    dict has them.
-
-    Raises:
-        ArgumentTypeError: the module takes other arguments, or cannot be called.
-    """
-    expect_callable(module)
-    positional, named = (), {}
-    if isinstance(x, dict):
-        named = x
-    else:
-        positional = tuple(x) if isinstance(x, (tuple, list)) else (x,)
-    signature = inspect.signature(module)
-    inputs = inputs_only(signature)
-    names = [name for name in signature.parameters if name not in inputs.parameters]
-    try:
-        bound = inputs.bind(*positional, **{k: v for k, v in named.items() if k not in names})
-    except TypeError as error:
-        bare = [p.replace(annotation=p.empty) for p in signature.parameters.values()]
-        takes = signature.replace(parameters=bare, return_annotation=signature.empty)
-        given = f"inputs named {', '.join(named)}" if named else _counted(len(positional))
-        raise ArgumentTypeError(
-            f"The model is {type(module).__name__}{takes}, and a batch has {given}: {error}. "
-            "Several inputs of a model are a tuple of arrays, in its order, or a dict by name."
-        ) from error
-    if not names:
-        return module(*positional, **named)
-    flags = {name: named[name] for name in names if name in named}
-    whole = inspect.BoundArguments(signature, OrderedDict(bound.arguments | flags))
-    give_mode(whole, names, training)
-    return module(*whole.args, **whole.kwargs)
-
-
-def _counted(inputs: int) -> str:
-    return "one input" if inputs == 1 else f"{inputs} inputs"
 
 
 def _counting(prediction: Any, weight: jax.Array) -> Any:

@@ -1,20 +1,18 @@
 """``Trainer``: fit, evaluate and predict for any NNX module.
 
-Owns the user's interface, and the order of the checks before anything is compiled. It does not own
-what a trainer keeps between calls (``trainer_state.py``), what a call works with
-(``device_state.py``), the order of things in a run (``fit.py``), the step (``step.py``) or the data
-(``epoch_iterator.py``).
+Owns the user's interface. Does not own what a trainer keeps between calls (``trainer_state.py``),
+the order of a run and its checks (``fit.py``, ``evaluation.py``), the step (``step.py``) or the
+data (``epoch_iterator.py``).
 """
 
 from __future__ import annotations
 
 import dataclasses
+import os
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, Self
 
-import jax
-import jax.numpy as jnp
-
+from neurenix import optim
 from neurenix._core.errors import ArgumentError, ArgumentTypeError
 from neurenix._core.names import answers
 from neurenix._core.number_checks import whole_number
@@ -23,37 +21,30 @@ from neurenix._jit.flat_modules import expect_built
 from neurenix._migration.trainer import OF_TRAINER
 from neurenix._nnx import nnx
 from neurenix.distribute import Strategy
-from neurenix.distribute.strategy import strategy_for
+from neurenix.distribute.rules import ShardingRules
 from neurenix.metrics import Metric
-from neurenix.train.batch_dependence_check import expect_one_part
-from neurenix.train.batch_sources import is_arrays, make_dataset, make_inputs
+from neurenix.train import trainer_checkpoint
+from neurenix.train.batch import Batch
+from neurenix.train.batch_sources import make_dataset, make_inputs
 from neurenix.train.callbacks import Callback
-from neurenix.train.config import Recipe
-from neurenix.train.device_state import Session
-from neurenix.train.ema import averaging
-from neurenix.train.epoch_iterator import Feed
-from neurenix.train.evaluation import Pass, validator
-from neurenix.train.fit import Run
-from neurenix.train.fit_arguments import as_callbacks, check_options, check_watched, optional_number
-from neurenix.train.history import History
+from neurenix.train.evaluation import evaluate_dataset, predict_dataset
+from neurenix.train.fit import FitRun, History
 from neurenix.train.module_lock import entered
+from neurenix.train.module_split import expect_callable
 from neurenix.train.options import (
     DEFAULT_FIT_OPTIONS,
     DEFAULT_TRAIN_OPTIONS,
     FIT_OPTIONS,
     FitOptions,
     TrainOptions,
+    check_options,
+    optional_number,
 )
-from neurenix.train.progress import shown
-from neurenix.train.step import expect_callable
-from neurenix.train.step_arrays import StepStates
-from neurenix.train.step_spec import Described
-from neurenix.train.trainer_checkpoint import Resumable
-from neurenix.train.trainer_state import Kept
-from neurenix.train.validation_split import check_arrays, hold_out
+from neurenix.train.step_spec import StepProgram, sharding_rules, step_program
+from neurenix.train.trainer_state import TrainConfig, TrainerState
 
 
-class Trainer(Described, Resumable, StepStates):
+class Trainer:
     """Trains a module on the devices of a strategy.
 
     Args:
@@ -99,50 +90,91 @@ class Trainer(Described, Resumable, StepStates):
                 f"Trainer: module is {type(module).__name__}, expected a module (nnx.Module)."
             )
         expect_callable(module)
-        self._options = options
-        self.stop_training = False
-        self._kept = Kept(module, Recipe.of(optimizer, loss, loss_weights, metrics, options))
+        config = TrainConfig.of(optimizer, loss, loss_weights, metrics, options)
+        self._state = TrainerState(module, config)
+
+    @property
+    def state(self) -> TrainerState:
+        """Everything that the trainer keeps between calls, which ``fit`` advances."""
+        return self._state
 
     @property
     def module(self) -> nnx.Module:
-        """The module that it trains, and no other: another one takes another trainer."""
-        return self._kept.module
+        """The module that is trained. It cannot be replaced: make another trainer."""
+        return self._state.module
 
     @property
     def options(self) -> TrainOptions:
         """How a step is built."""
-        return self._options
+        return self._state.config.options
+
+    @property
+    def strategy(self) -> Strategy:
+        """The strategy of the options or of a scope, or one for the devices of the parameters.
+
+        The first that exists counts: the strategy of the options, the scope in which the trainer
+        was made, the current scope, the scope in which the module was made.
+        """
+        return self._state.strategy()
+
+    @property
+    def stop_training(self) -> bool:
+        """Whether ``fit`` stops after this epoch. Callbacks set it."""
+        return self._state.stop_training
+
+    @stop_training.setter
+    def stop_training(self, value: bool) -> None:
+        self._state.stop_training = value
+
+    @property
+    def steps_made(self) -> int:
+        """Optimizer steps made, without those that diverged."""
+        return self._state.steps_made
+
+    @steps_made.setter
+    def steps_made(self, value: int) -> None:
+        self._state.steps_made = value
+
+    @property
+    def optimizer_state(self) -> Any:
+        """The state of the optax transformation; None before the first step."""
+        return self._state.optimizer
+
+    @optimizer_state.setter
+    def optimizer_state(self, value: Any) -> None:
+        self._state.optimizer = value
 
     @property
     def learning_rate(self) -> float:
-        """The learning rate of the next step; setting it compiles nothing.
+        """The learning rate of the next step. Setting it compiles nothing.
 
-        Set in ``on_train_batch_end`` it holds from the next compiled call on, which is the next
-        step, or with ``steps_per_execution=K`` the next K. With a schedule it is the schedule's
-        value times the factor that setting has put on it.
+        A rate that is set in ``on_train_batch_end`` holds from the next compiled call on: for the
+        next step, or with ``steps_per_execution=K`` the next K. With a schedule, it is the value
+        of the schedule times a constant factor, which setting the rate changes.
 
         Raises:
-            ArgumentError: the optimizer is an optax transformation, which hides its rate; the
-                value set is no rate; or the optimizer's own rate is 0, which no factor changes.
+            ArgumentError: the optimizer is an optax transformation, whose rate is unknown; the
+                value is not a valid rate; or the optimizer's own rate is 0.
         """
-        own, standing = self._kept.recipe.own_rate, self._kept.standing
-        return own.at(standing.steps_made) * standing.learning_rate_scale
+        state = self._state
+        return state.config.learning_rate.at(state.steps_made) * state.learning_rate_scale
 
     @learning_rate.setter
     def learning_rate(self, value: float) -> None:
-        own, standing = self._kept.recipe.own_rate, self._kept.standing
-        kept = standing.learning_rate_scale
-        standing.learning_rate_scale = own.factor(value, standing.steps_made, kept=kept)
+        state = self._state
+        state.learning_rate_scale = state.config.learning_rate.factor(
+            value, state.steps_made, kept=state.learning_rate_scale
+        )
 
     @property
     def metrics(self) -> tuple[Metric, ...]:
-        """The metrics, under the names that the logs have. The numbers are not in them."""
-        return self._kept.recipe.metrics
+        """The metrics, with their names in the logs. They hold no values."""
+        return self._state.config.metrics
 
     @property
     def callbacks(self) -> tuple[Callback, ...]:
         """The callbacks of the latest ``fit``."""
-        return tuple(self._kept.callbacks.callbacks)
+        return tuple(self._state.callbacks.callbacks)
 
     @entered
     def fit(
@@ -204,47 +236,19 @@ class Trainer(Described, Resumable, StepStates):
                 f"initial_epoch={options.initial_epoch} leaves nothing to do: epochs={epochs} is "
                 "the number of the last epoch, not how many to add."
             )
-        called = as_callbacks(callbacks)
-        session, standing = self._session(), self._kept.standing
-        definition, check = session.definition, session.check
-        definition.model.check_trainable()
-        weights = options.sample_weight
-        if options.validation_split:
-            check_arrays(y is not None or is_arrays(x), validation_data)
-            kept, validation_data = hold_out(x, y, weights, options.validation_split)
-            x, y, weights = kept
-        dataset = make_dataset(x, y, weights, batch_size, shuffle=options.shuffle)
-        passes, within = standing.begin(options.initial_epoch, steps_per_epoch)
-        feed = Feed(
-            dataset,
-            replicas=session.strategy.num_replicas_in_sync,
-            class_weight=options.class_weight,
-            passes=passes,
+        run = FitRun(
+            self._state,
+            (x, y),
+            batch_size=batch_size,
+            steps_per_epoch=steps_per_epoch,
+            validation_data=validation_data,
+            callbacks=callbacks,
+            options=options,
         )
-        feed.go_on(within)
-        feed.check_end(steps_per_epoch, "steps_per_epoch")
-        check.first(feed.first)
-        definition.expect_whole_parts(feed.batch_size)
-        if check.leave_whole(feed):
-            expect_one_part(definition.loss, definition.accumulate_steps)
-        validate = validator(session, validation_data, batch_size or feed.batch_size, options)
-        check_watched(called, definition.log_names, validated=validate is not None)
-        for callback in called:
+        for callback in run.callbacks:
             callback.trainer = self
-        steps = steps_per_epoch or feed.exact_steps
-        averages = tuple(ema.rule for ema in averaging(called))
-        step = session.step(self.options.steps_per_execution, steps, averages)
-        states = self._kept.callbacks
-        states.begin(called, goes_on=options.initial_epoch > 0 and not self.stop_training)
-        run = Run(self, session, step, feed, states)
-        spec = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), feed.first)
-        batch = tuple(part for part in spec if part is not None)
-        hooks.first_step(self, batch, steps, whole_calls=step.call.exact)
-        try:
-            to_do = range(options.initial_epoch, epochs)
-            return run.epochs(to_do, steps_per_epoch, validate, options.verbose)
-        finally:
-            standing.passes, standing.batches_of_pass = feed.passes, feed.batches_of_pass
+        hooks.first_step(self, run.batch, run.steps, whole_calls=run.whole_calls)
+        return run.epochs(epochs)
 
     @entered
     def evaluate(
@@ -275,16 +279,12 @@ class Trainer(Described, Resumable, StepStates):
             NotCompiledError: the trainer has no loss.
             ArgumentError: the loss or a metric couples examples, as for ``fit``.
         """
-        steps, batch_size = _evaluation_counts(steps, batch_size)
+        steps, batch_size = (
+            optional_number("steps", steps),
+            optional_number("batch_size", batch_size),
+        )
         dataset = make_dataset(x, y, sample_weight, batch_size, shuffle=False)
-        session = self._session()
-        feed = Feed(dataset, replicas=session.strategy.num_replicas_in_sync, weighted=True)
-        feed.check_end(steps, "steps")
-        session.check.first(feed.first)
-        session.check.leave_whole(feed)
-        model = session.model()
-        with shown(verbose, "Evaluating", steps or feed.steps) as progress:
-            return Pass(session, model, feed, steps, progress).logs()
+        return evaluate_dataset(self._state, dataset, steps, verbose)
 
     @entered
     def predict(
@@ -310,37 +310,154 @@ class Trainer(Described, Resumable, StepStates):
             ShapeError: the model does not take inputs of this shape, does not return one output
                 for each example, or returns other shapes for other batches.
         """
-        steps, batch_size = _evaluation_counts(steps, batch_size)
+        steps, batch_size = (
+            optional_number("steps", steps),
+            optional_number("batch_size", batch_size),
+        )
         dataset = make_inputs(x, batch_size, self.module)
-        session = self._session()
-        feed = Feed(dataset, replicas=session.strategy.num_replicas_in_sync, weighted=True)
-        feed.check_end(steps, "steps")
-        model = session.model()
-        with shown(verbose, "Predicting", steps or feed.steps) as progress:
-            return Pass(session, model, feed, steps, progress).outputs()
+        return predict_dataset(self._state, dataset, steps, verbose)
 
-    @property
-    def strategy(self) -> Strategy:
-        """The strategy: the one given, that of a scope, or the device of the parameters.
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the whole state to a safetensors file, atomically.
 
-        Scopes count in the order of that in which the trainer was made, that of this call, and that
-        in which the module was made.
+        The file holds the module's parameters, other state and random streams, the optimizer's
+        state, the number of steps and the place in the data, the learning rate if it was set, and
+        the states of the callbacks of the latest ``fit`` (``Callback.state``).
+
+        Args:
+            path: the file. Missing folders are created.
+
+        Raises:
+            CheckpointError: the file cannot be written.
+            ArgumentError: the module is abstract, or its arrays were deleted.
+            ArgumentTypeError: the state of a callback has a value of an unsupported type.
+
+        Example:
+            >>> import tempfile
+            >>> from neurenix import Trainer, nn
+            >>> x, y = np.ones((8, 2)), np.ones((8, 1))
+            >>> trainer = Trainer(nn.Linear(2, 1), optimizer="adam", loss="mse")
+            >>> again = Trainer(nn.Linear(2, 1), optimizer="adam", loss="mse")
+            >>> with tempfile.TemporaryDirectory() as folder:
+            ...     _ = trainer.fit(x, y, epochs=1, verbose=False)
+            ...     trainer.save(f"{folder}/trainer.safetensors")
+            ...     _ = again.load(f"{folder}/trainer.safetensors")
+            >>> history = again.fit(x, y, epochs=2, initial_epoch=1, verbose=False)
+            >>> trainer.steps_made, again.steps_made, history.epochs
+            (1, 2, [1])
         """
-        scoped = self._scoped_strategy()
-        if scoped is not None:
-            return scoped
-        array = self._kept.prepared().definition.model.first_array()
-        return strategy_for(array if isinstance(array, jax.Array) else jnp.zeros(()))
+        trainer_checkpoint.save(self._state, path)
 
-    def _session(self) -> Session:
-        """Return what the call that begins works with."""
-        prepared = self._kept.prepared()
-        model = prepared.definition.model
-        model.check_arrays()
-        strategy = self.strategy
-        placement = strategy.placement(model.weights(), self.model_rules())
-        return Session(prepared, self._kept.standing, strategy, placement)
+    def load(self, path: str | os.PathLike[str]) -> Self:
+        """Read a file of ``save`` into the trainer and its module. Nothing changes on an error.
 
+        ``fit`` with ``initial_epoch`` then continues as if it had not ended, with the same
+        schedules and the same order of shuffled data (given the same ``nx.seed``). With
+        ``steps_per_epoch`` it continues within a pass over the data, except over a generator,
+        which the caller advances. A file that was written within an epoch of one whole pass
+        continues with the next pass. A callback can load in ``on_train_begin``. The callbacks of
+        the next ``fit`` receive the saved states of callbacks with their class and ``monitor``; a
+        warning names each callback that cannot continue.
 
-def _evaluation_counts(steps: int | None, batch_size: int | None) -> tuple[int | None, int | None]:
-    return optional_number("steps", steps), optional_number("batch_size", batch_size)
+        Args:
+            path: the file.
+
+        Returns:
+            The trainer itself.
+
+        Raises:
+            CheckpointError: the file is absent, damaged, not written by ``save``, or of another
+                model or optimizer; the differences are named.
+            ArgumentError: the module is abstract, or its arrays were deleted.
+        """
+        trainer_checkpoint.load(self._state, path)
+        return self
+
+    def step_state(self) -> Any:
+        """Return copies of all arrays that a training step takes and returns.
+
+        A step compiled by ``nx.compile_for`` or ``neurenix compile`` takes them with a batch: a
+        dict of ``x``, ``y`` and, if it was compiled with weights, ``weight``. Their first axis is
+        K for a model with ``steps_per_execution=K``. Random keys are stored as integers.
+
+        Raises:
+            ArgumentError: the module is abstract, or its arrays were deleted.
+
+        Example:
+            >>> import neurenix as nx
+            >>> model = nx.nn.Linear(3, 1).compile("adam", "mse")
+            >>> artefact = nx.compile_for(model, on="cpu", path="fit.nxc", input_shape=(8, 3))
+            >>> step, state = nx.load_compiled("fit.nxc"), model.trainer.step_state()
+            >>> for _ in range(3):
+            ...     state, logs = step(state, {"x": nx.ones((8, 3)), "y": nx.ones((8, 1))})
+            >>> model.trainer.take_step_state(state)
+            >>> model.trainer.steps_made
+            3
+        """
+        return trainer_checkpoint.step_state(self._state)
+
+    def take_step_state(self, state: Any) -> None:
+        """Store the state that a step returned in the module and the trainer.
+
+        ``fit``, ``evaluate`` and ``save`` continue from it.
+
+        Args:
+            state: the result of ``step_state``, or of a step that was given it.
+
+        Raises:
+            ArgumentTypeError: an array is missing, unknown, or not an array.
+            ArgumentError: an array was donated to a step.
+            ShapeError: an array has another shape.
+        """
+        trainer_checkpoint.take_step_state(self._state, state)
+
+    def step_program(
+        self, mesh: Any, x: Any, y: Any = None, weight: Any = None, *, whole_calls: bool = True
+    ) -> StepProgram:
+        """Return the program of the step that ``fit`` runs, on a mesh whose devices may be absent.
+
+        It includes the moving averages (``EMA``) of the callbacks of the latest ``fit``.
+
+        Args:
+            mesh: with the axis names of a strategy, such as a ``jax.sharding.AbstractMesh``.
+            x: ``jax.ShapeDtypeStruct`` (or a tree) of the inputs of one global batch.
+            y: the same for the targets; by default what the loss takes.
+            weight: the same for the weights. ``fit`` adds weights to every batch if it pads the
+                last one or the user gives weights.
+            whole_calls: whether ``steps_per_execution`` divides the steps of an epoch.
+        """
+        return step_program(self._state, mesh, Batch(x, y, weight), whole_calls=whole_calls)
+
+    def variant(self, *, moment_dtype: Any = None, **options: Any) -> Self:
+        """Return a trainer of the same module with other options, for comparisons.
+
+        Args:
+            moment_dtype: dtype of the optimizer's state (``nx.optim.held_in``).
+            **options: fields of ``TrainOptions`` to change.
+        """
+        config, module = self._state.config, self._state.module
+        optimizer: Any = config.optimizer
+        if moment_dtype is not None:
+            optimizer = optim.held_in(moment_dtype, optimizer)
+        if "remat" in options and hasattr(module, "with_remat"):  # the model has its own policies
+            module, options["remat"] = module.with_remat(options["remat"]), "none"
+        return type(self)(
+            module,
+            optimizer=optimizer,
+            loss=config.loss,
+            metrics=list(config.metrics),
+            options=dataclasses.replace(self.options, strategy=config.strategy, **options),
+        )
+
+    def mesh_axes(self, num_devices: int) -> dict[str, int] | None:
+        """Return the mesh axes of the strategy for ``num_devices``; None without a strategy."""
+        strategy = self._state.scoped_strategy()
+        return None if strategy is None else strategy.mesh_axes(num_devices)
+
+    def rules(self) -> ShardingRules | None:
+        """Return the rules that shard the parameters: the strategy's, or else the module's."""
+        return sharding_rules(self._state)
+
+    def model_rules(self) -> ShardingRules | None:
+        """Return the sharding rules of the module, if it has any."""
+        return self._state.module_rules()

@@ -18,17 +18,6 @@ from neurenix.train.batch_sources import check_lists
 Arrays = tuple[Any, Any, Any]
 
 
-def checked_split(fraction: Any) -> float:
-    """Return the fraction as a float; 0 holds nothing out.
-
-    Raises:
-        ArgumentError: it is no number from 0 to below 1.
-    """
-    if isinstance(fraction, (int, float, np.number)) and 0 <= fraction < 1:
-        return float(fraction)
-    raise ArgumentError(f"validation_split is a fraction from 0 to below 1, got {fraction!r}.")
-
-
 def hold_out(x: Any, y: Any, sample_weight: Any, fraction: float) -> tuple[Arrays, Arrays]:
     """Divide arrays into the rows to train on and the last ``fraction`` of them.
 
