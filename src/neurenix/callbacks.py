@@ -3,8 +3,8 @@
 from typing import TYPE_CHECKING
 
 from neurenix._core.names import names_of
+from neurenix.train.callback import Callback
 from neurenix.train.callbacks import (
-    Callback,
     EarlyStopping,
     LambdaCallback,
     LearningRateScheduler,

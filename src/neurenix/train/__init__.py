@@ -1,8 +1,8 @@
 """Training: ``fit``, callbacks, and compiled loops of one's own."""
 
 from neurenix.checkpoint.weights import load_weights, save_weights
+from neurenix.train.callback import Callback
 from neurenix.train.callbacks import (
-    Callback,
     EarlyStopping,
     LambdaCallback,
     LearningRateScheduler,

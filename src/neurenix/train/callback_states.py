@@ -16,7 +16,8 @@ from typing import Any
 import numpy as np
 
 from neurenix._core.errors import ArgumentTypeError, UnknownNameError, unknown_name
-from neurenix.train.callbacks import Callback, Monitor
+from neurenix.train.callback import Callback
+from neurenix.train.callbacks import Monitor
 from neurenix.train.state_encoding import packed, unpacked
 
 _CHANGES = (list, dict, set, bytearray, deque, np.ndarray)  # while it stays the same object

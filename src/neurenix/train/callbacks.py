@@ -1,7 +1,7 @@
-"""Callbacks: code of the user's at fixed moments of ``fit``.
+"""Callbacks that stop training or set the learning rate.
 
-Owns the base class and those that decide about training (stop, learning rate). Those that write
-files are in ``file_callbacks.py``.
+Does not own the base class (``callback.py``) or the callbacks that write files
+(``file_callbacks.py``).
 """
 
 from __future__ import annotations
@@ -9,146 +9,27 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from neurenix._core.errors import (
-    ArgumentError,
-    ArgumentTypeError,
-    UnknownNameError,
-    unknown_name,
-)
-from neurenix._core.names import OptionsExplained
+from neurenix._core.errors import ArgumentError, ArgumentTypeError, unknown_name
 from neurenix._core.number_checks import check_number, whole_number
 from neurenix.checkpoint.weights import is_held, put_back, variables_held
+from neurenix.train.callback import EVENTS, Callback, unknown_event
 from neurenix.train.metric_names import direction_of
-
-if TYPE_CHECKING:
-    from neurenix.train.trainer import Trainer
-
-_OPTIONS_ELSEWHERE = {
-    "dirpath": "path, with the name of the file",
-    "filename": "path",
-    "filepath": "path",
-    "log_dir": "directory",
-    "period": "not needed: the file is written after every epoch",
-    "save_freq": "not needed: the file is written after every epoch",
-    "threshold": "min_delta",
-    "verbose": "not needed: model.fit(…, verbose=True) shows what happens",
-}
-
-
-class Callback(OptionsExplained):
-    """Methods that ``fit`` calls; a subclass overrides those it needs.
-
-    ``logs`` maps names to values as in ``History``. Reading a value in ``on_train_batch_end``
-    waits for the device, so look only as often as needed. Numbers added in ``on_epoch_end`` go to
-    the callbacks after this one and into the history.
-
-    At every moment the model holds the newest weights, and what a method sets is what the next
-    compiled call goes on with: arrays of the model (clipped or loaded weights), and
-    ``trainer.learning_rate``. That call is the next step, or with ``steps_per_execution=K`` the
-    next K. Layers are frozen, unfrozen or replaced between two calls of ``fit``.
-
-    A step reuses the memory of the arrays that it changes. Keep copies of them from one method to
-    the next, with ``jax.tree.map(jnp.copy, nnx.state(self.model))``.
-
-    A callback that counts or remembers something across epochs says so in ``state`` and takes it
-    back in ``load_state``; ``Trainer.save`` and ``Trainer.load`` then carry it. One that does not
-    begins anew, and is named, when training goes on in another process.
-
-    Example:
-        >>> class Best(nx.callbacks.Callback):
-        ...     def __init__(self):
-        ...         self.loss = float("inf")
-        ...     def on_epoch_end(self, epoch, logs):
-        ...         self.loss = min(self.loss, logs["loss"])
-        ...     def state(self):
-        ...         return {"loss": self.loss}
-        ...     def load_state(self, state):
-        ...         self.loss = state["loss"]
-
-    Attributes:
-        trainer: the trainer, from ``on_train_begin`` on; set ``trainer.stop_training`` to end.
-        model: its module. Its arrays are valid until the next step begins.
-
-    Raises:
-        UnknownNameError: when a class is made with a method ``on_…`` that ``fit`` never calls.
-    """
-
-    trainer: Trainer
-    migration_options = _OPTIONS_ELSEWHERE
-
-    def __init_subclass__(cls, **options: Any) -> None:
-        super().__init_subclass__(**options)
-        for name in dir(cls):
-            if name.startswith("on_") and name not in _moments() and callable(getattr(cls, name)):
-                raise UnknownNameError(f"{cls.__name__}: {unknown_moment(name)}")
-
-    @property
-    def model(self) -> Any:
-        """The module that is trained."""
-        return self.trainer.module
-
-    def watched(self) -> tuple[str, ...]:
-        """Return the names that it needs in the logs of every epoch."""
-        return ()
-
-    def state(self) -> Any:
-        """Return what another callback of this class must know to go on from here.
-
-        It is None, bool, int, float, str, arrays of NumPy or JAX, or lists, tuples and dicts of
-        these; it comes back as it was, bit for bit. It is asked for when the trainer is saved, so
-        also within ``on_epoch_end``; an ``on_epoch_end`` still to come is made up for later.
-        """
-        return None
-
-    def load_state(self, state: Any) -> None:
-        """Go on from what ``state`` returned, in this process or an earlier one.
-
-        It is called when training goes on, after every ``on_train_begin``.
-        """
-
-    def on_train_begin(self) -> None:
-        """Before the first epoch."""
-
-    def on_epoch_begin(self, epoch: int) -> None:
-        """Before an epoch."""
-
-    def on_train_batch_end(self, step: int, logs: Mapping[str, float]) -> None:
-        """After a compiled call; ``step`` counts optimizer steps in the epoch, from 1.
-
-        After ``trainer.stop_training = True`` the epoch ends here, with its validation.
-        """
-
-    def on_epoch_end(self, epoch: int, logs: Mapping[str, float]) -> None:
-        """After an epoch and its validation."""
-
-    def on_train_end(self) -> None:
-        """After the last epoch, also when training was stopped or failed."""
-
-
-def unknown_moment(name: str) -> UnknownNameError:
-    """Build the error for a method that ``fit`` never calls."""
-    return unknown_name("moment of a callback", name, _moments())
-
-
-def _moments() -> list[str]:
-    return [name for name in dir(Callback) if name.startswith("on_")]
 
 
 class Monitor(Callback):
-    """A callback that watches one number and knows what better means.
+    """Base class of callbacks that compare one number from epoch to epoch.
 
     Args:
         monitor: a name in the logs, such as ``"val_loss"``.
-        mode: ``"min"`` when smaller is better, ``"max"`` when larger is, or ``"auto"``: what the
-            metric of that name says of itself (``Metric.direction``), or else the words of the
-            name: ``loss``, ``error``, ``mae`` … are better when smaller, ``accuracy``, ``auc``,
-            ``f1`` … when larger.
-        min_delta: a smaller change is none.
+        mode: ``"min"`` when smaller is better, ``"max"`` when larger is. ``"auto"`` takes the mode
+            of the metric (``Metric.direction``), or derives it from the name: smaller is better
+            for ``loss``, ``error``, ``mae`` …, larger for ``accuracy``, ``auc``, ``f1`` ….
+        min_delta: smallest change that counts as an improvement.
 
     Attributes:
         best: the best number so far; NaN before the first.
@@ -165,14 +46,14 @@ class Monitor(Callback):
         self.best = math.nan
 
     def watched(self) -> tuple[str, ...]:
-        """Return the name of the number."""
+        """Return the name of the monitored number."""
         return (self.monitor,)
 
     def on_train_begin(self) -> None:
-        """Find out what better means, where the number decides anything.
+        """Determine the mode, if the callback uses the number.
 
         Raises:
-            ArgumentError: with ``mode="auto"``, neither the metric nor the name tells.
+            ArgumentError: ``mode="auto"``, and neither the metric nor its name implies a mode.
         """
         self._direction = None
         if self.monitor in self.watched():
@@ -183,21 +64,21 @@ class Monitor(Callback):
         return {"best": self.best}
 
     def load_state(self, state: dict[str, Any]) -> None:
-        """Go on from the best number of an earlier run."""
+        """Continue from the best number of an earlier run."""
         self.best = state["best"]
 
     def value(self, logs: Mapping[str, float]) -> float:
-        """Return the number watched.
+        """Return the monitored number.
 
         Raises:
-            UnknownNameError: the logs have no such name.
+            UnknownNameError: the logs do not contain it.
         """
         if self.monitor not in logs:
             raise unknown_name("number to monitor", self.monitor, logs)
         return float(logs[self.monitor])
 
     def improved(self, logs: Mapping[str, float]) -> bool:
-        """Tell whether the number is the best so far, and remember it; NaN never is."""
+        """Return whether the number is the best so far, and store it if so; NaN never is."""
         value = self.value(logs)
         if self.is_better(value, self.best):
             self.best = value
@@ -205,7 +86,7 @@ class Monitor(Callback):
         return False
 
     def is_better(self, value: float, than: float) -> bool:
-        """Tell whether a number is better by more than ``min_delta``; any is, than NaN."""
+        """Return whether ``value`` beats ``than`` by more than ``min_delta``; all beat NaN."""
         sign = -1.0 if self._find_direction() == "min" else 1.0
         than = -sign * math.inf if math.isnan(than) else than
         return sign * (value - than) > self.min_delta
@@ -223,18 +104,18 @@ class EarlyStopping(Monitor):
     """Stop when a number has not improved for some epochs.
 
     Args:
-        monitor: the number.
+        monitor: see ``Monitor``.
         patience: epochs without improvement before training stops.
         mode: see ``Monitor``.
         min_delta: see ``Monitor``.
-        baseline: an epoch that is not better than this counts as one without improvement.
-        restore_best_weights: end with the weights of the best epoch. A ``fit`` that goes on later
-            goes on from the newest ones.
-        start_from_epoch: epochs before this one (numbered from 0) are not looked at.
+        baseline: an epoch counts as an improvement only if it is better than this number.
+        restore_best_weights: end with the weights of the best epoch. A ``fit`` that continues
+            later starts from the newest weights.
+        start_from_epoch: ignore the epochs before this one, counted from 0.
 
     Attributes:
-        stopped_epoch: the epoch after which it stopped training, from 0, or None. Where a saved
-            trainer was stopped, and is loaded with no more patience, ``fit`` ends at once.
+        stopped_epoch: the epoch after which training stopped, counted from 0, or None. After
+            loading a trainer that was stopped, ``fit`` ends at once unless ``patience`` is larger.
     """
 
     def __init__(
@@ -262,13 +143,13 @@ class EarlyStopping(Monitor):
         self._newest_weights: dict[str, Any] | None = None  # where the best ones were put back
 
     def on_train_begin(self) -> None:
-        """Forget an earlier run."""
+        """Reset for a new run."""
         super().on_train_begin()
         self.best, self._waited, self.stopped_epoch = math.nan, 0, None
         self._best_weights = self._newest_weights = None
 
     def state(self) -> dict[str, Any]:
-        """Return the best number, the epochs since, and the weights to restore."""
+        """Return the best number, the epochs since it, and the weights to restore."""
         return super().state() | {
             "waited": self._waited,
             "stopped_epoch": self.stopped_epoch,
@@ -277,7 +158,7 @@ class EarlyStopping(Monitor):
         }
 
     def load_state(self, state: dict[str, Any]) -> None:
-        """Go on from an earlier run: from its newest weights, where the model has its best ones."""
+        """Continue an earlier run, from its newest weights where the model holds the best."""
         super().load_state(state)
         self._waited, best, newest = state["waited"], state["best_weights"], state["newest_weights"]
         if newest is not None and is_held(self.model, best):
@@ -288,7 +169,7 @@ class EarlyStopping(Monitor):
             self.trainer.stop_training = True
 
     def on_epoch_end(self, epoch: int, logs: Mapping[str, float]) -> None:
-        """Compare, and stop when patience is over."""
+        """Compare the number, and stop training when the patience is used up."""
         if epoch < self.start_from_epoch:
             return
         if self.improved(logs):
@@ -303,7 +184,7 @@ class EarlyStopping(Monitor):
             self.trainer.stop_training = True
 
     def on_train_end(self) -> None:
-        """Put the best weights back."""
+        """Restore the best weights, if asked for."""
         if self._best_weights is not None:
             self._newest_weights = variables_held(self.model)
             put_back(self.model, jax.tree.map(jnp.copy, self._best_weights))
@@ -316,7 +197,7 @@ class LearningRateScheduler(Callback):
         schedule: ``(epoch, learning_rate) -> learning_rate``, or ``epoch -> learning_rate``.
 
     Raises:
-        ArgumentTypeError: ``schedule`` is no function, or takes other arguments.
+        ArgumentTypeError: ``schedule`` is not a function, or takes other arguments.
     """
 
     def __init__(self, schedule: Callable[..., float]) -> None:
@@ -333,10 +214,10 @@ class LearningRateScheduler(Callback):
             )
 
     def on_epoch_begin(self, epoch: int) -> None:
-        """Ask the schedule.
+        """Set the learning rate that the schedule returns.
 
         Raises:
-            ArgumentError: it returned no rate, or the optimizer's own is 0.
+            ArgumentError: the schedule returned an invalid rate, or the optimizer's rate is 0.
         """
         known = (self.trainer.learning_rate,) if self._takes_rate else ()
         rate = self.schedule(epoch, *known)
@@ -349,7 +230,7 @@ class LearningRateScheduler(Callback):
 
 
 def _takes(function: Callable[..., Any], count: int) -> bool:
-    """Tell whether ``function`` takes so many arguments; yes where it does not say."""
+    """Return whether ``function`` takes ``count`` arguments; True if it has no signature."""
     try:
         inspect.signature(function).bind(*range(count))
     except TypeError:
@@ -363,13 +244,13 @@ class ReduceLROnPlateau(Monitor):
     """Multiply the learning rate by a factor when a number has stopped improving.
 
     Args:
-        monitor: the number.
-        factor: the factor, below 1.
-        patience: epochs without improvement before it is applied.
+        monitor: see ``Monitor``.
+        factor: the factor, between 0 and 1.
+        patience: epochs without improvement before the rate is reduced.
         mode: see ``Monitor``.
         min_delta: see ``Monitor``.
-        cooldown: epochs after a reduction in which none counts as one without improvement.
-        min_lr: the learning rate is never set below it.
+        cooldown: epochs after a reduction that do not count against ``patience``.
+        min_lr: lower bound of the learning rate.
     """
 
     def __init__(
@@ -394,21 +275,21 @@ class ReduceLROnPlateau(Monitor):
         self._waited = self._cooling = 0
 
     def on_train_begin(self) -> None:
-        """Forget an earlier run; the rate stays as it has become."""
+        """Reset for a new run; the learning rate keeps its value."""
         super().on_train_begin()
         self.best, self._waited, self._cooling = math.nan, 0, 0
 
     def state(self) -> dict[str, Any]:
-        """Return the best number, the epochs since, and those left of the cooldown."""
+        """Return the best number, the epochs since it, and the epochs left of the cooldown."""
         return super().state() | {"waited": self._waited, "cooling": self._cooling}
 
     def load_state(self, state: dict[str, Any]) -> None:
-        """Go on from an earlier run."""
+        """Continue an earlier run."""
         super().load_state(state)
         self._waited, self._cooling = state["waited"], state["cooling"]
 
     def on_epoch_end(self, epoch: int, logs: Mapping[str, float]) -> None:
-        """Compare, and reduce when patience is over."""
+        """Compare the number, and reduce the rate when the patience is used up."""
         cooling, self._cooling = self._cooling > 0, max(self._cooling - 1, 0)
         if self.improved(logs) or cooling:
             self._waited = 0
@@ -422,15 +303,14 @@ class ReduceLROnPlateau(Monitor):
 
 
 class TerminateOnNaN(Callback):
-    """End ``fit`` quietly when the loss is not finite, instead of raising an error.
+    """End ``fit`` without an error when the loss or a gradient is not finite.
 
-    The weights are those before the step with the first loss or gradient that is not finite, with
-    this callback and without it.
+    With or without this callback, the model keeps the weights from before the first such step.
     """
 
 
 class LambdaCallback(Callback):
-    """A callback made of functions, under the names of the methods.
+    """A callback that calls functions given by the names of its methods.
 
     Example:
         >>> callback = nx.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: None)
@@ -438,6 +318,6 @@ class LambdaCallback(Callback):
 
     def __init__(self, **functions: Callable[..., None]) -> None:
         for name, function in functions.items():
-            if name not in _moments():
-                raise unknown_moment(name)
+            if name not in EVENTS:
+                raise unknown_event(name)
             setattr(self, name, function)

@@ -18,7 +18,7 @@ from neurenix._core.errors import ArgumentError, CheckpointError, unknown_name
 from neurenix._core.number_checks import check_number, whole_number
 from neurenix.checkpoint.safetensors_file import differences
 from neurenix.checkpoint.weights import is_held, put_back, variables_held
-from neurenix.train.callbacks import Callback
+from neurenix.train.callback import Callback
 from neurenix.train.ema_rule import Average, AverageRule
 from neurenix.train.module_split import ModuleSplit
 

@@ -22,7 +22,8 @@ from neurenix._core.files import check_writable
 from neurenix._core.number_checks import check_number
 from neurenix.checkpoint.file_formats import check_name
 from neurenix.checkpoint.weights import save_weights
-from neurenix.train.callbacks import Callback, Monitor
+from neurenix.train.callback import Callback
+from neurenix.train.callbacks import Monitor
 from neurenix.train.ema import swapped_for
 
 

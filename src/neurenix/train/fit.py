@@ -22,8 +22,9 @@ from neurenix._jit.donated_arrays import gone_explained
 from neurenix._jit.random_keys import like, numbers_of
 from neurenix.train.batch_check import expect_one_part
 from neurenix.train.batch_sources import is_arrays, make_dataset
+from neurenix.train.callback import Callback
 from neurenix.train.callback_states import as_callbacks, check_watched
-from neurenix.train.callbacks import Callback, TerminateOnNaN
+from neurenix.train.callbacks import TerminateOnNaN
 from neurenix.train.divergence import explain
 from neurenix.train.ema import averaging
 from neurenix.train.epoch import Diverged, EpochRun

@@ -26,7 +26,7 @@ from neurenix.metrics import Metric
 from neurenix.train import trainer_checkpoint
 from neurenix.train.batch import Batch
 from neurenix.train.batch_sources import make_dataset, make_inputs
-from neurenix.train.callbacks import Callback
+from neurenix.train.callback import Callback
 from neurenix.train.evaluation import evaluate_dataset, predict_dataset
 from neurenix.train.fit import FitRun, History
 from neurenix.train.module_lock import entered
