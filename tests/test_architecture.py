@@ -98,12 +98,10 @@ def is_type_checking(node: ast.AST) -> bool:
 
 
 def imports(path: Path) -> list[tuple[str, bool, int]]:
-    """Return ``(module, inside a function, line)`` for each import, ``TYPE_CHECKING`` left out."""
+    """Return ``(module, inside a function, line)`` for each import, also for type checkers only."""
     found: list[tuple[str, bool, int]] = []
 
     def visit(node: ast.AST, lazy: bool) -> None:
-        if is_type_checking(node):
-            return
         if isinstance(node, ast.Import):
             found.extend((alias.name, lazy, node.lineno) for alias in node.names)
         elif isinstance(node, ast.ImportFrom):

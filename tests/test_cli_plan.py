@@ -22,8 +22,8 @@ from neurenix.compiler import workers
 from neurenix.preflight import Candidate, Plan, SearchSpace
 from neurenix.preflight.cost import Pricing
 from neurenix.preflight.report.report_json import problems
-from neurenix.preflight.search import search_json
-from neurenix.preflight.search.search_result import Deadline
+from neurenix.preflight.search import plan_json
+from neurenix.preflight.search.plan_data import Deadline
 from neurenix.preflight.search.workload import Choice, mesh_of
 
 compiling = pytest.mark.tpu_compile
@@ -50,7 +50,7 @@ class TestTheCommand:
         assert re.search(r"Best: v5e-8, mesh (data|fsdp)=8, batch 64", text)
         assert "Nothing ran on a TPU." in text
         found = json.loads((tmp_path / "p.json").read_text())
-        assert list(problems(search_json.schema(), found)) == []
+        assert list(problems(plan_json.schema(), found)) == []
         assert [c["won"] for c in found["candidates"]] == [True, False, False, False]
         assert found["best"]["batch"]["examples"] == 64
         page = (tmp_path / "p.html").read_text()
@@ -220,12 +220,10 @@ class TestASearch:
         found.to_json(tmp_path / "p.json")
         data = json.loads((tmp_path / "p.json").read_text())
         assert data["schema"] == "neurenix.plan" and data["schema_version"] == 1
-        assert list(problems(search_json.schema(), data)) == []
+        assert list(problems(plan_json.schema(), data)) == []
         assert data["best"]["slice"]["name"] == "v5e-4"
         del data["candidates"][0]["won"]
-        assert list(problems(search_json.schema(), data)) == [
-            'the report.candidates[0] has no "won"'
-        ]
+        assert list(problems(plan_json.schema(), data)) == ['the report.candidates[0] has no "won"']
 
 
 @pytest.mark.cpu8
@@ -235,7 +233,7 @@ def test_a_plan_without_a_winner_has_a_text_and_a_document() -> None:
     assert plan.winner is None
     assert "No candidate can be taken" in plan.text(80) and "too late" in plan.text(80)
     data = json.loads(json.dumps(plan.to_dict()))
-    assert list(problems(search_json.schema(), data)) == []
+    assert list(problems(plan_json.schema(), data)) == []
     assert data["best"] is None and data["pricing"]["region"] == "europe-west4"
 
 

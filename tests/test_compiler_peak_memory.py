@@ -21,7 +21,7 @@ from neurenix.compiler.peak_memory import Memory, largest, of_compiled, of_refus
 from neurenix.compiler.program import Program, TraceOptions, spec, trace
 from neurenix.compiler.target import Target
 from neurenix.preflight import Report
-from neurenix.preflight.report.report_json import memory_parts
+from neurenix.preflight.report.report_data import memory_parts
 
 compiled = pytest.mark.tpu_compile
 

@@ -19,7 +19,7 @@ from neurenix._core.errors import ArgumentError, ArgumentTypeError, ShapeError
 from neurenix._nnx import nnx
 from neurenix.compiler.compile import options_of
 from neurenix.compiler.program import Program
-from neurenix.preflight import CompileOptions, PreflightOptions, compile_to_file
+from neurenix.preflight import CompileOptions, PreflightOptions
 from neurenix.preflight.describe_program import describe
 from neurenix.preflight.script.run_script import first_step
 
@@ -369,5 +369,3 @@ def test_a_file_of_a_jitted_function_names_its_compiler_options(tmp_path: Path) 
     jitted = jax.jit(jnp.tanh, compiler_options={"xla_cpu_enable_fast_math": False})
     made = nx.compile_for(jitted, nx.spec((3,)), on="cpu", path=tmp_path / "tanh.nxc")
     assert made.manifest["compiler_options"] == {"xla_cpu_enable_fast_math": False}
-    again = compile_to_file.recompile(made.path, made.path, on="cpu")
-    assert again.manifest["compiler_options"] == {}

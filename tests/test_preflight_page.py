@@ -26,8 +26,9 @@ from neurenix.preflight import Candidate, Plan, Report, Suggestion
 from neurenix.preflight.cost import Pricing
 from neurenix.preflight.page import html
 from neurenix.preflight.page.charts import Axis, Box, squarify
-from neurenix.preflight.page.comparison_section import Point, frontier, undominated
 from neurenix.preflight.page.findings_section import excerpt
+from neurenix.preflight.page.frontier_section import Point, frontier, undominated
+from neurenix.preflight.page.plan_page import plan_page
 from page_helpers import browse, framed, needs_browser
 
 
@@ -257,10 +258,10 @@ class TestWords:
             Candidate(r.slice, "data=8", batch, "none", r, 1.0, "")
             for r, batch in zip(reports, (2048, 1024), strict=True)
         ]
-        page = html.plan_page(Plan("time", tuple(halves)))
+        page = plan_page(Plan("time", tuple(halves)))
         assert "USD for a million examples" in page
         like = [dataclasses.replace(c, batch=2048) for c in halves]
-        assert "USD for 1,000 steps" in html.plan_page(Plan("time", tuple(like)))
+        assert "USD for 1,000 steps" in plan_page(Plan("time", tuple(like)))
 
     def test_the_page_loads_nothing(self, reports: list[Report]) -> None:
         page = html.page(reports)

@@ -27,6 +27,7 @@ from neurenix.preflight.fail_if import parse
 from neurenix.preflight.page import html
 from neurenix.preflight.report.compare import matching
 from neurenix.preflight.report.formatting import NO_BREAK_SPACE
+from neurenix.preflight.report.report_data import Suggestion
 from neurenix.preflight.report.report_json import (
     Record,
     load_report,
@@ -34,7 +35,6 @@ from neurenix.preflight.report.report_json import (
     problems,
     schema,
 )
-from neurenix.preflight.suggested_changes import Suggestion
 
 pytestmark = pytest.mark.tpu_compile
 
@@ -363,8 +363,7 @@ def test_json_says_what_the_report_does(reports: list[Report]) -> None:
 
 
 def test_an_epoch_costs_its_steps(reports: list[Report]) -> None:
-    report = copy.copy(reports[0])
-    report.steps_per_epoch = 450
+    report = dataclasses.replace(reports[0], steps_per_epoch=450)
     data = report.to_dict()
     assert data["estimated_cost"]["usd_per_epoch"] == report.cost(450).usd
     assert "USD for an epoch of 450 steps, " in " ".join(report.text().split())
@@ -373,8 +372,7 @@ def test_an_epoch_costs_its_steps(reports: list[Report]) -> None:
     assert "An epoch" not in html.page(reports[0])
     del data["estimated_cost"]["usd_per_epoch"]  # as files are that were written before
     assert Record(data).data["estimated_cost"]["usd_per_epoch"] is None
-    other = copy.copy(reports[1])  # nobody publishes a price of its chips
-    other.steps_per_epoch = 450
+    other = dataclasses.replace(reports[1], steps_per_epoch=450)  # chips without a public price
     assert other.to_dict()["estimated_cost"]["usd_per_epoch"] is None
     assert "An epoch" not in html.page(other)
 

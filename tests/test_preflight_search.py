@@ -14,7 +14,7 @@ import neurenix as nx
 from neurenix import chips, nn
 from neurenix.compiler.compile import compile_all
 from neurenix.preflight import CompileOptions, Deadline, PreflightOptions, Pricing, SearchSpace
-from neurenix.preflight.page.html import plan_page
+from neurenix.preflight.page.plan_page import plan_page
 from neurenix.preflight.search import search
 from neurenix.preflight.search.search import share_left
 from neurenix.preflight.search.search_order import Promise, Turn, place_of, turns

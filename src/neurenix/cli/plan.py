@@ -33,7 +33,7 @@ from neurenix.cli.scripts import hint_at_steps, listed, simulate_first, slices_o
 
 if TYPE_CHECKING:
     from neurenix.preflight.cost import Pricing
-    from neurenix.preflight.search.search_result import Candidate, Deadline
+    from neurenix.preflight.search.plan_data import Candidate, Deadline
 
 _AUTO = "auto"
 
@@ -91,7 +91,7 @@ def plan(
     from neurenix.compiler.compile import compiler_ready
     from neurenix.preflight.cost import Pricing, prices_of
     from neurenix.preflight.describe_program import PreflightOptions
-    from neurenix.preflight.page.html import plan_page
+    from neurenix.preflight.page.plan_page import plan_page
     from neurenix.preflight.script.run_script import step_for
     from neurenix.preflight.search.search import check_objective, search
     from neurenix.preflight.search.search_space import SearchSpace
@@ -170,7 +170,7 @@ def _whole(option: str, text: str) -> int:
 
 
 def _deadline(examples: float | None, hours: float | None) -> Deadline | None:
-    from neurenix.preflight.search.search_result import Deadline
+    from neurenix.preflight.search.plan_data import Deadline
 
     if examples is None and hours is None:
         return None

@@ -198,9 +198,10 @@ class LoadedProgram:
 
 
 def load_compiled(path: str | os.PathLike[str], *, sha256: str | None = None) -> LoadedProgram:
-    """Load a program that ``neurenix compile`` or ``nx.compile_for`` wrote, without compiling.
+    """Load a program that ``neurenix compile`` or ``nx.compile_for`` wrote. Experimental.
 
-    No TPU executable has been run from a file yet (see the module); CPU executables have.
+    Nothing is compiled. CPU executables have been run from files; TPU executables have not (see
+    the module).
 
     Loading runs the machine code in the file. Load only files of people whom you trust.
 

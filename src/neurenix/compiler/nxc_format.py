@@ -1,7 +1,7 @@
-"""A compiled program as one file: ``step.nxc``.
+"""The file format of a compiled program, ``step.nxc``. Experimental: it may change.
 
-Owns the container, its manifest and the checks of both. It does not own compiling (``compile``)
-nor running what was read (``loaded``).
+Owns the container, its manifest and the checks of both. Does not own compiling (``compile.py``) or
+running (``load_compiled.py``).
 
 An artefact is a ZIP file of three members, stored and not compressed, and of nothing else::
 
@@ -33,7 +33,6 @@ from neurenix._core.errors import ArgumentError, ArtefactError
 from neurenix._core.files import write_whole
 from neurenix._core.output_encoding import plain
 from neurenix.compiler import cache, pytree_json
-from neurenix.compiler.abstract_placement import HOST_MEMORIES
 from neurenix.compiler.argument_arrays import Leaf, shard_shape
 from neurenix.compiler.call_signature import Calling
 from neurenix.compiler.compile import Compiled, CompileOptions
@@ -106,33 +105,6 @@ class Artefact:
         """How the function was called, where not with arrays by position alone."""
         call = self.manifest.get("call")
         return None if call is None else Calling.of_json(call)
-
-    def as_program(self) -> Program:
-        """Return the program, ready to be compiled again."""
-        leaves, donated = [], []
-        for index, argument in enumerate(self.manifest["arguments"]):
-            fields = {name: argument[name] for name in ("path", "role", "dtype")}
-            for name in ("shape", "partition", "device_shape"):
-                fields[name] = tuple(
-                    tuple(part) if isinstance(part, list) else part for part in argument[name]
-                )
-            kind = argument["memory_kind"]
-            leaves.append(Leaf(**fields, host_memory=kind if kind in HOST_MEMORIES else ""))
-            if argument["donated"]:
-                donated.append(index)
-        return Program(
-            name=self.manifest["name"],
-            serialized=self.program,
-            fingerprint=self.manifest["fingerprint"],
-            axes={name: size for name, size in self.manifest["axes"]},
-            leaves=tuple(leaves),
-            donated=tuple(donated),
-            model_flops=self.manifest["model_flops"],
-            output_bytes=self.manifest["output_bytes"],
-            platform=self.manifest["platform"],
-            unused=tuple(self.manifest["unused_arguments"]),
-            output_tree=self.manifest["output_tree"],
-        )
 
     def __str__(self) -> str:
         versions = ", ".join(f"{k} {v}" for k, v in self.manifest["versions"].items())
@@ -240,9 +212,8 @@ def check_versions(artefact: Artefact) -> None:
     install = " ".join(f"{name}=={made[name]}" for name in packages if name in made)
     raise ArtefactError(
         f"{artefact.path} was compiled with {told}. An executable runs with the versions that made "
-        f"it only. Install them: pip install {install}\nOr compile the program in the file again "
-        f"with what is installed here: neurenix compile {artefact.path} -o "
-        f"{artefact.path.stem}-new{artefact.path.suffix}"
+        f"it only. Install them: pip install {install}\nOr compile the script or the function "
+        "again with the versions installed here."
     )
 
 

@@ -10,15 +10,16 @@ from neurenix._core.callable_module import make_callable
 from neurenix.compiler.compile import CompileOptions
 from neurenix.compiler.program import spec
 from neurenix.preflight.api import preflight
-from neurenix.preflight.compile_to_file import compile_for, recompile
-from neurenix.preflight.cost import Pricing
+from neurenix.preflight.compile_to_file import compile_for
+from neurenix.preflight.cost import Cost, Pricing
 from neurenix.preflight.describe_program import PreflightOptions
-from neurenix.preflight.report.report import Cost, Report
+from neurenix.preflight.report.report import Report
+from neurenix.preflight.report.report_data import Suggestion
 from neurenix.preflight.search.largest_batch import LargestBatch, largest_batch
+from neurenix.preflight.search.plan import Plan
+from neurenix.preflight.search.plan_data import Candidate, Deadline
 from neurenix.preflight.search.search import search
-from neurenix.preflight.search.search_result import Candidate, Deadline, Plan
 from neurenix.preflight.search.search_space import SearchSpace
-from neurenix.preflight.suggested_changes import Suggestion
 
 __all__ = [
     "Suggestion",
@@ -35,7 +36,6 @@ __all__ = [
     "compile_for",
     "largest_batch",
     "preflight",
-    "recompile",
     "search",
     "spec",
 ]

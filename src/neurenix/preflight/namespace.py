@@ -12,11 +12,11 @@ from typing import Any, overload
 
 from neurenix.compiler import compile as _compile
 from neurenix.compiler import program
-from neurenix.preflight import api, compile_to_file, cost, describe_program, suggested_changes
-from neurenix.preflight.report import report
+from neurenix.preflight import api, compile_to_file, cost, describe_program
+from neurenix.preflight.report import report, report_data
 from neurenix.preflight.search import largest_batch as _largest
+from neurenix.preflight.search import plan, plan_data, search_space
 from neurenix.preflight.search import search as _search
-from neurenix.preflight.search import search_result, search_space
 
 
 class PreflightNamespace:
@@ -24,20 +24,19 @@ class PreflightNamespace:
 
     compile_for = staticmethod(compile_to_file.compile_for)
     largest_batch = staticmethod(_largest.largest_batch)
-    recompile = staticmethod(compile_to_file.recompile)
     search = staticmethod(_search.search)
     spec = staticmethod(program.spec)
-    Candidate = search_result.Candidate
+    Candidate = plan_data.Candidate
     CompileOptions = _compile.CompileOptions
-    Cost = report.Cost
-    Deadline = search_result.Deadline
+    Cost = cost.Cost
+    Deadline = plan_data.Deadline
     LargestBatch = _largest.LargestBatch
-    Plan = search_result.Plan
+    Plan = plan.Plan
     PreflightOptions = describe_program.PreflightOptions
     Pricing = cost.Pricing
     Report = report.Report
     SearchSpace = search_space.SearchSpace
-    Suggestion = suggested_changes.Suggestion
+    Suggestion = report_data.Suggestion
 
     @overload
     def __call__(

@@ -11,7 +11,7 @@ import json
 import math
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -25,6 +25,7 @@ from neurenix.compiler.findings.precision import is_wide_float
 from neurenix.compiler.program import Program
 from neurenix.compiler.target import Target
 from neurenix.distribute.mesh import BATCH_AXES
+from neurenix.preflight.report.report_data import Suggestion
 from neurenix.preflight.script.script_step import ScriptStep
 from neurenix.preflight.search.workload import Choice, Workload
 
@@ -33,40 +34,7 @@ _TRIES = 3
 _SLICES_OF_A_FUNCTION = 2  # larger ones, and generations with more memory
 _ROOMIER = ("v6e", "v5p", "tpu7x")  # generations by the HBM of a device
 _GROWN = ("fsdp", "tensor", "data")  # mesh axes in the order in which a larger slice grows one
-_VERDICTS = {
-    "hbm": "does not fit",
-    "vmem": "has a kernel out of VMEM",
-    "crash": "not known, the compiler crashed",
-    "timeout": "not known, the compiler took too long",
-}
-
-
 _Change = tuple[str, chips.Slice, Program]  # in words, and the program with it
-
-
-@dataclass(frozen=True)
-class Suggestion:
-    """One change, compiled.
-
-    Attributes:
-        change: what to write.
-        analysis: of the program with the change.
-    """
-
-    change: str
-    analysis: Analysis
-
-    @property
-    def fits(self) -> bool:
-        """Whether the program fits with it."""
-        return self.analysis.fits
-
-    @property
-    def verdict(self) -> str:
-        """What the compiler made of it, in words: ``"fits"``, ``"does not fit"`` or why neither."""
-        if self.fits:
-            return "fits"
-        return _VERDICTS.get(self.analysis.refused or "", "does not compile")
 
 
 def suggestions(workload: Workload, refused: Analysis) -> tuple[Suggestion, ...]:

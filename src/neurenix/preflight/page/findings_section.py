@@ -12,15 +12,12 @@ import re
 from functools import lru_cache
 from html import escape
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from neurenix import rules
 from neurenix._core.source_files import SourceLine, is_library
+from neurenix.compiler.findings import Finding
 from neurenix.preflight.report.formatting import bytes_text, places_text, seconds_text, source_text
-
-if TYPE_CHECKING:
-    from neurenix.compiler.findings import Finding
-    from neurenix.preflight.report.report import Report
+from neurenix.preflight.report.report_data import ReportData
 
 _AROUND = 3
 _LONGEST_LINE = 240
@@ -30,7 +27,7 @@ _STRONG, _LITERAL = re.compile(r"\*\*(.+?)\*\*", re.DOTALL), re.compile(r"`([^`]
 _SIGNS = {"error": "✕", "warning": "▲", "note": "●"}
 
 
-def findings_section(report: Report) -> str:
+def findings_section(report: ReportData) -> str:
     """Return the section; what comes from the program or the compiler is escaped."""
     if not report.findings:
         return "<h2>Findings</h2><p>None.</p>"
@@ -43,7 +40,7 @@ def findings_section(report: Report) -> str:
     return f"<h2>Findings</h2><ol class=findings>{items}</ol>"
 
 
-def _item(group: list[Finding], report: Report) -> str:
+def _item(group: list[Finding], report: ReportData) -> str:
     """Return what one rule says of one line, such as of a line that every layer runs."""
     finding = group[0]
     severity = escape(finding.severity)
@@ -88,7 +85,7 @@ def _inline(text: str) -> str:
     return _LITERAL.sub(r"<code>\1</code>", text)
 
 
-def _effect(group: list[Finding], report: Report) -> str:
+def _effect(group: list[Finding], report: ReportData) -> str:
     seconds = sum(finding.effect_seconds for finding in group)
     size = sum(finding.effect_bytes for finding in group)
     parts = []

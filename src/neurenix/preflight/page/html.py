@@ -1,8 +1,8 @@
-"""One page that needs nothing but itself: of one report, of several, or of a search.
+"""A self-contained HTML page of one report or several.
 
-Owns the document: its head, the verdict, the order of the sections. Each section is a ``page_*``
-module's. Every name from a program is escaped, and the page forbids itself the network and any
-script but its own (a content security policy).
+Owns the document, its first lines and the order of the sections; each section has a module. Names
+from a program are escaped. A content security policy forbids the page the network and every script
+but its own.
 """
 
 from __future__ import annotations
@@ -11,11 +11,10 @@ import base64
 import hashlib
 from collections.abc import Sequence
 from html import escape
-from typing import TYPE_CHECKING
 
 from neurenix._core.errors import ArgumentError
 from neurenix.preflight.cost import Pricing, money_text
-from neurenix.preflight.page.comparison_section import candidates_section, compare_section
+from neurenix.preflight.page.comparison_section import compare_section
 from neurenix.preflight.page.findings_section import findings_section
 from neurenix.preflight.page.memory_section import memory_section
 from neurenix.preflight.page.operations_section import operations_section
@@ -30,13 +29,9 @@ from neurenix.preflight.report.formatting import (
     printable,
     seconds_text,
 )
-from neurenix.preflight.report.report_json import NO_ANSWER, hbm_is_known
+from neurenix.preflight.report.report_data import NO_ANSWER, ReportData, hbm_is_known
 
-if TYPE_CHECKING:
-    from neurenix.preflight.report.report import Report
-    from neurenix.preflight.search.search_result import Plan
-
-_ESTIMATED = (
+ESTIMATED = (
     "<p class=sub><span class=stamp>Estimated, not measured</span> Compiled with the TPU compiler; "
     "nothing ran on a TPU.</p>"
 )
@@ -49,7 +44,7 @@ _REFUSED = {
 }
 
 
-def page(report: Report | Sequence[Report], pricing: Pricing | None = None) -> str:
+def page(report: ReportData | Sequence[ReportData], pricing: Pricing | None = None) -> str:
     """Return the page of one report, or of several with a comparison and a tab for each.
 
     Args:
@@ -67,39 +62,17 @@ def page(report: Report | Sequence[Report], pricing: Pricing | None = None) -> s
     title = f"Preflight of {reports[0].name} on {names}"
     if len(reports) == 1:
         name = escape(reports[0].name)
-        body = f"<h1>Preflight of {name}</h1>{_ESTIMATED}{_target(reports[0], pricing)}"
+        body = f"<h1>Preflight of {name}</h1>{ESTIMATED}{target(reports[0], pricing)}"
     else:
         body = (
             f"<h1>Preflight of {escape(reports[0].name)} on {amount(len(reports), 'target')}</h1>"
-            f"{_ESTIMATED}{compare_section(reports, pricing)}{_targets(reports, pricing)}"
+            f"{ESTIMATED}{compare_section(reports, pricing)}{_targets(reports, pricing)}"
         )
-    return _document(title, body)
+    return document(title, body)
 
 
-def plan_page(plan: Plan, pricing: Pricing | None = None) -> str:
-    """Return the page of a search: its frontier, its candidates, and the winner in full.
-
-    Args:
-        plan: as ``search`` returns it.
-        pricing: of the costs; on demand in the US if left out.
-    """
-    pricing = pricing or Pricing()
-    winners = [c.report for c in plan.candidates[:1] if c.report and c.value is not None]
-    named = winners or [c.report for c in plan.candidates if c.report]
-    name = named[0].name if named else "a program"
-    body = (
-        f"<h1>Plan for {escape(name)}</h1>{_ESTIMATED}{candidates_section(plan, pricing)}"
-        + "".join(
-            f'<section class=target><h2 class="target-name">The best: '
-            f"{escape(winner.slice.name)}</h2>{_target(winner, pricing)}</section>"
-            for winner in winners
-        )
-    )
-    return _document(f"Plan for {name}", body)
-
-
-def _document(title: str, body: str) -> str:
-    """Return a whole document that may run its one script and load nothing."""
+def document(title: str, body: str) -> str:
+    """Return an HTML document that runs only its own script and loads nothing."""
     digest = base64.b64encode(hashlib.sha256(SCRIPT.encode()).digest()).decode()
     policy = (
         f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}'; "
@@ -114,18 +87,19 @@ def _document(title: str, body: str) -> str:
     )
 
 
-def _targets(reports: Sequence[Report], pricing: Pricing) -> str:
+def _targets(reports: Sequence[ReportData], pricing: Pricing) -> str:
     parts = []
     for number, report in enumerate(reports, start=1):
         name = escape(report.slice.name)
         parts.append(
             f'<section class=target id="target-{number}" data-name="{name}">'
-            f'<h2 class="target-name">{name}</h2>{_target(report, pricing)}</section>'
+            f'<h2 class="target-name">{name}</h2>{target(report, pricing)}</section>'
         )
     return "".join(parts)
 
 
-def _target(report: Report, pricing: Pricing) -> str:
+def target(report: ReportData, pricing: Pricing) -> str:
+    """Return all sections about one report."""
     where = report.slice
     about = (
         f"{escape(where.name)}: {amount(where.num_chips, 'chip')} "
@@ -139,7 +113,7 @@ def _target(report: Report, pricing: Pricing) -> str:
     return f"<p class=sub>{about}</p>{''.join(sections)}"
 
 
-def _verdict(report: Report) -> str:
+def _verdict(report: ReportData) -> str:
     """Say the whole answer in one sentence."""
     time, where = report.step_time, escape(report.slice.name)
     if time is None:
@@ -153,7 +127,7 @@ def _verdict(report: Report) -> str:
     )
 
 
-def _suggestions(report: Report) -> str:
+def _suggestions(report: ReportData) -> str:
     """Return the changes that were compiled because the program did not fit."""
     rows = []
     for suggestion in report.suggestions:
@@ -179,7 +153,7 @@ def _suggestions(report: Report) -> str:
     )
 
 
-def _cards(report: Report, pricing: Pricing) -> str:
+def _cards(report: ReportData, pricing: Pricing) -> str:
     memory, time = report.hbm, report.step_time
     used = memory.peak_bytes / memory.limit_bytes
     fits = "✓ fits" if report.fits else "✕ does not fit"
@@ -209,7 +183,7 @@ def _cards(report: Report, pricing: Pricing) -> str:
     )
 
 
-def _cost(report: Report, pricing: Pricing) -> tuple[str, str]:
+def _cost(report: ReportData, pricing: Pricing) -> tuple[str, str]:
     """Return 1,000 steps in USD and where the price is from."""
     cost = report.cost(1000, **vars(pricing))
     if cost.usd is None:
@@ -221,7 +195,7 @@ def _cost(report: Report, pricing: Pricing) -> tuple[str, str]:
     return money_text(cost.usd), f"{hourly}, {which}, list of {cost.price.as_of}"
 
 
-def _epoch(report: Report, pricing: Pricing) -> list[tuple[str, str, str, str]]:
+def _epoch(report: ReportData, pricing: Pricing) -> list[tuple[str, str, str, str]]:
     """Return the card of an epoch in USD, where a script has told how many steps it is."""
     steps = report.steps_per_epoch
     usd = report.cost(steps, **vars(pricing)).usd if steps else None
@@ -230,14 +204,14 @@ def _epoch(report: Report, pricing: Pricing) -> list[tuple[str, str, str, str]]:
     return [("An epoch, estimated", money_text(usd), amount(steps, "step"), "")]
 
 
-def _rate(report: Report) -> str:
+def _rate(report: ReportData) -> str:
     if report.tokens_per_second:
         return f"{report.tokens_per_second:,.0f} tokens/s"
     rate = report.examples_per_second
     return f"{rate:,.0f} examples/s" if rate else ""
 
 
-def _published(report: Report) -> str:
+def _published(report: ReportData) -> str:
     run = report.published_run
     if run is None or report.step_time is None:
         return ""
@@ -249,13 +223,13 @@ def _published(report: Report) -> str:
     return f"<p class=sub>{escape(words)}</p>"
 
 
-def _share(report: Report) -> str:
+def _share(report: ReportData) -> str:
     time = report.step_time
     share = time.shares.get(time.bound) if time else None
     return f"{share:.0%} of the device's time" if share else ""
 
 
-def _notes(report: Report) -> str:
+def _notes(report: ReportData) -> str:
     notes = list(report.analysis.notes)
     if report.analysis.from_cache:
         notes.append("The compiler's answer came from the cache.")

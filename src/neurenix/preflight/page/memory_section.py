@@ -7,16 +7,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from html import escape
-from typing import TYPE_CHECKING
 
-from neurenix.compiler.peak_memory import largest
+from neurenix.compiler.peak_memory import Memory, largest
 from neurenix.preflight.page.charts import Box, line, shortened, squarify, svg, text
 from neurenix.preflight.report.formatting import bytes_text
-from neurenix.preflight.report.report_json import hbm_is_known, memory_parts
-
-if TYPE_CHECKING:
-    from neurenix.compiler.peak_memory import Memory
-    from neurenix.preflight.report.report import Report
+from neurenix.preflight.report.report_data import ReportData, hbm_is_known, memory_parts
 
 _SIZE = (900.0, 400.0)
 _CELLS = 60
@@ -35,7 +30,7 @@ class _Cell:
     padding: int
 
 
-def memory_section(report: Report) -> str:
+def memory_section(report: ReportData) -> str:
     """Return the section; every name in it is escaped."""
     memory = report.hbm
     groups = _groups(memory)
@@ -48,7 +43,7 @@ def memory_section(report: Report) -> str:
     )
 
 
-def _words(report: Report) -> str:
+def _words(report: ReportData) -> str:
     memory = report.hbm
     if not hbm_is_known(report.refused):
         return (

@@ -7,13 +7,10 @@ filter; it goes by ``data-v`` where a cell has one, and by its text otherwise.
 from __future__ import annotations
 
 from html import escape
-from typing import TYPE_CHECKING
 
+from neurenix.compiler.operations import Operation
 from neurenix.preflight.report.formatting import KIND_NAMES, bytes_text, seconds_text, source_text
-
-if TYPE_CHECKING:
-    from neurenix.compiler.operations import Operation
-    from neurenix.preflight.report.report import Report
+from neurenix.preflight.report.report_data import ReportData
 
 _SHOWN = 400
 _HEADS = (
@@ -22,7 +19,7 @@ _HEADS = (
 )  # fmt: skip
 
 
-def operations_section(report: Report) -> str:
+def operations_section(report: ReportData) -> str:
     """Return the table of the dearest operations; every name in it is escaped."""
     if not report.operations:
         return ""
@@ -43,7 +40,7 @@ def operations_section(report: Report) -> str:
     )
 
 
-def _row(o: Operation, report: Report) -> str:
+def _row(o: Operation, report: ReportData) -> str:
     time = report.step_time
     whole = (time.device_seconds if time else 0.0) or 1.0
     seconds = report.calibrated(o.seconds)

@@ -8,17 +8,13 @@ from __future__ import annotations
 
 import math
 from html import escape
-from typing import TYPE_CHECKING
 
-from neurenix.compiler.operations import peak_of
+from neurenix.chips import Generation
+from neurenix.compiler.operations import Operation, peak_of
+from neurenix.compiler.step_time import StepTime
 from neurenix.preflight.page.charts import Axis, Box, line, mark, scaled, shortened, svg, text
 from neurenix.preflight.report.formatting import INTERVAL, KIND_NAMES, seconds_text, source_text
-
-if TYPE_CHECKING:
-    from neurenix.chips import Generation
-    from neurenix.compiler.operations import Operation
-    from neurenix.compiler.step_time import StepTime
-    from neurenix.preflight.report.report import Report
+from neurenix.preflight.report.report_data import ReportData
 
 _WIDTH, _HEIGHT = 900.0, 420.0
 _LEFT, _RIGHT, _TOP, _BOTTOM = 74.0, 780.0, 26.0, 372.0
@@ -27,7 +23,7 @@ _SPREAD = (0.0, -20.0, 20.0, -10.0, 10.0)
 _POINTS = 300
 
 
-def time_section(report: Report) -> str:
+def time_section(report: ReportData) -> str:
     """Return where the step goes and the roofline; nothing for a program that does not fit."""
     time = report.step_time
     if time is None:
@@ -69,7 +65,7 @@ def _sign(kind: str) -> str:
     return f"<svg class=sign viewBox='0 0 16 16' aria-hidden=true>{mark(kind, 8, 8, 5.5)}</svg>"
 
 
-def _roofline(report: Report, time: StepTime) -> str:
+def _roofline(report: ReportData, time: StepTime) -> str:
     """Draw FLOP/s reached against FLOPs per byte of HBM, both axes logarithmic.
 
     An operation that moves nothing from or to HBM, its operands being in VMEM, has no intensity:
@@ -180,7 +176,7 @@ def _about(o: Operation, reached: float, share: float, peak: float, bandwidth: f
     return "\n".join(filter(None, lines))
 
 
-def _words(report: Report, worked: list[Operation], time: StepTime) -> str:
+def _words(report: ReportData, worked: list[Operation], time: StepTime) -> str:
     shown = sum(report.calibrated(o.seconds) for o in worked) / (time.device_seconds or 1.0)
     return (
         f"One sign for each operation with matrix products, its area by time: {shown:.0%} of the "

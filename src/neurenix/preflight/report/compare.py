@@ -20,7 +20,8 @@ from neurenix.preflight.report.formatting import (
     seconds_text,
     shown,
 )
-from neurenix.preflight.report.report_json import NO_ANSWER, UNDIVIDED, Record
+from neurenix.preflight.report.report_data import NO_ANSWER, UNDIVIDED
+from neurenix.preflight.report.report_json import Record
 
 _SHOWN = 5
 _TOLD_APART = ("activations", "gradients", "temporaries", "new results", "alignment")

@@ -46,19 +46,128 @@ from typing import Any
 
 from neurenix._core.errors import ArgumentError
 from neurenix._core.source_files import SourceLine
+from neurenix.compiler.cache import versions
+from neurenix.compiler.peak_memory import Memory, largest
+from neurenix.preflight.cost import Pricing
+from neurenix.preflight.report.report_data import (
+    NO_ANSWER,
+    ReportData,
+    Suggestion,
+    hbm_is_known,
+    memory_parts,
+)
 
 SCHEMA = "neurenix.preflight"
 SCHEMA_VERSION = 1
-NO_ANSWER = ("crash", "timeout")
-"""What ``refused`` says where the compiler did not come to say whether the program fits."""
-UNDIVIDED = "activations and others"
-"""What a program that was refused early takes beside its arguments: no more than its size is known.
-"""
-
 
 _ADDED: dict[str, Any] = {"suggestions": []}
 _ADDED_TO_COST: dict[str, Any] = {"usd_per_epoch": None}
 """Fields that older files of this version do not have, as they are read then."""
+
+
+_OF_A_TIME = ("seconds", "low", "high", "device_seconds", "host_seconds", "basis", "shares")
+_RATES = ("examples_per_second", "tokens_per_second", "tokens_per_second_per_chip")
+_OF_A_RUN = (
+    "id", "model", "generation", "num_chips", "batch_size", "sequence_length", "step_seconds",
+    "tokens_per_second_per_chip", "mfu", "source",
+)  # fmt: skip
+_LISTED = ("buffers", "temporaries")
+
+
+def document(report: ReportData, pricing: Pricing) -> dict[str, Any]:
+    """Return the document of a report, with its cost at ``pricing``."""
+    time, where, program = report.step_time, report.slice, report.analysis.program
+    run = report.published_run
+    return {
+        "schema": SCHEMA,
+        "schema_version": SCHEMA_VERSION,
+        "versions": versions(),
+        "program": program.name,
+        "slice": {
+            "name": where.name,
+            "generation": where.generation.name,
+            "topology": where.topology_name,
+            "chips": where.num_chips,
+            "devices": where.num_devices,
+            "hosts": where.num_hosts,
+        },
+        "mesh": dict(program.axes),
+        "fits": report.fits,
+        "refused": report.refused,
+        "estimated_step_time": time and _named(time, _OF_A_TIME),
+        "bound": report.bound,
+        "mfu": report.mfu,
+        "model_flops": program.model_flops,
+        "batch": {
+            "examples": report.batch_size,
+            "sequence_length": report.sequence_length,
+            "tokens": report.tokens,
+        },
+        "estimated_rates": time and _named(report, _RATES),
+        "estimated_cost": time and _cost(report, pricing),
+        "published_run": run and _named(run, _OF_A_RUN),
+        "hbm_per_device": _hbm(report.hbm) if hbm_is_known(report.refused) else None,
+        "findings": [{**plain(finding), "page": finding.page} for finding in report.findings],
+        "suggestions": [_suggestion(suggestion) for suggestion in report.suggestions],
+        "operations": [
+            {
+                "name": operation.name,
+                "opcode": operation.opcode,
+                "kind": operation.kind,
+                "estimated_seconds": report.calibrated(operation.seconds),
+                "count": operation.count,
+                "flops": operation.flops,
+                "bytes": operation.bytes,
+                "shape": operation.shape,
+                "op_name": operation.op_name,
+                "source": str(operation.source) if operation.source else None,
+            }
+            for operation in report.operations
+        ],
+        "notes": list(report.analysis.notes),
+        "compile_seconds": report.analysis.compile_seconds,
+        "from_cache": report.analysis.from_cache,
+    }
+
+
+def _named(thing: Any, names: tuple[str, ...]) -> dict[str, Any]:
+    return {name: plain(getattr(thing, name)) for name in names}
+
+
+def _hbm(memory: Memory) -> dict[str, Any]:
+    return {
+        **{n: plain(v) for n, v in vars(memory).items() if n not in _LISTED},
+        "largest_buffers": [plain(buffer) for buffer in largest(memory)],
+    }
+
+
+def _suggestion(suggestion: Suggestion) -> dict[str, Any]:
+    analysis = suggestion.analysis
+    memory, time = analysis.memory, analysis.time
+    return {
+        "change": suggestion.change,
+        "slice": analysis.where.name,
+        "mesh": dict(analysis.program.axes),
+        "fits": suggestion.fits,
+        "refused": analysis.refused,
+        "hbm_peak_bytes": memory.peak_bytes if hbm_is_known(analysis.refused) else None,
+        "hbm_limit_bytes": memory.limit_bytes,
+        "estimated_step_seconds": time and time.seconds,
+    }
+
+
+def _cost(report: ReportData, pricing: Pricing) -> dict[str, Any]:
+    cost, steps = report.cost(1, **vars(pricing)), report.steps_per_epoch
+    return {
+        "usd_per_step": cost.usd_per_step,
+        "usd_per_epoch": report.cost(steps, **vars(pricing)).usd if steps else None,
+        "usd_per_million_tokens": cost.usd_per_million_tokens,
+        "usd_per_chip_hour": cost.usd_per_chip_hour,
+        "region": pricing.region,
+        "commitment": pricing.commitment,
+        "price_source": cost.price.source if cost.price else None,
+        "price_as_of": cost.price.as_of if cost.price else None,
+    }
 
 
 class Record:
@@ -127,33 +236,6 @@ class Record:
         ``None`` where they are not known.
         """
         return None if self.hbm is None else memory_parts(self.hbm)
-
-
-def hbm_is_known(refused: str | None) -> bool:
-    """Return whether the compiler said what HBM a program needs: it took it, or found too little.
-
-    Example:
-        >>> hbm_is_known(None), hbm_is_known("hbm"), hbm_is_known("timeout")
-        (True, True, False)
-    """
-    return refused in (None, "hbm")
-
-
-def memory_parts(memory: Mapping[str, Any]) -> dict[str, int]:
-    """Divide ``hbm_per_device`` into parts that add up to its peak, arguments by their role."""
-    parts = dict(memory["roles"])
-    arguments = sum(parts.values()) - parts.get("constants", 0)
-    rest = memory["arguments_bytes"] - arguments
-    if rest > 0:
-        parts["alignment"] = rest
-    named = {name: memory[f"{name}_bytes"] for name in ("activations", "gradients")}
-    if None in named.values():
-        parts[UNDIVIDED] = memory["temporaries_bytes"]
-    else:
-        parts.update(named)
-        parts["temporaries"] = memory["temporaries_bytes"] - sum(named.values())
-    parts["new results"] = memory["outputs_bytes"] - memory["aliased_bytes"]
-    return parts
 
 
 def load_reports(path: str | os.PathLike[str]) -> list[Record]:

@@ -7,7 +7,7 @@ prints is called an estimate.
 from __future__ import annotations
 
 import shutil
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from neurenix.compiler.findings import Finding
 from neurenix.compiler.peak_memory import largest
@@ -26,10 +26,7 @@ from neurenix.preflight.report.formatting import (
     shown,
     source_text,
 )
-from neurenix.preflight.report.report_json import hbm_is_known, memory_parts
-
-if TYPE_CHECKING:
-    from neurenix.preflight.report.report import Report
+from neurenix.preflight.report.report_data import ReportData, hbm_is_known, memory_parts
 
 _LABEL = 15
 _SHOWN_FINDINGS = 5
@@ -46,7 +43,7 @@ def width_here() -> int:
     return min(max(shutil.get_terminal_size(_FALLBACK).columns, _NARROWEST), _WIDEST)
 
 
-def text_of(report: Report, width: int, pricing: Pricing) -> str:
+def text_of(report: ReportData, width: int, pricing: Pricing) -> str:
     """Return the report as text of ``width`` columns."""
     where, time = report.slice, report.step_time
     lines = hanging(
@@ -108,7 +105,7 @@ def styled(text: str) -> Any:
     return lines
 
 
-def _fits(report: Report) -> str:
+def _fits(report: ReportData) -> str:
     memory, left = report.hbm, report.hbm.headroom_bytes
     unknown = {"timeout": "the compiler's time was up", "crash": "the compiler crashed"}
     if report.refused in unknown:
@@ -123,7 +120,7 @@ def _fits(report: Report) -> str:
     )
 
 
-def _rates(report: Report) -> str:
+def _rates(report: ReportData) -> str:
     parts = []
     if report.mfu is not None:
         parts.append(f"{percent_text(report.mfu)} MFU")
@@ -145,7 +142,7 @@ def _shares(time: StepTime) -> str:
     return shares or "nothing: the device has no work"
 
 
-def _memory(report: Report) -> str:
+def _memory(report: ReportData) -> str:
     """Name the parts that can be seen, the largest first, then what is true of them."""
     memory = report.hbm
     parts = {name: size for name, size in memory_parts(vars(memory)).items() if size > 0}
@@ -167,7 +164,7 @@ def _memory(report: Report) -> str:
     return (_joined(texts) or "nothing in HBM") + "".join(f"; {part}" for part in said)
 
 
-def _largest(report: Report) -> list[str]:
+def _largest(report: ReportData) -> list[str]:
     """Describe the largest buffers at the peak, one to a line; none where little is in use."""
     known = hbm_is_known(report.refused)
     if not known or report.hbm.peak_bytes < _SMALL_PEAK * report.hbm.limit_bytes:
@@ -182,7 +179,7 @@ def _largest(report: Report) -> list[str]:
     return texts
 
 
-def _cost(report: Report, pricing: Pricing) -> str:
+def _cost(report: ReportData, pricing: Pricing) -> str:
     cost = report.cost(1000, **vars(pricing))
     if cost.usd is None or cost.usd_per_chip_hour is None:
         return f"{cost.missing}; give your own: --price, or cost(usd_per_chip_hour=…)"
@@ -202,7 +199,7 @@ def _cost(report: Report, pricing: Pricing) -> str:
     )
 
 
-def _published(report: Report) -> list[str]:
+def _published(report: ReportData) -> list[str]:
     run, ours = report.published_run, report.flops_per_token
     if run is None or ours is None:
         return []
@@ -225,7 +222,7 @@ def _published(report: Report) -> list[str]:
     ]
 
 
-def _findings(report: Report, width: int) -> list[str]:
+def _findings(report: ReportData, width: int) -> list[str]:
     lines: list[str] = []
     for number, finding in enumerate(report.findings[:_SHOWN_FINDINGS], start=1):
         effect = ""
@@ -259,7 +256,7 @@ def _joined(parts: Any) -> str:
     return ", ".join(part.replace(" ", NO_BREAK_SPACE) for part in parts)
 
 
-def _suggestions(report: Report, width: int) -> list[str]:
+def _suggestions(report: ReportData, width: int) -> list[str]:
     """Return one line for each change that was compiled."""
     if not report.suggestions:
         return []

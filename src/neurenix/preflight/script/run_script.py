@@ -130,9 +130,7 @@ def preflight_script(
         options = found.options(options)
         with called_from(found.line):
             reports = preflight(target, *found.args, on=list(on), mesh=mesh, options=options)
-    for report in reports:
-        report.steps_per_epoch = found.steps_per_epoch
-    return reports
+    return [replace(report, steps_per_epoch=found.steps_per_epoch) for report in reports]
 
 
 def step_for(

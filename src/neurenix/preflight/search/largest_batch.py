@@ -31,7 +31,7 @@ from neurenix.preflight.api import On, check_input_shape, slices_on
 from neurenix.preflight.describe_program import PreflightOptions
 from neurenix.preflight.report.formatting import bytes_text, seconds_text
 from neurenix.preflight.report.report import Report
-from neurenix.preflight.report.report_json import hbm_is_known
+from neurenix.preflight.report.report_data import hbm_is_known
 from neurenix.preflight.search.workload import Choice, Workload
 
 _FINENESS = 64  # steps up to the first guess, or up to twice as many, unless asked for others

@@ -40,8 +40,9 @@ from neurenix.preflight.cost import Pricing
 from neurenix.preflight.describe_program import PreflightOptions
 from neurenix.preflight.report.formatting import bytes_text
 from neurenix.preflight.report.report import Report
+from neurenix.preflight.search.plan import Plan
+from neurenix.preflight.search.plan_data import OUT_OF_TIME, Candidate, Deadline
 from neurenix.preflight.search.search_order import Promise, Turn, turns
-from neurenix.preflight.search.search_result import OUT_OF_TIME, Candidate, Deadline, Plan
 from neurenix.preflight.search.search_space import SearchSpace
 from neurenix.preflight.search.workload import Choice, Workload
 

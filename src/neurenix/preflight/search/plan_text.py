@@ -6,8 +6,6 @@ Owns the table and how it folds to a terminal. Which candidate is better, and wh
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from neurenix.preflight.cost import usd_text
 from neurenix.preflight.report.formatting import (
     INTERVAL,
@@ -18,10 +16,8 @@ from neurenix.preflight.report.formatting import (
     seconds_text,
     shown,
 )
-from neurenix.preflight.report.report_json import NO_ANSWER, hbm_is_known
-
-if TYPE_CHECKING:
-    from neurenix.preflight.search.search_result import Candidate, Plan
+from neurenix.preflight.report.report_data import NO_ANSWER, hbm_is_known
+from neurenix.preflight.search.plan_data import Candidate, PlanData
 
 _HEAD = (
     "slice", "mesh", "batch", "remat", "XLA options", "fits", "HBM", "step (est.)",
@@ -31,14 +27,14 @@ _LONGEST_OPTION = 24
 _SHORT = 36
 
 
-def table(plan: Plan) -> str:
+def table(plan: PlanData) -> str:
     """Return one line for each candidate, its verdict last, however long."""
     head = [*_HEAD, _work(plan), ""]
     rows = [head, *([*_cells(plan, c), _verdict(plan, c)] for c in plan.candidates)]
     return shown("\n".join(_columns(rows)))
 
 
-def text_of(plan: Plan, width: int) -> str:
+def text_of(plan: PlanData, width: int) -> str:
     """Return the whole answer in ``width`` columns where the table allows it.
 
     Verdicts stand beside their candidates where there is room for the short ones, the long ones
@@ -67,7 +63,7 @@ def text_of(plan: Plan, width: int) -> str:
     return shown("\n".join([*lines, *_winner(plan, width)]))
 
 
-def _title(plan: Plan, width: int) -> list[str]:
+def _title(plan: PlanData, width: int) -> list[str]:
     compiled = sum(candidate.report is not None for candidate in plan.candidates)
     slices = len({candidate.slice.name for candidate in plan.candidates})
     what = f"Plan: {amount(len(plan.candidates), 'candidate')} on {amount(slices, 'slice')}, "
@@ -79,7 +75,7 @@ def _title(plan: Plan, width: int) -> list[str]:
     )
 
 
-def _winner(plan: Plan, width: int) -> list[str]:
+def _winner(plan: PlanData, width: int) -> list[str]:
     """Name the winner with its interval and its cost."""
     best = plan.winner
     if best is None or best.report is None or best.report.step_time is None:
@@ -107,7 +103,7 @@ def _winner(plan: Plan, width: int) -> list[str]:
     return [*lines, *hanging("  ", "Nothing ran on a TPU.", width)]
 
 
-def _best(plan: Plan, named: str) -> tuple[str, str]:
+def _best(plan: PlanData, named: str) -> tuple[str, str]:
     """Return the line of the winner, with how many candidates it was not compared with."""
     left_out = plan.num_not_compiled
     if not left_out:
@@ -123,20 +119,20 @@ def _columns(rows: list[list[str]]) -> list[str]:
     return ["  ".join(row[i].ljust(widths[i]) for i in used).rstrip() for row in rows]
 
 
-def _work(plan: Plan) -> str:
+def _work(plan: PlanData) -> str:
     """Return what the USD are for: steps of different batches cannot be compared."""
     return "USD/1M examples" if _batches_differ(plan) else "USD/1k steps"
 
 
-def _batches_differ(plan: Plan) -> bool:
+def _batches_differ(plan: PlanData) -> bool:
     return len({candidate.batch for candidate in plan.candidates}) > 1
 
 
-def _verdict(plan: Plan, candidate: Candidate) -> str:
+def _verdict(plan: PlanData, candidate: Candidate) -> str:
     return candidate.reason or f"best {plan.objective}"
 
 
-def _cells(plan: Plan, candidate: Candidate) -> list[str]:
+def _cells(plan: PlanData, candidate: Candidate) -> list[str]:
     report = candidate.report
     chosen = [
         candidate.slice.name,

@@ -21,19 +21,17 @@ from __future__ import annotations
 import json
 from functools import cache
 from importlib import resources
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from neurenix.compiler.cache import versions
-from neurenix.preflight.report.report_json import hbm_is_known
-
-if TYPE_CHECKING:
-    from neurenix.preflight.search.search_result import Candidate, Plan
+from neurenix.preflight.report.report_data import hbm_is_known
+from neurenix.preflight.search.plan_data import Candidate, PlanData
 
 SCHEMA = "neurenix.plan"
 SCHEMA_VERSION = 1
 
 
-def document(plan: Plan) -> dict[str, Any]:
+def document(plan: PlanData) -> dict[str, Any]:
     """Return the document of a search."""
     winner, deadline = plan.winner, plan.deadline
     best = winner.report if winner is not None else None
@@ -56,7 +54,7 @@ def schema() -> dict[str, Any]:
     return json.loads(text)
 
 
-def _candidate(plan: Plan, candidate: Candidate) -> dict[str, Any]:
+def _candidate(plan: PlanData, candidate: Candidate) -> dict[str, Any]:
     report, choice = candidate.report, candidate.choice
     time = report.step_time if report else None
     usd = report.cost(1, **vars(plan.pricing)).usd if report and time else None
