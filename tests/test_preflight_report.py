@@ -594,7 +594,6 @@ def test_what_changed_with_a_larger_batch(reports: list[Report], larger: Report)
     text = changes.text(80)
     assert all(len(line) <= 80 or " " not in line.strip() for line in text.splitlines())
     assert re.search(r"step time +\S+ \S+ → \S+ \S+ estimated \(\+", text)
-    json.dumps(changes.to_dict())
 
 
 def test_the_same_twice_is_no_change(reports: list[Report]) -> None:

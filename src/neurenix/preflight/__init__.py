@@ -1,9 +1,10 @@
-"""Preflight: what a program will do on a TPU slice, asked on a machine without one.
+"""Preflight: how a program would run on a TPU slice, without a TPU.
 
-``nx.preflight(model, on="v5e-8", input_shape=(256, 784))`` compiles the training step that ``fit``
-runs with the real TPU compiler; ``nx.preflight.search`` compares slices. ``nx.compile_for`` keeps
-the executable in a file, and ``nx.load_compiled`` runs it on that slice. Compiling and judging is
-``neurenix.compiler``'s; here are the entrances, the report and the page.
+``nx.preflight(model, on="v5e-8", input_shape=(256, 784))`` compiles the training step of ``fit``
+with the real TPU compiler. ``nx.preflight.search`` compares slices. ``nx.compile_for``
+(experimental) writes the executable to a file, and ``nx.load_compiled`` runs it on that slice.
+
+Does not own compiling and analysis (``neurenix.compiler``).
 """
 
 from neurenix._core.callable_module import make_callable

@@ -1,7 +1,4 @@
-"""The entrance: a model, a trainer or any jittable function, and the slices to ask about.
-
-Owns ``preflight``: describe, compile for every slice, analyse, and suggest what would make it fit.
-"""
+"""The function ``preflight``: describe, compile for each slice, analyse, and suggest changes."""
 
 from __future__ import annotations
 
@@ -27,8 +24,8 @@ def slices_on(on: On | Sequence[On]) -> list[chips.Slice]:
     """Return the slices that ``on=`` names.
 
     Raises:
-        UnknownNameError: no such slice.
-        ArgumentTypeError: it is neither a name nor a list of names.
+        UnknownNameError: unknown slice.
+        ArgumentTypeError: ``on`` is neither a name nor a list of names.
 
     Example:
         >>> [where.name for where in slices_on(["v5e-8", "v6e-8"])]
@@ -47,10 +44,10 @@ def slices_on(on: On | Sequence[On]) -> list[chips.Slice]:
 
 
 def check_input_shape(target: Any, input_shape: Sequence[int] | None, dtype: Any) -> None:
-    """Check that ``input_shape=`` has sizes, if it is there at all, and ``dtype=`` belongs to it.
+    """Check that ``input_shape=`` is None or sizes, and that ``dtype=`` is given only with it.
 
     Raises:
-        ArgumentTypeError: it is something else; or a dtype is given without it.
+        ArgumentTypeError: it is of another type, or a dtype is given without it.
     """
     if input_shape is None:
         if dtype is not None:
@@ -102,43 +99,43 @@ def preflight(
     """Compile a program for TPU slices and report how it would run. No TPU is needed.
 
     Args:
-        target: a compiled model or a ``Trainer``, whose training step is taken; any jittable
-            function; or an NNX module of flax, whose call is taken.
-        *args: of a function: arrays or ``nx.spec(shape, dtype)``, and the static arguments of one
-            that ``jax.jit`` compiled; keyword arguments, and numbers or functions that are part of
-            the program, go with ``functools.partial(function, name=…)``. An array that nobody has
-            placed is divided by the compiler where others are placed, as for ``jax.jit``; a spec
-            without a partition is whole on every device. Of a model: the spec of
-            one global batch of inputs, and optionally of targets and weights (N,), in place of
-            ``input_shape``. ``fit`` gives its batches weights where the last is filled up; with
-            ``steps_per_execution=K`` the program is that of K steps, and times are of one.
-        on: a slice such as ``"v5e-8"``, or a list of them, compiled side by side.
+        target: a compiled model or a ``Trainer``, for its training step; any jittable function; or
+            an NNX module, for its call.
+        *args: for a function: arrays or ``nx.spec(shape, dtype)``, and the static arguments of a
+            ``jax.jit`` function. Bind keyword arguments, and numbers or functions that are part of
+            the program, with ``functools.partial(function, name=…)``. If some arrays are placed,
+            the compiler shards the unplaced ones, as with ``jax.jit``; a spec without a partition
+            is replicated. For a model: the spec of one global batch of inputs and, optionally, of
+            targets and weights (N,), instead of ``input_shape``. ``fit`` weights its batches if it
+            pads the last one. With ``steps_per_execution=K`` the program contains K steps, and
+            times are per step.
+        on: a slice such as ``"v5e-8"``, or a list of slices, compiled in parallel.
         input_shape: of one global batch of a model's inputs, the batch first.
         dtype: of the inputs that ``input_shape`` describes; float32 by default.
-        mesh: names and sizes of the mesh's axes, such as ``{"fsdp": 8}``. A model divides its batch
-            over ``"data"`` and ``"fsdp"``, its parameters and optimizer state over ``"fsdp"`` and
-            ``"tensor"``, as ``nx.distribute.Strategy`` says. By default that of the strategy which
-            the model was compiled for; of a function, the one over which its arrays are laid if it
-            has as many devices; and otherwise one axis ``"data"`` over all devices.
-        options: donation, compiler.
-        **others: none; a keyword argument of the function is refused with a word on how to give it.
+        mesh: names and sizes of the mesh axes, such as ``{"fsdp": 8}``. A model shards its batch
+            over ``"data"`` and ``"fsdp"``, and its parameters and optimizer state over ``"fsdp"``
+            and ``"tensor"``, as ``nx.distribute.Strategy`` does. The default for a model is the
+            mesh of its strategy; for a function, the mesh of its arrays if it has as many devices
+            as the slice; otherwise one axis ``"data"`` over all devices.
+        options: donation and compiler options.
+        **others: rejected, with a message on how to pass keyword arguments of the function.
 
     Returns:
-        A ``Report``, or a list of them when ``on`` is a list.
+        A ``Report``, or a list of them if ``on`` is a list.
 
     Raises:
-        UnknownNameError: no such slice.
+        UnknownNameError: unknown slice.
         ArgumentTypeError: an argument is neither an array nor static.
         ShapeError: the batch cannot be divided over the slice's devices.
         NotCompiledError: the model has no loss and optimizer yet.
-        ArgumentError: the function cannot be traced; the message names the line. Or it is a module
-            of flax.linen, whose parameters are an argument.
+        ArgumentError: the function cannot be traced (the message names the line), or it is a
+            flax.linen module, whose parameters are an argument.
         DeviceInitializationError: the TPU compiler does not run on this machine.
-        CompilationError: the compiler took longer than the time limit.
+        CompilationError: the compiler reached the time limit.
 
     Example:
-        A program that the compiler refuses, for want of memory or otherwise, raises nothing: its
-        report says ``fits == False`` and why::
+        A program that the compiler refuses raises no error: its report has ``fits == False`` and
+        the reason::
 
             report = nx.preflight(model, on="v5e-8", input_shape=(8192, 1000))
             print(report)
@@ -173,7 +170,7 @@ def preflight(
 def _described(
     describe: Callable[[chips.Slice], Program], slices: Sequence[chips.Slice]
 ) -> list[Program]:
-    """Return the program for each slice; the error of a later one says which that is."""
+    """Return the program for each slice; an error names its slice if it is not the first."""
     programs: list[Program] = []
     for where in slices:
         try:

@@ -1,7 +1,4 @@
-"""What one step works on: examples and, of a program that reads token ids, tokens.
-
-Owns the reading of a program's batch. Rates and costs are made from it elsewhere.
-"""
+"""The examples and tokens of one step, derived from a program's arguments."""
 
 from __future__ import annotations
 
@@ -22,8 +19,10 @@ _TOKEN_TYPES = ("int32", "int64", "uint32")
 class Batch:
     """The global batch of one step.
 
-    ``examples`` is ``None`` where the program has no known batch, ``sequence_length`` where it has
-    no tokens; ``tokens_path`` is the argument that holds the ids.
+    Attributes:
+        examples: None if the program has no known batch.
+        sequence_length: None if the program reads no tokens.
+        tokens_path: the argument with the token ids.
     """
 
     examples: int | None = None
@@ -41,17 +40,16 @@ class Batch:
 def batch_of(program: Program, examples: int | None = None) -> Batch:
     """Return the batch of a program.
 
-    Token ids are an array ``(N, T)`` of integers of 32 bits or more that a training step takes:
-    among the inputs of a model, or the first of a batch that a function with an optimizer is given.
-    Elsewhere integers are whatever the function makes of them.
+    Token ids are an integer array ``(N, T)`` of 32 bits or more among a model's inputs, or the
+    first batch argument of a function with an optimizer. Other integers have no known meaning.
 
-    Microbatches ``(K, N, …)``, over which a loop accumulates gradients or takes whole steps, are
-    ``K × N`` examples. A batch whose leading axis a loop takes apart in another way, such as the
-    time steps of a recurrent network, has no known examples.
+    Microbatches ``(K, N, …)``, over which a loop accumulates gradients or makes whole steps, count
+    as ``K × N`` examples. If a loop iterates over the leading axis in another way, such as over the
+    time steps of a recurrent network, the number of examples is unknown.
 
     Args:
         program: of any function.
-        examples: of one call, where whoever asks knows better.
+        examples: of one call, if the caller knows them.
     """
     leaves = [leaf for leaf in program.leaves if leaf.role == "batch"]
     several = program.traits.steps_per_call > 1  # whose batches are stacked
@@ -73,7 +71,7 @@ def _is_tokens(leaf: Leaf, axes: int) -> bool:
 
 
 def _axes_of_examples(program: Program, batch: Sequence[Leaf]) -> int:
-    """Return how many leading axes of the batch number its examples; 0 where it is not known."""
+    """Return how many leading axes of the batch count its examples; 0 if unknown."""
     if len(program.traits.row_by_row) != len(program.leaves):
         return 1
     uses_of = dict(
@@ -91,11 +89,11 @@ def _axes_of_examples(program: Program, batch: Sequence[Leaf]) -> int:
 
 
 def _axes_of(uses: Uses, parameters: Counter[tuple[int, ...]]) -> int:
-    """Return how many leading axes number examples, by the loops over them; 0 if not known.
+    """Return how many leading axes count examples, by the loops over them; 0 if unknown.
 
-    Each turn of a loop has examples of its own where it carries nothing but numbers, such as a sum
-    of losses, or something of the shape of every parameter, such as their gradients. The way back
-    through a loop is the same loop once more.
+    Iterations of a loop have separate examples if the loop carries only scalars, such as a sum of
+    losses, or arrays of every parameter's shape, such as gradients. The backward pass of a loop is
+    the same loop.
     """
     if not uses:
         return 1
@@ -108,5 +106,5 @@ def _axes_of(uses: Uses, parameters: Counter[tuple[int, ...]]) -> int:
 
 
 def _agree(shapes: Sequence[tuple[int, ...]], axes: int) -> bool:
-    """Return whether arrays have as many rows along these axes, and one of them more than rows."""
+    """Return whether the arrays agree along these axes, and at least one has further axes."""
     return len({shape[:axes] for shape in shapes}) == 1 and max(map(len, shapes)) > axes

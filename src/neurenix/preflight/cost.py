@@ -1,7 +1,7 @@
-"""What steps cost: chips × hours × the price of a chip-hour.
+"""The cost of steps: chips × hours × the price of a chip-hour.
 
-Owns the sums and the words for a price that nobody publishes. Prices are ``neurenix.chips``'s and
-the step time, an estimate with an interval, is the report's; a cost is an estimate likewise.
+Does not own the prices (``neurenix.chips``) or the step time (the report). A cost is an estimate,
+like the step time.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from neurenix._core.output_encoding import plain
 
 @dataclass(frozen=True)
 class Pricing:
-    """Which price is meant.
+    """Which price a cost uses.
 
     Attributes:
         region: ``"us"`` or another area, or a region of Google Cloud such as ``"europe-west4"``.
         commitment: ``"on-demand"``, ``"1-year"``, ``"3-year"`` or ``"spot"``.
-        usd_per_chip_hour: your own price, in place of the list's: one for chips of every
-            generation, or one for each by its name; a generation that is not named has the list's.
+        usd_per_chip_hour: your price instead of the list price: one number, or one for each
+            generation by name; generations without an entry use the list price.
 
     Raises:
-        UnknownNameError: no such region, commitment or generation.
-        ArgumentError: a price is negative or no number, or a generation has two.
-        ArgumentTypeError: a price is of another type.
+        UnknownNameError: unknown region, commitment or generation.
+        ArgumentError: a price is negative or NaN, or a generation has two prices.
+        ArgumentTypeError: a price is not a number.
     """
 
     region: str = "us"
@@ -45,18 +45,18 @@ class Pricing:
         chips.price("v5e", self.region, commitment=self.commitment)  # the names are checked there
 
     def own(self, generation: chips.Generation) -> float | None:
-        """Return your own price of a chip and an hour, or ``None`` where the list's is used."""
+        """Return your price of a chip-hour, or ``None`` if the list price applies."""
         usd = self.usd_per_chip_hour
         return usd.get(generation.name) if isinstance(usd, Mapping) else usd
 
     def of(self, generation: chips.Generation) -> chips.Price | None:
-        """Return the list price of a chip, or ``None`` where none is public or yours is used."""
+        """Return the list price of a chip, or ``None`` if none is public or yours applies."""
         if self.own(generation) is not None:
             return None
         return chips.price(generation.name, self.region, commitment=self.commitment)
 
     def rate(self, generation: chips.Generation) -> float | None:
-        """Return the USD of a chip and an hour, or ``None`` where no price is public.
+        """Return the USD of a chip-hour, or ``None`` if no price is public.
 
         Example:
             >>> nx.preflight.Pricing(usd_per_chip_hour=2.0).rate(nx.chips.generation("tpu7x"))
@@ -69,7 +69,7 @@ class Pricing:
         return self.own(generation) if price is None else price.usd_per_chip_hour
 
     def missing(self, generation: chips.Generation) -> str:
-        """Say that no price is public, and which ones are.
+        """Return a message that no price is public, with the prices that are.
 
         Example:
             >>> nx.preflight.Pricing().missing(nx.chips.generation("tpu7x"))
@@ -87,10 +87,10 @@ class Pricing:
 
 
 def prices_of(text: str) -> float | dict[str, float]:
-    """Return the price that a text names, or those of several generations.
+    """Parse a price, or prices of several generations.
 
     Raises:
-        ArgumentError: it is neither a number nor ``generation=number`` once or several times.
+        ArgumentError: the text is neither a number nor a list of ``generation=number``.
 
     Example:
         >>> prices_of("3"), prices_of("tpu7x=3, v5e=1.1")
@@ -114,7 +114,7 @@ def prices_of(text: str) -> float | dict[str, float]:
 
 
 def price_text(usd: float | Mapping[str, float]) -> str:
-    """Return your own price as ``prices_of`` reads it.
+    """Return a price as text that ``prices_of`` parses.
 
     Example:
         >>> price_text(3.0), price_text({"tpu7x": 3.0, "v5e": 1.1})
@@ -126,7 +126,7 @@ def price_text(usd: float | Mapping[str, float]) -> str:
 
 
 def _by_generation(prices: Mapping[str, float]) -> dict[str, float]:
-    """Return prices by the package's names of the generations."""
+    """Return the prices under the canonical names of the generations."""
     found: dict[str, float] = {}
     for given, usd in prices.items():
         name = chips.generation(given).name
@@ -145,11 +145,11 @@ def _check_usd(what: str, usd: float) -> None:
 
 @dataclass(frozen=True)
 class Cost:
-    """Money for a number of steps, estimated as the step time is.
+    """The estimated cost of a number of steps.
 
-    ``usd`` is ``None`` where no public price is known, and ``missing`` then says so; ``low`` and
-    ``high`` follow the 80 % interval of the step time. ``tokens`` and ``examples`` are those of all
-    ``steps``, ``None`` where the program has none.
+    ``usd`` is ``None`` if no public price is known; ``missing`` then says so. ``low`` and ``high``
+    are the ends of the 80 % interval, from that of the step time. ``tokens`` and ``examples`` are
+    totals over ``steps``, ``None`` if the program has none.
     """
 
     usd: float | None
@@ -171,12 +171,12 @@ class Cost:
 
     @property
     def usd_per_million_tokens(self) -> float | None:
-        """USD for a million tokens; ``None`` without a price or without tokens."""
+        """USD per million tokens; ``None`` without a price or without tokens."""
         return self._share((self.tokens or 0) / 1e6)
 
     @property
     def usd_per_million_examples(self) -> float | None:
-        """USD for a million examples; ``None`` without a price or without a batch."""
+        """USD per million examples; ``None`` without a price or without a batch."""
         return self._share((self.examples or 0) / 1e6)
 
     def _share(self, parts: float) -> float | None:
@@ -195,7 +195,7 @@ class Cost:
 
 @dataclass(frozen=True)
 class Work:
-    """What one step is: its estimated seconds with their interval, examples and tokens."""
+    """One step: its estimated seconds with their interval, its examples and tokens."""
 
     seconds: float
     low: float
@@ -205,14 +205,14 @@ class Work:
 
 
 def steps_for(work: Work, *, steps: int | None, examples: int | None, tokens: int | None) -> int:
-    """Return the number of steps for one of three ways to say how much, 1 when none is given.
+    """Return the number of steps, from steps, examples or tokens; 1 if none is given.
 
-    A last batch that is not full is a step too: ``fit`` pads it.
+    A last partial batch counts as a step, since ``fit`` pads it.
 
     Raises:
-        ArgumentError: more than one way, a negative number or a fraction, or examples of a program
-            without.
-        ArgumentTypeError: what is given is not a number.
+        ArgumentError: more than one argument is given; one is negative or a fraction; or the
+            program has no examples or tokens to count.
+        ArgumentTypeError: an argument is not a number.
 
     Example:
         >>> work = Work(0.1, 0.08, 0.14, examples=200, tokens=None)
@@ -248,7 +248,7 @@ def steps_for(work: Work, *, steps: int | None, examples: int | None, tokens: in
 
 
 def cost_of(work: Work, steps: int, where: chips.Slice, pricing: Pricing) -> Cost:
-    """Return what ``steps`` steps cost on a slice.
+    """Return the cost of ``steps`` steps on a slice.
 
     Example:
         >>> work = Work(0.9, 0.72, 1.26, examples=8, tokens=8 * 1024)
@@ -278,7 +278,7 @@ def cost_of(work: Work, steps: int, where: chips.Slice, pricing: Pricing) -> Cos
 
 
 def usd_text(usd: float) -> str:
-    """Return an amount of money with three digits that mean something.
+    """Return an amount of USD with three significant digits.
 
     Example:
         >>> usd_text(0.00022413), usd_text(7.5), usd_text(1234567.8)
@@ -292,7 +292,7 @@ def usd_text(usd: float) -> str:
 
 
 def money_text(usd: float) -> str:
-    """Return an amount of money as a page shows it: below one cent in cents, without exponents.
+    """Return an amount of USD for a page: below one cent in cents, without an exponent.
 
     Example:
         >>> money_text(0.00022413), money_text(2.2e-7), money_text(0.5), money_text(0)
@@ -302,7 +302,7 @@ def money_text(usd: float) -> str:
 
 
 def plain_number(value: float) -> str:
-    """Return a number in three digits that mean something, without an exponent.
+    """Return a number with three significant digits, without an exponent.
 
     Example:
         >>> plain_number(0.000012345), plain_number(250.0), plain_number(0.0)

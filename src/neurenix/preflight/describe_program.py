@@ -1,7 +1,7 @@
-"""What is asked about, as the program that is compiled for one slice.
+"""From a target to the program that is compiled for one slice. Compiles nothing.
 
-Owns the choice of what is compiled and on which mesh: the training step of a model or trainer,
-which ``neurenix.train`` describes itself, or any jittable function. It compiles nothing.
+Owns which program that is and on which mesh: the training step of a model or trainer, which
+``neurenix.train`` builds, or any jittable function.
 """
 
 from __future__ import annotations
@@ -39,16 +39,17 @@ from neurenix.transforms import CompiledFunction
 
 @dataclass(frozen=True)
 class PreflightOptions:
-    """What a preflight may be told beside its target.
+    """Options of a preflight.
 
     Attributes:
-        donate_argnums: of a plain function, the arguments whose memory the results take over; one
-            number or several, as for ``jax.jit``.
+        donate_argnums: donated arguments of a plain function; one number or several, as for
+            ``jax.jit``.
         compiler: time limit, cache, XLA options.
-        suggest: when the program does not fit, compile what may make it fit.
-        examples: that one call of a plain function works on, where its arguments do not show it.
-        whole_calls: whether ``steps_per_execution`` of a model divides the steps of an epoch. Where
-            it does not, ``fit`` compiles a loop that is told how many steps to make.
+        suggest: compile changes that may help if the program does not fit.
+        examples: number of examples in one call of a plain function, if its arguments do not show
+            it.
+        whole_calls: whether ``steps_per_execution`` of a model divides the steps of an epoch. If
+            not, ``fit`` compiles a loop that takes the number of steps as an argument.
     """
 
     donate_argnums: int | Sequence[int] = ()
@@ -85,7 +86,7 @@ def describe(
 ) -> Program:
     """Return the program that ``preflight`` would compile for one slice.
 
-    One that is ``exported`` can be made an executable; a ``ScriptStep`` is for estimates alone.
+    An ``exported`` program can become an executable. A ``ScriptStep`` is for estimates only.
 
     Raises:
         ShapeError, NotCompiledError, ArgumentError: as ``preflight``.
@@ -97,13 +98,13 @@ def describe(
 
 @dataclass(frozen=True)
 class Shape:
-    """Of a batch of inputs, for whoever gives no specs; float32 where no dtype is named."""
+    """The shape of a batch of inputs, if no specs are given; float32 by default."""
 
     sizes: Sequence[int] | None
     dtype: Any = None
 
     def specs(self) -> tuple[Any, ...]:
-        """Return the one spec, or none."""
+        """Return the spec in a tuple, or an empty tuple."""
         if self.sizes is None:
             return ()
         return (spec(self.sizes, "float32" if self.dtype is None else self.dtype),)
@@ -117,7 +118,7 @@ def describer(
     options: PreflightOptions,
     exported: bool = False,
 ) -> Callable[[chips.Slice | CpuHost], Program]:
-    """Return what describes the program for a slice; the target and its batch are checked now."""
+    """Return a function from a slice to its program; the target and its batch are checked now."""
     trainer = trainer_of(target)
     if trainer is not None:
         if options.examples is not None:
@@ -138,7 +139,7 @@ def describer(
         )
     args = (*shape.specs(), *args)
     bound = bind(target, args, options.donate_argnums)
-    places = isinstance(target, CompiledFunction)  # nx.jit lays what it is given over its mesh
+    places = isinstance(target, CompiledFunction)  # nx.jit shards its arguments itself
     if not places:
         bound = replace(bound, args=jax.tree.map(unplaced, bound.args))
     context = jax.sharding.get_abstract_mesh()
@@ -170,13 +171,13 @@ def describer(
 def _if_as_many(
     axes: Mapping[str, int] | None, where: chips.Slice | CpuHost
 ) -> Mapping[str, int] | None:
-    """Return the axes of a mesh that has as many devices as the slice, else nothing."""
+    """Return the mesh axes if the mesh has as many devices as the slice, else None."""
     return axes if axes and math.prod(axes.values()) == where.num_devices else None
 
 
 def _laid(args: Sequence[Any], step: ScriptStep) -> bool:
-    """Whether a script has laid arrays over several devices itself: ``nx.jit`` lays them anew."""
-    leaves = jax.tree.leaves(bind(step.function, args).args)  # as in_shardings has them, too
+    """Return whether a script shards arrays itself; ``nx.jit`` shards them again."""
+    leaves = jax.tree.leaves(bind(step.function, args).args)  # in_shardings included
     shardings = (getattr(leaf, "sharding", None) for leaf in leaves)
     own = any(isinstance(s, NamedSharding) and s.mesh.size > 1 for s in shardings)
     own = own or (bool(step.mesh.axis_names) and step.mesh.size > 1)
@@ -184,11 +185,11 @@ def _laid(args: Sequence[Any], step: ScriptStep) -> bool:
 
 
 def trainer_of(target: Any) -> Any:
-    """Return what describes a training step: the target itself or the trainer of a model.
+    """Return the trainer of the target (itself or that of a model), or None for a function.
 
     Raises:
-        NotCompiledError: the model has none yet.
-        ArgumentTypeError: it is the class of a module or of a trainer.
+        NotCompiledError: the model is not compiled.
+        ArgumentTypeError: the target is a class of modules or trainers.
     """
     if isinstance(target, type) and (is_modules(target) or hasattr(target, "step_program")):
         expect_built(target)
@@ -279,7 +280,7 @@ def _check_batch(shape: tuple[int, ...], replicas: int, where: chips.Slice | Cpu
 
 
 def _known_axes(trainer: Any) -> list[str]:
-    """Return the axes that strategies know, and those that the trainer's rules speak of."""
+    """Return the axes that strategies know and those in the trainer's rules."""
     known = dict.fromkeys(MESH_AXES)
     rules = trainer.rules()
     for _, entries in rules.rules if rules is not None else ():
@@ -289,10 +290,10 @@ def _known_axes(trainer: Any) -> list[str]:
 
 
 def axes_on(where: chips.Slice | CpuHost, mesh: Mapping[str, int] | None) -> dict[str, int]:
-    """Return the axes of a mesh on a slice, one axis ``"data"`` if none is given.
+    """Return the axes of a mesh on a slice; by default one axis ``"data"``.
 
     Raises:
-        ShapeError: it has not as many devices as the slice.
+        ShapeError: the mesh and the slice have different numbers of devices.
     """
     axes = check_axes(mesh) if mesh else {"data": where.num_devices}
     product = 1

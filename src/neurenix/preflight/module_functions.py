@@ -1,7 +1,6 @@
-"""Functions of modules as functions of arrays, so that they can be traced like any other.
+"""Functions of modules as pure functions of arrays, which can be traced.
 
-Owns the reading of modules among the arguments and the roles of their arrays. The walk over a
-module is ``neurenix._jit.flat_modules``'s; ``arguments`` says which arguments are arrays at all.
+Does not own which arguments are arrays (``array_arguments.py``).
 """
 
 from __future__ import annotations
@@ -31,16 +30,16 @@ class Bound:
 def bind(
     function: Callable[..., Any], args: Sequence[Any], donate_argnums: int | Sequence[int] = ()
 ) -> Bound:
-    """Return ``function`` as a pure function of arrays; unchanged when no argument is a module.
+    """Return ``function`` as a pure function of arrays; unchanged if no argument is a module.
 
-    Modules, optimizers and metrics become one first argument, the list of their arrays, which is
-    donated and returned, as in a compiled call of ``nx.jit``.
+    Modules, optimizers and metrics become one first argument, the list of their arrays. It is
+    donated and returned, as by ``nx.jit``.
 
     Args:
-        function: plain, a module or its method, a ``functools.partial``, or compiled by
-            ``jax.jit``, ``nnx.jit`` or ``nx.jit``, whose static arguments it keeps.
+        function: a function, a module or its method, a ``functools.partial``, or the result of
+            ``jax.jit``, ``nnx.jit`` or ``nx.jit``, whose static arguments stay static.
         args: modules, arrays and ``spec``s.
-        donate_argnums: as the caller gave them; for a function of modules they are not needed.
+        donate_argnums: of the caller; a function of modules needs none.
 
     Raises:
         ArgumentTypeError: an argument is neither an array nor static.
@@ -99,7 +98,7 @@ def bind(
 
 
 def _told(function: Callable[..., Any], args: Sequence[Any]) -> Callable[..., Any]:
-    """Return the function with what it may ask while it is traced; a compiled one as it is."""
+    """Return the function with its argument shardings known during tracing, unless compiled."""
     if hasattr(function, "lower"):
         return function
     lie = arg_shardings_of(args)
@@ -112,7 +111,7 @@ def _told(function: Callable[..., Any], args: Sequence[Any]) -> Callable[..., An
 
 
 def _key_kind(key: Any) -> Any:
-    """Return how random keys are made, of real ones and of those of an abstract module."""
+    """Return the implementation of a random key, which may be abstract."""
     found: list[Any] = []
     described = jax.ShapeDtypeStruct(key.shape, key.dtype)
     jax.eval_shape(lambda given: found.append(jax.random.key_impl(given)), described)

@@ -1,7 +1,7 @@
-"""What editors and type checkers see as ``nx.preflight``: a function that has names of its own.
+"""The type of ``nx.preflight`` for editors and type checkers: a function with attributes.
 
-The module ``neurenix.preflight`` is made callable when it is loaded, which no checker can see.
-``neurenix`` declares this instance in its place; nothing of it runs. A test holds the names against
+The module ``neurenix.preflight`` becomes callable when it is loaded, which type checkers cannot
+see. ``neurenix`` declares this instance instead; nothing here runs. A test compares the names with
 those of the module. In annotations use ``from neurenix.preflight import Report``.
 """
 
@@ -20,7 +20,7 @@ from neurenix.preflight.search import search as _search
 
 
 class PreflightNamespace:
-    """The function ``preflight``, and the names beside it."""
+    """The function ``preflight`` and its attributes."""
 
     compile_for = staticmethod(compile_to_file.compile_for)
     largest_batch = staticmethod(_largest.largest_batch)

@@ -1,8 +1,7 @@
-"""What would make a program fit: changes, each compiled and shown with its effect.
+"""Changes that may make a program fit, each compiled and shown with its result.
 
-Owns which changes are tried for a program that the compiler refused for want of HBM, one at a time.
-Of a function nothing is known but its arrays, so that only other slices are tried. It promises
-nothing that was not compiled: a change that does not help is shown as such.
+Owns which changes are tried, one at a time, for a program that the compiler refused for lack of
+HBM. For a function only other slices are tried. A change that does not help is shown as such.
 """
 
 from __future__ import annotations
@@ -29,21 +28,21 @@ from neurenix.preflight.report.report_data import Suggestion
 from neurenix.preflight.script.script_step import ScriptStep
 from neurenix.preflight.search.workload import Choice, Workload
 
-_SPARE = 0.97  # of the memory beside the state: what a smaller batch is aimed at
+_SPARE = 0.97  # target for a smaller batch: share of the memory beside the state
 _TRIES = 3
-_SLICES_OF_A_FUNCTION = 2  # larger ones, and generations with more memory
-_ROOMIER = ("v6e", "v5p", "tpu7x")  # generations by the HBM of a device
-_GROWN = ("fsdp", "tensor", "data")  # mesh axes in the order in which a larger slice grows one
-_Change = tuple[str, chips.Slice, Program]  # in words, and the program with it
+_SLICES_OF_A_FUNCTION = 2  # larger slices, and generations with more memory
+_ROOMIER = ("v6e", "v5p", "tpu7x")  # generations in order of HBM per device
+_GROWN = ("fsdp", "tensor", "data")  # mesh axes, in the order in which a larger slice extends one
+_Change = tuple[str, chips.Slice, Program]  # the change in words, its slice and its program
 
 
 def suggestions(workload: Workload, refused: Analysis) -> tuple[Suggestion, ...]:
-    """Compile the changes that may make a refused program fit, those that do first.
+    """Compile the changes that may make a refused program fit; those that do come first.
 
     Args:
-        workload: what was asked about.
-        refused: its analysis on one slice; one that fits, and a refusal for another reason than
-            HBM have no suggestions.
+        workload: the target and its arguments.
+        refused: its analysis on one slice. There are no suggestions if the program fits or was
+            refused for another reason than HBM.
     """
     if refused.refused != "hbm":
         return ()
@@ -57,7 +56,7 @@ def suggestions(workload: Workload, refused: Analysis) -> tuple[Suggestion, ...]
 
 
 def _merit(suggestion: Suggestion) -> tuple[bool, bool, int]:
-    """Return what suggestions are sorted by: those that fit, then those whose memory is known."""
+    """Return the sort key: suggestions that fit, then those whose memory is known."""
     analysis = suggestion.analysis
     known = analysis.refused in (None, "hbm")
     return not suggestion.fits, not known, analysis.memory.peak_bytes if known else 0
@@ -94,7 +93,7 @@ def _changes(workload: Workload, refused: Analysis) -> Iterator[tuple[str, Choic
 
 
 def _of_function(workload: Workload, refused: Analysis) -> list[_Change]:
-    """Return a function on other slices; a script is not run once more for them."""
+    """Return a function on other slices; a script is not run again for them."""
     step = workload.target
     if not isinstance(step, ScriptStep):
         return list(_elsewhere(workload, refused))
@@ -103,7 +102,7 @@ def _of_function(workload: Workload, refused: Analysis) -> list[_Change]:
 
 
 def _elsewhere(workload: Workload, refused: Analysis) -> Iterator[_Change]:
-    """Yield a function on each slice where a device has more memory, or less of the arguments."""
+    """Yield a function on each slice whose devices have more memory or smaller arguments."""
     here, before = refused.where, refused.program
     for where in _larger(here, _SLICES_OF_A_FUNCTION):
         roomier = where.generation is not here.generation
@@ -116,9 +115,9 @@ def _elsewhere(workload: Workload, refused: Analysis) -> Iterator[_Change]:
 
 
 def _divided_further(program: Program, count: int) -> Iterator[dict[str, int]]:
-    """Yield a function's mesh laid over ``count`` devices, by each axis that divides an argument.
+    """Yield a function's mesh extended to ``count`` devices, by each axis that shards an argument.
 
-    An axis that is alone is always tried: over one device nothing may have been laid yet.
+    A single axis is always tried, since on one device nothing may be sharded yet.
     """
     axes, now = program.axes, program.num_devices
     if now == count:
@@ -141,17 +140,17 @@ def _taking(where: chips.Slice, mesh: Mapping[str, int]) -> str:
 
 
 def _recomputing(module: Any, policy: str) -> str:
-    """Return the change in the words of the place where this module has its policy."""
+    """Return the change in words, for the place where this module takes its policy."""
     own = hasattr(module, "with_remat")
     where = f'remat="{policy}" in its configuration' if own else f'compile(…, remat="{policy}")'
     return f"recompute activations: {where}"
 
 
 def _grown(workload: Workload, axes: Mapping[str, int], count: int) -> dict[str, int] | None:
-    """Return a mesh laid over ``count`` devices by one of its axes; None where no batch allows it.
+    """Return a mesh extended to ``count`` devices along one axis; None if the batch rules it out.
 
-    The axis is the first of ``"fsdp"``, ``"tensor"`` and ``"data"`` that can: the first two divide
-    the state. One axis alone has whatever name the user gave it.
+    The axis is the first possible one of ``"fsdp"``, ``"tensor"`` and ``"data"``, since the first
+    two shard the state. A single axis is extended whatever its name.
     """
     mesh = dict(axes)
     if math.prod(mesh.values()) == count:
@@ -166,18 +165,18 @@ def _grown(workload: Workload, axes: Mapping[str, int], count: int) -> dict[str,
 
 
 def _written(mesh: Mapping[str, int]) -> str:
-    """Return a mesh as the argument that it is."""
+    """Return a mesh as a Python argument."""
     return f"mesh={json.dumps(dict(mesh))}"
 
 
 def _shares(workload: Workload, axes: Mapping[str, int]) -> int:
-    """Return what a batch must be a multiple of: one part of it on one replica is a share."""
+    """Return the number that must divide a batch: replicas × accumulation steps."""
     replicas = math.prod(axes.get(axis, 1) for axis in BATCH_AXES)
     return replicas * workload.trainer.options.accumulate_steps
 
 
 def _larger(where: chips.Slice, most: int = 1) -> Iterator[chips.Slice]:
-    """Yield the next larger slices of this generation, and as many chips with more memory each."""
+    """Yield the next larger slices of this generation, and slices with more memory per chip."""
     if where.num_slices > 1:
         return
     generation = where.generation
@@ -201,7 +200,7 @@ def _compiled(workload: Workload, changes: list[tuple[str, Choice]]) -> Iterator
 
 def _traced(workload: Workload, changes: list[tuple[str, Choice]]) -> Iterator[_Change]:
     for change, choice in changes:
-        # A batch that does not divide there, a module without recomputation.
+        # The batch cannot be divided there, or the module has no recomputation.
         with suppress(ArgumentError, CompilationError):
             yield change, choice.slice, workload.program(choice)
 
@@ -214,7 +213,7 @@ def _answered(workload: Workload, programs: list[_Change]) -> Iterator[Suggestio
 
 
 def _smaller_batch(workload: Workload, refused: Analysis) -> Suggestion | None:
-    """Return the largest batch found to fit: aimed at by the memory that grows with the batch."""
+    """Return the largest batch found to fit, predicted from the memory that grows with it."""
     batch, shares = workload.batch, _shares(workload, refused.program.axes)
     memory = refused.memory
     fixed = memory.arguments_bytes - memory.roles.get("batch", 0)

@@ -1,7 +1,4 @@
-"""The geometry of the page's pictures: rectangles of a treemap, axes, and the frame of an SVG.
-
-Owns arithmetic and the escaping of text in pictures; what is drawn is the ``page_*`` modules'.
-"""
+"""Geometry of the page's pictures: treemap rectangles, axes, and SVG frames."""
 
 from __future__ import annotations
 
@@ -46,7 +43,7 @@ class Box:
 
 
 def squarify(sizes: Sequence[float], box: Box) -> list[Box]:
-    """Divide a box into rectangles as nearly square as they get, areas as the sizes.
+    """Divide a box into nearly square rectangles with areas proportional to the sizes.
 
     The sizes are positive and best given from large to small; the order is kept. The method is the
     squarified treemap of Bruls, Huizing and van Wijk (2000): a row along the shorter side takes
@@ -83,7 +80,7 @@ def _worst(row: Sequence[float], side: float) -> float:
 
 
 def _lay(row: Sequence[float], box: Box) -> tuple[list[Box], Box]:
-    """Lay a row along the shorter side; return it and what is left of the box."""
+    """Place a row along the shorter side; return it and the rest of the box."""
     total = sum(row)
     upright = box.width >= box.height
     side = box.height if upright else box.width
@@ -103,7 +100,7 @@ def _lay(row: Sequence[float], box: Box) -> tuple[list[Box], Box]:
 
 @dataclass(frozen=True)
 class Axis:
-    """Values from ``low`` to ``high`` laid from ``start`` to ``stop`` in units of the picture.
+    """A scale from values ``low`` to ``high`` to positions ``start`` to ``stop``.
 
     On a logarithmic axis all values are positive. What lies outside is drawn at the end.
     """
@@ -115,7 +112,7 @@ class Axis:
     logarithmic: bool = False
 
     def __call__(self, value: float) -> float:
-        """Return the place of a value."""
+        """Return the position of a value."""
         low, high = self.low, self.high
         value = min(max(value, low), high)
         if self.logarithmic:
@@ -149,7 +146,7 @@ class Axis:
 
 
 def svg(size: tuple[float, float], label: str, body: str, kind: str = "") -> str:
-    """Return a picture of ``size`` (width, height) that scales, in a frame that scrolls.
+    """Return a scaling picture of ``size`` (width, height) in a scrolling frame.
 
     Args:
         size: of the drawing, in its own units.
@@ -165,7 +162,7 @@ def svg(size: tuple[float, float], label: str, body: str, kind: str = "") -> str
 
 
 def fluid(height: float, label: str, body: str, left: float = 0.0, right: float = 0.0) -> str:
-    """Return a picture as wide as its page, whose text stays as large as it is.
+    """Return a picture as wide as its page, with text of constant size.
 
     Places along x are percentages (``percent``) of what lies between the margins; those along y are
     pixels. What is drawn beyond may lie in the margins.
@@ -184,7 +181,7 @@ def fluid(height: float, label: str, body: str, left: float = 0.0, right: float 
 
 
 def percent(part: float) -> str:
-    """Return a place in a fluid picture.
+    """Return a horizontal position in a fluid picture.
 
     Example:
         >>> percent(12.5)
@@ -196,7 +193,7 @@ def percent(part: float) -> str:
 def text(
     x: float | str, y: float, words: str, kind: str = "", anchor: str = "start", shift: float = 0.0
 ) -> str:
-    """Return words at a place, ``shift`` to the right of it, escaped."""
+    """Return escaped text at a position, moved right by ``shift``."""
     place = f'x="{_place(x)}" y="{y:.1f}" text-anchor="{anchor}"'
     place += f' dx="{shift:g}"' if shift else ""
     return f'<text {place} class="{kind}">{escape(words)}</text>'
@@ -212,7 +209,7 @@ def _place(x: float | str) -> str:
 
 
 def shortened(words: str, width: float, *, keep_end: bool = False) -> str:
-    """Return as much of ``words`` as ``width`` holds; nothing when that is under four characters.
+    """Return ``words`` cut to ``width``; empty if fewer than four characters fit.
 
     Example:
         >>> shortened("convolution", 50), shortened("layers.0.kernel", 60, keep_end=True)
@@ -227,7 +224,7 @@ def shortened(words: str, width: float, *, keep_end: bool = False) -> str:
 
 
 def scaled(value: float, unit: str) -> str:
-    """Return a number with the decimal prefix that keeps it short.
+    """Return a number with a decimal prefix.
 
     Example:
         >>> scaled(197e12, "FLOP/s"), scaled(0.5, "FLOP/s")
@@ -240,7 +237,7 @@ def scaled(value: float, unit: str) -> str:
 
 
 def mark(kind: str, x: float, y: float, radius: float, inner: str = "") -> str:
-    """Return the sign of a kind of operation, told by shape as well as by colour."""
+    """Return the sign of a kind of operation; shape and colour differ."""
     r = radius
     style = f'class="mark k-{kind}"'
     if kind == "hbm":

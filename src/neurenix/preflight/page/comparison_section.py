@@ -18,7 +18,7 @@ from neurenix.preflight.report.formatting import (
 )
 from neurenix.preflight.report.report_data import NO_ANSWER, ReportData, hbm_is_known
 
-_ROW = 40.0  # pixels of one target: its words, and its interval below them
+_ROW = 40.0  # pixels of one target: its name, and its interval below
 STEPS = 1000
 
 
@@ -55,7 +55,7 @@ def fits_text(report: ReportData) -> str:
     return "✓ yes" if report.fits else "✕ NO"
 
 
-def price_text(usd: float | None) -> str:
+def cost_text(usd: float | None) -> str:
     """Return an amount of USD in words."""
     return "no public price" if usd is None else money_text(usd)
 
@@ -75,7 +75,7 @@ def _report_row(report: ReportData, number: int, pricing: Pricing) -> str:
             f"{seconds_text(time.low)} to {seconds_text(time.high)}",
             KIND_NAMES.get(time.bound, time.bound),
             "" if report.mfu is None else percent_text(report.mfu),
-            price_text(usd_of(report, pricing)),
+            cost_text(usd_of(report, pricing)),
         ]
     why = f"{first.severity}: {first.rule}" if first else ""
     name = f'<td><a href="#target-{number}">{escape(report.slice.name)}</a></td>'
@@ -83,10 +83,10 @@ def _report_row(report: ReportData, number: int, pricing: Pricing) -> str:
 
 
 def intervals(rows: Sequence[tuple[str, StepTime]]) -> str:
-    """Draw the step time of each target as a sign within its interval, below its name.
+    """Draw the step time of each target with its interval, below its name.
 
     Args:
-        rows: names of targets with their times.
+        rows: names and times of the targets.
     """
     if not rows:
         return ""

@@ -1,8 +1,7 @@
-"""The findings on the page, each beside the lines of the user's source that it is about.
+"""The findings on the page, each beside the user's source lines.
 
-Owns the excerpt: a few lines of a file that is the user's own and can be read when the page is
-made. Lines of installed packages are named, not shown. The findings are ``compiler.findings``'s;
-what each rule means is said by ``neurenix.rules``.
+Excerpts are of the user's own files that can be read when the page is made; lines of installed
+packages are named only.
 """
 
 from __future__ import annotations
@@ -28,10 +27,10 @@ _SIGNS = {"error": "✕", "warning": "▲", "note": "●"}
 
 
 def findings_section(report: ReportData) -> str:
-    """Return the section; what comes from the program or the compiler is escaped."""
+    """Return the section; names and messages are escaped."""
     if not report.findings:
         return "<h2>Findings</h2><p>None.</p>"
-    _lines.cache_clear()  # a file may have changed since the last page
+    _lines.cache_clear()  # files may have changed since the last page
     alike: dict[tuple[str, str, str], list[Finding]] = {}
     for number, finding in enumerate(report.findings):
         line = str(finding.source) if finding.source else f"{number}"
@@ -41,7 +40,7 @@ def findings_section(report: ReportData) -> str:
 
 
 def _item(group: list[Finding], report: ReportData) -> str:
-    """Return what one rule says of one line, such as of a line that every layer runs."""
+    """Return the findings of one rule about one line, such as a line that every layer runs."""
     finding = group[0]
     severity = escape(finding.severity)
     sign = _SIGNS.get(finding.severity, "●")
@@ -56,7 +55,7 @@ def _item(group: list[Finding], report: ReportData) -> str:
 
 
 def rule_page(rule: str) -> str:
-    """Return the rule's page, folded: its headings, code, lists and paragraphs."""
+    """Return the rule's page in a folded element: headings, code, lists and paragraphs."""
     _, *rest = rules.unlinked(rules.page(rule)).split("\n", 1)  # the title is the rule's name
     text, code = _FENCE.split("".join(rest))[::2], _FENCE.split("".join(rest))[1::2]
     parts = itertools.zip_longest(map(_prose, text), map(_code, code), fillvalue="")
@@ -117,13 +116,12 @@ def _place(finding: Finding) -> str:
 
 
 def excerpt(source: SourceLine | None) -> str:
-    """Return the lines around a place as markup, or nothing where there is nothing to show.
+    """Return the lines around a source location as markup, or an empty string.
 
-    Nothing is shown of an installed package, of a file that cannot be read any more, and of one
-    that is shorter than the line asked for.
+    It is empty for an installed package, for an unreadable file, and if the file is too short.
 
     Args:
-        source: a place in a file.
+        source: a line of a file.
 
     Example:
         >>> excerpt(SourceLine("/no/such/file.py", 3))
@@ -150,7 +148,7 @@ def excerpt(source: SourceLine | None) -> str:
 
 @lru_cache(maxsize=64)
 def _lines(file: str) -> tuple[str, ...]:
-    """Return the lines of a file; none when it is no file of text of a reasonable size."""
+    """Return the lines of a text file; none if it is unreadable or too large."""
     path = Path(file)
     try:
         if not path.is_file() or path.stat().st_size > _LARGEST_FILE_BYTES:

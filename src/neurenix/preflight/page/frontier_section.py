@@ -1,8 +1,7 @@
-"""The picture of cost against time, with the frontier of what nothing else beats in both.
+"""The picture of cost against time, with the Pareto frontier.
 
-Owns the picture and where its labels lie: on no other label and on no sign, in the narrowest window
-and so in every wider one. Where the names find no such places the signs have numbers, and a list
-below says whose they are.
+Owns the picture and its labels, which overlap neither each other nor a sign in the narrowest window
+and so in any wider one. If no such places exist, the signs are numbered and a list names them.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ _Edges = tuple[float, float, float, float]  # left, top, right, bottom
 
 @dataclass(frozen=True)
 class Point:
-    """A way to run a program: estimated seconds and USD for as much work as the others do."""
+    """One candidate: estimated seconds and USD for the same amount of work."""
 
     label: str
     seconds: float
@@ -35,7 +34,7 @@ class Point:
 
 
 def undominated(points: Sequence[Point]) -> list[Point]:
-    """Return the points that no other beats in both time and cost, the fastest first.
+    """Return the points on the Pareto frontier of time and cost, the fastest first.
 
     Example:
         >>> front = undominated([Point("a", 1, 9), Point("b", 2, 3), Point("c", 3, 4)])
@@ -50,12 +49,12 @@ def undominated(points: Sequence[Point]) -> list[Point]:
 
 
 def frontier(points: Sequence[Point], work: str = "1,000 steps", unit: str = "a step") -> str:
-    """Draw cost against time; those on the frontier are filled and joined.
+    """Draw cost against time; points on the frontier are filled and joined.
 
     Args:
-        points: none is drawn when there are fewer than two.
-        work: what the USD are for.
-        unit: what the seconds are of.
+        points: nothing is drawn for fewer than two.
+        work: unit of the USD.
+        unit: unit of the time.
     """
     if len(points) < 2:
         return ""
@@ -80,7 +79,7 @@ def frontier(points: Sequence[Point], work: str = "1,000 steps", unit: str = "a 
         places, height = (percent(x(before.seconds)), percent(x(after.seconds))), before.usd * cents
         parts.append(line(places[0], y(height), places[1], y(height), "frontier"))
         parts.append(line(places[1], y(height), places[1], y(after.usd * cents), "frontier"))
-    for point in sorted(points, key=front.__contains__):  # the frontier last: it lies on top
+    for point in sorted(points, key=front.__contains__):  # the frontier last, on top
         on = point in front
         words = f"{_about(point)}{' (on the frontier)' if on else ''}"
         parts.append(
@@ -124,7 +123,7 @@ def _list(points: Sequence[Point]) -> str:
 
 
 def _axis(values: list[float], start: float, stop: float) -> Axis:
-    """Return an axis from nought, or a logarithmic one where values differ twentyfold."""
+    """Return an axis from 0, or a logarithmic one if values differ by a factor above 20."""
     low, high = min(values), max(values)
     if low > 0 and high > 20 * low:
         floor, ceiling = math.floor(math.log10(low)), math.ceil(math.log10(high * 1.01))
@@ -135,14 +134,14 @@ def _axis(values: list[float], start: float, stop: float) -> Axis:
 def _places(
     names: Sequence[str], signs: Sequence[tuple[float, float]], span: tuple[float, float]
 ) -> list[tuple[str, float] | None]:
-    """Return where each name lies, as an anchor and a lift, so that none lies on another.
+    """Return the anchor and lift of each name so that none overlap; None if there is no place.
 
-    A name is taken to reach to its sign, so that what is apart here is apart in a wider picture.
+    A name extends to its sign, so that names which are apart here are apart in a wider picture.
 
     Args:
         names: of the signs.
-        signs: their places in the narrowest picture.
-        span: least and largest x that a name may reach.
+        signs: their positions in the narrowest picture.
+        span: smallest and largest x of a name.
     """
     taken: list[_Edges] = []
     places: list[tuple[str, float] | None] = []

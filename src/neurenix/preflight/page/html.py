@@ -48,8 +48,8 @@ def page(report: ReportData | Sequence[ReportData], pricing: Pricing | None = No
     """Return the page of one report, or of several with a comparison and a tab for each.
 
     Args:
-        report: one, or a list of them as ``preflight`` returns it for a list of slices.
-        pricing: of the costs; on demand in the US if left out.
+        report: one report, or a list.
+        pricing: of the costs; on demand in the US by default.
 
     Raises:
         ArgumentError: the list is empty.
@@ -114,7 +114,7 @@ def target(report: ReportData, pricing: Pricing) -> str:
 
 
 def _verdict(report: ReportData) -> str:
-    """Say the whole answer in one sentence."""
+    """Return the answer in one sentence."""
     time, where = report.step_time, escape(report.slice.name)
     if time is None:
         no = _REFUSED.get(report.refused or "", "does not compile")
@@ -128,7 +128,7 @@ def _verdict(report: ReportData) -> str:
 
 
 def _suggestions(report: ReportData) -> str:
-    """Return the changes that were compiled because the program did not fit."""
+    """Return the changes that were compiled because the program does not fit."""
     rows = []
     for suggestion in report.suggestions:
         memory, time = suggestion.analysis.memory, suggestion.analysis.time
@@ -184,7 +184,7 @@ def _cards(report: ReportData, pricing: Pricing) -> str:
 
 
 def _cost(report: ReportData, pricing: Pricing) -> tuple[str, str]:
-    """Return 1,000 steps in USD and where the price is from."""
+    """Return the USD of 1,000 steps and the source of the price."""
     cost = report.cost(1000, **vars(pricing))
     if cost.usd is None:
         return "no public price", ""
@@ -196,7 +196,7 @@ def _cost(report: ReportData, pricing: Pricing) -> tuple[str, str]:
 
 
 def _epoch(report: ReportData, pricing: Pricing) -> list[tuple[str, str, str, str]]:
-    """Return the card of an epoch in USD, where a script has told how many steps it is."""
+    """Return the card of an epoch in USD, if its number of steps is known."""
     steps = report.steps_per_epoch
     usd = report.cost(steps, **vars(pricing)).usd if steps else None
     if not steps or usd is None:

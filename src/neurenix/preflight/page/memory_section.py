@@ -1,7 +1,4 @@
-"""The memory of one device on the page: a bar against the limit, and a treemap of what is in use.
-
-Owns these pictures and the list of buffers. The bytes are ``compiler.memory``'s.
-"""
+"""The memory of one device on the page: a bar with the limit, a treemap, a list of buffers."""
 
 from __future__ import annotations
 
@@ -66,7 +63,7 @@ def _words(report: ReportData) -> str:
 
 
 def _groups(memory: Memory) -> dict[str, list[_Cell]]:
-    """Return the cells of each role, both from large to small; a role's rest is one cell."""
+    """Return the cells of each role, largest first; the rest of a role is one cell."""
     totals = {n: size for n, size in memory_parts(vars(memory)).items() if n != "alignment"}
     groups: dict[str, list[_Cell]] = {}
     for role, total in sorted(totals.items(), key=lambda pair: -pair[1]):
@@ -96,7 +93,7 @@ def _style(role: str) -> str:
 
 
 def _against_limit(memory: Memory, groups: dict[str, list[_Cell]]) -> str:
-    """Draw what is used against the limit: a stacked bar with the limit as a line."""
+    """Draw the memory in use as a stacked bar, with the limit as a line."""
     width, top, height = _SIZE[0], 18.0, 30.0
     scale = (width - 2) / (max(memory.limit_bytes, memory.peak_bytes) * 1.02)
     x, parts = 1.0, []
@@ -162,7 +159,7 @@ def _cell(cell: _Cell, box: Box, role: str) -> str:
         low = Box(box.x, box.y + box.height - height, box.width, height)
         parts.append(low.rect('class="padding"', title))
     if box.height > 18 and cell.name != role:
-        own = cell.name.partition(f".{role}.")[2] or cell.name  # the role is in the group's head
+        own = cell.name.partition(f".{role}.")[2] or cell.name  # the group's head names the role
         name = shortened(own, box.width - 8, keep_end=True)
         parts.append(text(box.x + 4, box.y + 14, name, "on-cell") if name else "")
         if name and box.height > 34:

@@ -1,7 +1,7 @@
-"""The table of operations on the page, complete without its script.
+"""The table of operations on the page, complete without the script.
 
-Owns the columns. The script of ``page_style`` makes each head a button that sorts and shows the
-filter; it goes by ``data-v`` where a cell has one, and by its text otherwise.
+The script of ``style.py`` makes each head a button that sorts, and shows the filter. It compares
+``data-v`` if a cell has it, and its text otherwise.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _HEADS = (
 
 
 def operations_section(report: ReportData) -> str:
-    """Return the table of the dearest operations; every name in it is escaped."""
+    """Return the table of the slowest operations; every name in it is escaped."""
     if not report.operations:
         return ""
     rows = "".join(_row(operation, report) for operation in report.operations[:_SHOWN])
@@ -64,6 +64,6 @@ def _number(value: str, shown: str) -> str:
 
 
 def _words(words: str) -> str:
-    """Return a cell of text; what the column is too narrow for is in its title."""
+    """Return a cell of text; the title has the whole of long text."""
     shown = escape(words)
     return f'<td title="{shown}">{shown}</td>' if len(words) > 28 else f"<td>{shown}</td>"

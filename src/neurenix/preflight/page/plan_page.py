@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from html import escape
 
 from neurenix.preflight.cost import Pricing
-from neurenix.preflight.page.comparison_section import STEPS, fits_text, price_text, usd_of
+from neurenix.preflight.page.comparison_section import STEPS, cost_text, fits_text, usd_of
 from neurenix.preflight.page.frontier_section import Point, frontier
 from neurenix.preflight.page.html import ESTIMATED, document, target
 from neurenix.preflight.report.formatting import amount, bytes_text, seconds_text
@@ -21,8 +21,8 @@ def plan_page(plan: PlanData, pricing: Pricing | None = None) -> str:
     """Return the page of a search: its frontier, its candidates, and the winner in full.
 
     Args:
-        plan: as ``search`` returns it.
-        pricing: of the costs; on demand in the US if left out.
+        plan: the data of a search.
+        pricing: of the costs; on demand in the US by default.
     """
     pricing = pricing or Pricing()
     winners = [c.report for c in plan.candidates[:1] if c.report and c.value is not None]
@@ -40,9 +40,9 @@ def plan_page(plan: PlanData, pricing: Pricing | None = None) -> str:
 
 
 def candidates_section(plan: PlanData, pricing: Pricing) -> str:
-    """Return the frontier of a search, and every candidate with why it lost.
+    """Return the frontier of a search, and every candidate with the reason why it lost.
 
-    Candidates of different batches are drawn by the example, since their steps are not alike.
+    Candidates of different batches are compared per example.
     """
     ran = [c for c in plan.candidates if c.report is not None and c.report.step_time is not None]
     by_example = len({c.batch for c in ran}) > 1 and all(c.batch for c in ran)
@@ -68,7 +68,7 @@ def candidates_section(plan: PlanData, pricing: Pricing) -> str:
 
 
 def _left_out(plan: PlanData) -> str:
-    """Say how many candidates the end of the budget left out, if any."""
+    """Return how many candidates were left out when the budget ended, if any."""
     if not plan.num_not_compiled:
         return ""
     shown = amount(plan.num_not_compiled, "candidate")
@@ -84,7 +84,7 @@ def _cell(words: str, column: str) -> str:
 def _point(
     candidate: Candidate, ran: Sequence[Candidate], pricing: Pricing, *, by_example: bool
 ) -> Point | None:
-    """Return a candidate as a point, named by what tells it from the others."""
+    """Return a candidate as a point, named by its differences from the others."""
     report = candidate.report
     usd = usd_of(report, pricing) if report else None
     if report is None or report.step_time is None or usd is None:
@@ -119,6 +119,6 @@ def _candidate_cells(
             fits_text(report),
             bytes_text(report.hbm.peak_bytes) if hbm_is_known(report.refused) else "",
             seconds_text(time.seconds) if time else "",
-            price_text(usd_of(report, pricing)) if time else "",
+            cost_text(usd_of(report, pricing)) if time else "",
         ]
     return [*cells, f"{'★ ' if won else ''}{reason}"]

@@ -1,8 +1,4 @@
-"""The time of one step on the page: what it goes to, and the roofline of its operations.
-
-Owns these pictures. Seconds are ``compiler.time``'s, calibrated as the report does; all of them
-are estimates.
-"""
+"""The time of one step on the page: its shares and the roofline of its operations."""
 
 from __future__ import annotations
 
@@ -24,7 +20,7 @@ _POINTS = 300
 
 
 def time_section(report: ReportData) -> str:
-    """Return where the step goes and the roofline; nothing for a program that does not fit."""
+    """Return the shares of the step and the roofline; empty if the program does not fit."""
     time = report.step_time
     if time is None:
         return ""
@@ -66,10 +62,10 @@ def _sign(kind: str) -> str:
 
 
 def _roofline(report: ReportData, time: StepTime) -> str:
-    """Draw FLOP/s reached against FLOPs per byte of HBM, both axes logarithmic.
+    """Draw FLOP/s against FLOPs per byte of HBM traffic, on logarithmic axes.
 
-    An operation that moves nothing from or to HBM, its operands being in VMEM, has no intensity:
-    it stands in a lane of its own at the right.
+    An operation without HBM traffic, with its operands in VMEM, has no intensity; it is drawn in a
+    separate lane at the right.
     """
     generation = report.slice.generation
     peak = generation.peak_flops_per_second["bfloat16"]
@@ -96,7 +92,7 @@ def _roofline(report: ReportData, time: StepTime) -> str:
     middle = math.sqrt(start * roofs[0] / bandwidth)
     rate = scaled(bandwidth, "B/s")
     parts.append(text(x(middle) - 10, y(middle * bandwidth) - 8, rate, "tick", "end"))
-    for number, o in reversed(list(enumerate(worked))):  # the dearest last: it lies on top
+    for number, o in reversed(list(enumerate(worked))):  # the slowest last, on top
         place = x(o.flops / o.bytes) if o.bytes > 0 else _LANE + _SPREAD[number % len(_SPREAD)]
         share = report.calibrated(o.seconds) / (time.device_seconds or 1.0)
         title = (
@@ -117,7 +113,7 @@ def _roofline(report: ReportData, time: StepTime) -> str:
 
 
 def _peak(operation: Operation, generation: Generation) -> float:
-    """Return the FLOP/s of an operation at the peaks of its products' types."""
+    """Return the peak FLOP/s of an operation, from the dtypes of its products."""
     rates = {peak_of(product.dtypes, generation) for product in operation.products}
     if len(rates) <= 1:
         return next(iter(rates), generation.peak_flops_per_second["bfloat16"])
@@ -126,7 +122,7 @@ def _peak(operation: Operation, generation: Generation) -> float:
 
 
 def _names_of(roofs: list[float], generation: Generation) -> dict[float, str]:
-    """Return the types that have these peaks; between two peaks lie operations of both."""
+    """Return the dtypes of these peaks; a peak in between is of operations with several."""
     names: dict[float, str] = {}
     for roof in roofs:
         equal = [n for n, p in generation.peak_flops_per_second.items() if math.isclose(p, roof)]
@@ -155,7 +151,7 @@ def _roof(x: Axis, y: Axis, peak: float, bandwidth: float, name: str) -> str:
     start = max(x.low, y.low / bandwidth)
     points = ((start, start * bandwidth), (ridge, peak))
     path = " ".join(f"{x(a):.1f},{y(b):.1f}" for a, b in points)
-    # Left of the ridge, above the roof: no operation lies there.
+    # Left of the ridge and above the roof there are no operations.
     return (
         f'<polyline points="{path} {_LANE + 40:.1f},{y(peak):.1f}" class=roof />'
         + text(_RIGHT + 8, y(peak) - 7, f"{scaled(peak, 'FLOP/s')} in {name}", "tick", "end")

@@ -1,10 +1,10 @@
-"""Style and script of the page, apart from what it says.
+"""Style and script of the page.
 
-The script sorts a table by the head that is pressed, hides the rows that a filter does not match
-and turns several targets into tabs; it inserts no text from a program. The page is complete
-without it. Fills are light with dark words on them in either scheme; they follow the "light"
-scheme of P. Tol, Colour Schemes (SRON/EPS/TN/09-002), made to be told apart by colour-blind
-readers. Nothing is told by colour alone: kinds have a shape, severities a sign, cells a name.
+The script sorts a table by the pressed head, hides rows that do not match a filter, and turns
+several targets into tabs. It inserts no text from a program, and the page is complete without it.
+Fills are light with dark text in either colour scheme; they are the "light" scheme of P. Tol,
+Colour Schemes (SRON/EPS/TN/09-002), for colour-blind readers. Colour is never the only mark: kinds
+have shapes, severities signs, cells names.
 """
 
 STYLE = """

@@ -1,7 +1,7 @@
 """What changed between two reports of a program: time, memory, findings, operations.
 
-Owns the comparison of two records and its text. Both are estimates of the same model of time, so a
-difference says what changed in the compiled program, and says less of hardware than of it.
+Both reports are estimates of the same time model, so a difference shows a change of the compiled
+program rather than of hardware.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _NUMBER_AT_END = re.compile(r"[.\d]+$")
 
 @dataclass(frozen=True)
 class Change:
-    """One number before and after; ``None`` where one of the two has none."""
+    """One number before and after; ``None`` if it is missing."""
 
     name: str
     before: float | None
@@ -41,12 +41,12 @@ class Change:
 
     @property
     def difference(self) -> float:
-        """After − before, what is not there counted as 0."""
+        """After − before; a missing number counts as 0."""
         return (self.after or 0) - (self.before or 0)
 
     @property
     def changed(self) -> bool:
-        """Whether the two differ by more than rounding."""
+        """Whether the two numbers differ by more than rounding."""
         if self.before is None or self.after is None:
             return self.before is not self.after
         return abs(self.difference) > _SAME_SHARE * max(abs(self.before), abs(self.after))
@@ -54,13 +54,17 @@ class Change:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Two records and what differs.
+    """Two records and their differences.
 
-    ``step_time`` is in estimated seconds, ``memory`` in bytes of one device by what they are for,
-    none where one of the two is not known and undivided where the compiler refused one,
-    ``operations`` in estimated seconds of a step, those
-    that moved most first; operations of one kind from one place in the program count as one.
-    ``came`` and ``went`` are findings as in the document. ``notes`` says what else is not the same.
+    Attributes:
+        step_time: in estimated seconds.
+        memory: in bytes of one device, by purpose; empty if one of the two is unknown, and less
+            divided if the compiler refused one of them.
+        came: new findings, as in the document.
+        went: findings that are gone.
+        operations: in estimated seconds of a step, the largest difference first; operations of one
+            kind from one place in the program count as one.
+        notes: other differences, such as versions or prices.
     """
 
     before: Record
@@ -77,14 +81,14 @@ class Comparison:
 
     @property
     def changed(self) -> bool:
-        """Whether anything differs that the comparison looks at."""
+        """Whether anything that is compared differs."""
         numbers = (self.step_time, self.mfu, self.cost_per_step, self.peak, *self.memory)
         fits = self.before.fits == self.after.fits
         moved = any(change.changed for change in (*numbers, *self.operations))
         return moved or bool(self.came or self.went or self.notes) or not fits
 
     def text(self, width: int = 100) -> str:
-        """Return the comparison as lines of at most ``width`` characters where they can be."""
+        """Return the comparison as text, folded to ``width`` columns."""
         after, before = self.after, self.before
         lines = [f"Compared with {before.source}: {before.program} on {before.slice_name}"]
         rows: list[tuple[str, str]] = []
@@ -121,25 +125,6 @@ class Comparison:
     def __str__(self) -> str:
         return self.text()
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return plain data; times are estimates."""
-
-        def plain(change: Change) -> dict[str, Any]:
-            return {"name": change.name, "before": change.before, "after": change.after}
-
-        return {
-            "before": self.before.source,
-            "fits": {"before": self.before.fits, "after": self.after.fits},
-            "estimated_step_time": plain(self.step_time),
-            "mfu": plain(self.mfu),
-            "estimated_cost_per_step": plain(self.cost_per_step),
-            "hbm_peak_bytes": plain(self.peak),
-            "memory": [plain(change) for change in self.memory],
-            "findings": {"came": list(self.came), "went": list(self.went)},
-            "operations": [plain(change) for change in self.operations],
-            "notes": list(self.notes),
-        }
-
 
 def compare(before: Record, after: Record) -> Comparison:
     """Compare two records of a program, the earlier one first."""
@@ -165,9 +150,9 @@ def compare(before: Record, after: Record) -> Comparison:
 
 
 def matching(records: Sequence[Record], after: Record) -> Record | None:
-    """Return the record that a report is to be compared with: of its program and slice.
+    """Return the record of the same slice and, if possible, program to compare a report with.
 
-    One record alone is compared with whatever comes; the comparison says what differs.
+    A single record matches any report; the comparison then notes the difference.
     """
     of_slice = [r for r in records if r.slice_name == after.slice_name]
     same = [r for r in of_slice if r.program == after.program] or of_slice
@@ -188,14 +173,14 @@ def _memory(before: Record, after: Record) -> tuple[Change, ...]:
 
 
 def _is_padding(change: Change, padding: int) -> bool:
-    """Whether padding, which is not known of what was refused, may be all that differs."""
+    """Return whether a change may be padding alone, which is unknown for a refused program."""
     return change.changed and abs(change.difference) <= padding
 
 
 def _undivided(parts: dict[str, int]) -> dict[str, int]:
-    """Return parts with those as one that are not told apart in a program that was refused.
+    """Return the parts, with one sum for those that are not divided in a refused program.
 
-    Of one over several devices the new results are among them, and padding always is.
+    The sum includes padding and, on several devices, the new results.
     """
     as_one = {UNDIVIDED, *_TOLD_APART}
     total = sum(size for name, size in parts.items() if name in as_one)
@@ -209,7 +194,7 @@ def _changes(before: dict[str, Any], after: dict[str, Any]) -> list[Change]:
 
 
 def _operations(before: Record, after: Record) -> tuple[Change, ...]:
-    """Pair operations by where they come from: their own names are the compiler's, and change."""
+    """Pair operations by their origin, since the compiler's names change."""
     step = max(before.step_seconds or 0.0, after.step_seconds or 0.0)
     if before.step_seconds is None or after.step_seconds is None:
         return ()
@@ -237,7 +222,7 @@ def _without(
     findings: list[tuple[tuple[str, str], dict[str, Any]]],
     others: list[tuple[tuple[str, str], dict[str, Any]]],
 ) -> tuple[dict[str, Any], ...]:
-    """Return the findings that have no partner of their rule and scope among the others."""
+    """Return the findings whose rule and scope are not among the others."""
     left = [key for key, _ in others]
     alone = []
     for key, finding in findings:

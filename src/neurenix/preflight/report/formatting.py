@@ -1,7 +1,4 @@
-"""Numbers and places as people read them: bytes, seconds, counts, lines.
-
-Owns the choice of unit, but for bytes and shares (``_core.units``); the numbers are others'.
-"""
+"""Numbers and source locations as text: bytes, seconds, counts, lines."""
 
 from __future__ import annotations
 
@@ -20,7 +17,7 @@ from neurenix._core.units import percent_text as percent_text
 NO_BREAK_SPACE = "\N{NO-BREAK SPACE}"
 _UNIT = re.compile(r"(?<=\d) (?=(?:[KMGT]iB|B|[mµn]?s|USD|chips?|×)(?!\w))|(?<=\d ×) (?=\d)")
 INTERVAL = "80 % interval"
-"""What ``low`` to ``high`` is called: four of five measured steps are to lie inside."""
+"""Name of the range from ``low`` to ``high``, expected to contain 80 % of measured steps."""
 KIND_NAMES = {
     "compute": "the matrix unit",
     "vector": "vector work",
@@ -33,7 +30,7 @@ KIND_NAMES = {
 
 
 def source_text(source: SourceLine | None) -> str:
-    """Return a place in a program, its path shortened to what is needed.
+    """Return a source location with a shortened path.
 
     Example:
         >>> source_text(SourceLine("/home/me/train.py", 7)), source_text(None)
@@ -48,7 +45,7 @@ def source_text(source: SourceLine | None) -> str:
 
 
 def places_text(source: SourceLine | None, called_from: SourceLine | None) -> str:
-    """Return a place, and of one inside a library the user's line that calls the program.
+    """Return a source location and the user's line that calls it, if any.
 
     Example:
         >>> places_text(SourceLine("/me/net.py", 7), None)
@@ -59,7 +56,7 @@ def places_text(source: SourceLine | None, called_from: SourceLine | None) -> st
 
 
 def seconds_text(seconds: float) -> str:
-    """Return a duration in the unit that keeps it short, in three digits or whole seconds.
+    """Return a duration in a suitable unit, with three digits or in whole seconds.
 
     Example:
         >>> seconds_text(0.00123), seconds_text(12.0), seconds_text(0.9999), seconds_text(86400)
@@ -84,17 +81,17 @@ def amount(count: int, noun: str) -> str:
 
 
 def hanging(first: str, text: str, width: int, *, indent: int | None = None) -> list[str]:
-    """Return ``first + text`` folded to ``width``, its further lines under the text's beginning.
+    """Return ``first + text`` folded to ``width``, with a hanging indent.
 
-    A word that is longer than a line, such as a path, is left whole; so are a number and its unit,
-    and words that a no-break space joins, which is printed as a space. Lines stay lines. What the
-    standard output has no character for is spelled before the lines are folded.
+    Words longer than a line, such as paths, are not broken, nor are a number and its unit or words
+    joined by a no-break space, which is printed as a space. Line breaks are kept. Characters that
+    the standard output cannot encode are replaced before folding.
 
     Args:
-        first: what the first line begins with.
+        first: beginning of the first line.
         text: of any number of lines.
-        width: in characters; below 40 it counts as 40.
-        indent: of the further lines, in place of the length of ``first``.
+        width: in characters, at least 40.
+        indent: of the other lines; the length of ``first`` by default.
 
     Example:
         >>> hanging("  fits  ", "yes: a little of what there is of memory", 40)

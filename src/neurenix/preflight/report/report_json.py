@@ -1,34 +1,33 @@
-"""A report as plain data: what is in the JSON file, and how it is read again.
+"""A report as a JSON document: writing, reading and checking it.
 
-Owns the document and its schema, ``report.schema.json`` beside this file (JSON Schema 2020-12). A
-document is one object; the command line writes a list of them. Its fields, all sizes in bytes, all
-times in seconds, and every time an estimate:
+Owns the document and its schema, ``preflight/report.schema.json`` (JSON Schema 2020-12). A document
+is one object; the command line writes a list of them. Sizes are in bytes, times in seconds, and
+every time is an estimate. The fields:
 
-- ``schema``, ``schema_version``: ``"neurenix.preflight"`` and 1. A field may be added without a new
-  version; one that is renamed, removed or given another meaning makes a new version.
-- ``versions``: of jax, jaxlib and libtpu, which decide what the compiler answers.
+- ``schema``, ``schema_version``: ``"neurenix.preflight"`` and 1. New fields keep the version;
+  renaming, removing or redefining a field changes it.
+- ``versions``: of jax, jaxlib and libtpu, which determine the compiler's answer.
 - ``program``, ``slice`` (name, topology, chips, devices, hosts), ``mesh`` (axis → size).
-- ``fits``; ``refused``, why there is no program, or null.
+- ``fits``; ``refused``: why there is no program, or null.
 - ``estimated_step_time`` (seconds, low, high, device_seconds, host_seconds, basis, shares) or null;
-  ``low`` and ``high`` are the ends of the 80 % interval, in which four of five measured steps are
-  to lie; ``bound``; ``mfu``; ``model_flops`` of all devices for one step.
-- ``batch`` (examples, sequence_length, tokens of one step) and ``estimated_rates``, null where
+  ``low`` and ``high`` are the ends of the 80 % interval, expected to contain four of five measured
+  steps; ``bound``; ``mfu``; ``model_flops`` of all devices for one step.
+- ``batch`` (examples, sequence_length, tokens of one step) and ``estimated_rates``; null if
   unknown.
-- ``estimated_cost`` of one step, with its price's region, commitment, source and date; and of an
-  epoch of the script's ``fit``, without what validates it, null where its steps are not known.
-- ``published_run``: the nearest one, for orientation; never ours.
-- ``hbm_per_device``: byte counts, ``roles``, which divides the arguments, and
-  ``largest_buffers``: those of 1 % of the peak or more, each with its shape and source line. Null
-  where it is not known: the compiler crashed, its time was up, or it refused the program for
-  another reason than its memory. ``activations_bytes`` and ``gradients_bytes`` are null of a
-  program that was refused without its schedule, and parts of ``temporaries_bytes`` all the same.
+- ``estimated_cost`` of one step, with the price's region, commitment, source and date; and of an
+  epoch of the script's ``fit`` without its validation, null if its number of steps is unknown.
+- ``published_run``: the most similar published run, for orientation; never a run of Neurenix.
+- ``hbm_per_device``: byte counts; ``roles``, which divides the arguments; and
+  ``largest_buffers``, of 1 % of the peak or more, with shape and source line. Null if unknown: the
+  compiler crashed, reached the time limit, or refused the program for another reason than memory.
+  ``activations_bytes`` and ``gradients_bytes`` are null for a program that was refused without a
+  schedule; ``temporaries_bytes`` then includes them.
 - ``findings`` (rule, severity, message, fix, source, scope, effect_seconds, effect_bytes,
-  effect_share, called_from, page). ``called_from`` is the user's line that calls the program, where
-  ``source`` lies inside a library, else null.
-- ``suggestions``: of a program that does not fit, the changes that were compiled, those that fit
-  first: what to change, the slice and mesh, and what comes of it. Files from before this field
-  read as if they had none.
-- ``operations``: the dearest first, with their part of the estimated step.
+  effect_share, called_from, page). ``called_from`` is the user's line that calls the program if
+  ``source`` is inside a library, else null.
+- ``suggestions``: for a program that does not fit, the compiled changes, those that fit first:
+  the change, its slice and mesh, and the result. Empty when read from older files.
+- ``operations``: the slowest first, with their part of the estimated step.
 - ``notes``, ``compile_seconds``, ``from_cache``.
 """
 
@@ -62,7 +61,7 @@ SCHEMA_VERSION = 1
 
 _ADDED: dict[str, Any] = {"suggestions": []}
 _ADDED_TO_COST: dict[str, Any] = {"usd_per_epoch": None}
-"""Fields that older files of this version do not have, as they are read then."""
+"""Fields that older files of this version lack, with the values they are read as."""
 
 
 _OF_A_TIME = ("seconds", "low", "high", "device_seconds", "host_seconds", "basis", "shares")
@@ -171,9 +170,9 @@ def _cost(report: ReportData, pricing: Pricing) -> dict[str, Any]:
 
 
 class Record:
-    """A report that was written down: everything that can be compared or asked about.
+    """A report as its document, ``data``.
 
-    ``data`` is the document. ``Report.record()`` makes one, ``load_report`` reads one.
+    ``Report.record()`` makes one, ``load_report`` reads one.
     """
 
     def __init__(self, data: Mapping[str, Any], source: str = "this report") -> None:
@@ -204,14 +203,14 @@ class Record:
 
     @property
     def hbm(self) -> dict[str, Any] | None:
-        """The document's ``hbm_per_device``; ``None`` where it is not known.
+        """The document's ``hbm_per_device``; ``None`` if unknown.
 
-        Older files hold the bytes of the arguments there.
+        Older files contain the bytes of the arguments in this case.
         """
         return self.data["hbm_per_device"] if hbm_is_known(self.data["refused"]) else None
 
     def values(self) -> dict[str, bool | float | int | None]:
-        """Return what a condition of ``--fail-if`` can ask about, by name; None is not known."""
+        """Return the values of the names of ``--fail-if``; None is unknown."""
         time = self.data["estimated_step_time"] or {}
         memory, findings = self.hbm or {"peak_bytes": None}, self.data["findings"]
         peak = memory["peak_bytes"]
@@ -231,9 +230,9 @@ class Record:
         }
 
     def memory(self) -> dict[str, int] | None:
-        """Return the bytes of one device's HBM by what they are for; they add up to the peak.
+        """Return the bytes of one device's HBM by purpose, which add up to the peak.
 
-        ``None`` where they are not known.
+        ``None`` if unknown.
         """
         return None if self.hbm is None else memory_parts(self.hbm)
 
@@ -242,7 +241,7 @@ def load_reports(path: str | os.PathLike[str]) -> list[Record]:
     """Read every report of a JSON file, one object or a list of them.
 
     Raises:
-        ArgumentError: there is no such file, it is not JSON, or no report of this version.
+        ArgumentError: the file is missing, not JSON, or not a report of this version.
     """
     file = Path(path)
     try:
@@ -263,7 +262,7 @@ def load_report(path: str | os.PathLike[str]) -> Record:
     """Read the one report of a JSON file.
 
     Raises:
-        ArgumentError: as ``load_reports``, or there are several.
+        ArgumentError: as ``load_reports``, or the file has several reports.
     """
     records = load_reports(path)
     if len(records) > 1:
@@ -282,7 +281,7 @@ def schema() -> dict[str, Any]:
 
 
 def plain(value: Any) -> Any:
-    """Return dataclasses as dictionaries and places in a source as ``"file:line"``.
+    """Return dataclasses as dictionaries and source locations as ``"file:line"``.
 
     Example:
         >>> plain({"at": SourceLine("train.py", 7), "sizes": (1, 2)})
@@ -300,7 +299,7 @@ def plain(value: Any) -> Any:
 
 
 def _completed(data: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a document with the fields that older files do not have."""
+    """Return a document with the fields that older files lack."""
     found, cost = _ADDED | dict(data), data.get("estimated_cost")
     if isinstance(cost, Mapping):
         found["estimated_cost"] = _ADDED_TO_COST | dict(cost)
@@ -334,9 +333,9 @@ _TYPES: dict[str, tuple[type, ...]] = {
 
 
 def problems(schema: Mapping[str, Any], value: Any, at: str = "the report") -> Iterator[str]:
-    """Yield what is wrong with ``value`` by the part of JSON Schema that our schema uses.
+    """Yield the violations of a JSON Schema.
 
-    That is type, const, enum, required, properties, additionalProperties and items.
+    Supports type, const, enum, required, properties, additionalProperties and items.
 
     Example:
         >>> list(problems({"type": "object", "required": ["fits"]}, {}))

@@ -1,8 +1,4 @@
-"""The report as lines of text, folded to the terminal's width.
-
-Owns the order and the wording of the terminal report. It judges nothing, and every time that it
-prints is called an estimate.
-"""
+"""The report as text, folded to the terminal's width. Every time is called an estimate."""
 
 from __future__ import annotations
 
@@ -39,7 +35,7 @@ _FAR, _TOO_FAR = 2.0, 30.0
 
 
 def width_here() -> int:
-    """Return the terminal's width, 100 where there is none, between 60 and 120."""
+    """Return the terminal's width, from 60 to 120; 100 without a terminal."""
     return min(max(shutil.get_terminal_size(_FALLBACK).columns, _NARROWEST), _WIDEST)
 
 
@@ -88,7 +84,7 @@ def text_of(report: ReportData, width: int, pricing: Pricing) -> str:
 
 
 def styled(text: str) -> Any:
-    """Return a report's text for rich, with the words that matter in colour."""
+    """Return a report's text for rich, with colours."""
     from rich.text import Text
 
     lines = Text(text)
@@ -133,7 +129,7 @@ def _rates(report: ReportData) -> str:
 
 
 def _shares(time: StepTime) -> str:
-    """Name what takes the device's time; a program of empty arrays has it do nothing."""
+    """Return the shares of the device's time; a program of empty arrays has none."""
     shares = _joined(
         f"{KIND_NAMES.get(kind, kind)} {share:.0%}"
         for kind, share in sorted(time.shares.items(), key=lambda item: -item[1])
@@ -143,7 +139,7 @@ def _shares(time: StepTime) -> str:
 
 
 def _memory(report: ReportData) -> str:
-    """Name the parts that can be seen, the largest first, then what is true of them."""
+    """Return the parts of the memory, the largest first, then facts about them."""
     memory = report.hbm
     parts = {name: size for name, size in memory_parts(vars(memory)).items() if size > 0}
     shown = {n: s for n, s in parts.items() if s >= _SMALL_SHARE * memory.peak_bytes}
@@ -158,14 +154,14 @@ def _memory(report: ReportData) -> str:
     if memory.aliased_bytes:
         said.append(f"{bytes_text(memory.aliased_bytes)} are donated, so updated in place")
     if memory.host_bytes:
-        said.append(f"{bytes_text(memory.host_bytes)} lie in the host's memory")
+        said.append(f"{bytes_text(memory.host_bytes)} are in the host's memory")
     if memory.activations_bytes is None:
         said.append("of what else it needs only the size is known")
     return (_joined(texts) or "nothing in HBM") + "".join(f"; {part}" for part in said)
 
 
 def _largest(report: ReportData) -> list[str]:
-    """Describe the largest buffers at the peak, one to a line; none where little is in use."""
+    """Return the largest buffers at the peak, one for each line; none if little is in use."""
     known = hbm_is_known(report.refused)
     if not known or report.hbm.peak_bytes < _SMALL_PEAK * report.hbm.limit_bytes:
         return []
@@ -252,12 +248,12 @@ def place(finding: Finding) -> str:
 
 
 def _joined(parts: Any) -> str:
-    """Join parts with commas; the words of one part stay on one line."""
+    """Join parts with commas; the words of a part stay on one line."""
     return ", ".join(part.replace(" ", NO_BREAK_SPACE) for part in parts)
 
 
 def _suggestions(report: ReportData, width: int) -> list[str]:
-    """Return one line for each change that was compiled."""
+    """Return one line for each compiled change."""
     if not report.suggestions:
         return []
     lines = ["  changes, each compiled:"]

@@ -1,8 +1,7 @@
-"""Functions that a script compiles with JAX's or Flax's own ``jit``: in its text, and as it runs.
+"""Find functions that a script compiles with ``jax.jit``, ``jax.pmap`` or ``nnx.jit``, by name.
 
-Owns finding them by name. ``nx.jit`` tells of its first call by itself; ``jax.jit``, ``jax.pmap``
-and ``nnx.jit`` are replaced while a script runs that is asked for the step of a name, so that the
-first call of that function is told as ``nx.jit`` tells it.
+``nx.jit`` reports its first call itself. The others are replaced while a script runs whose step is
+given by name, so that they report the first call of that function too.
 """
 
 from __future__ import annotations
@@ -26,13 +25,13 @@ _JITS = frozenset(
     "jit jax.jit nnx.jit flax.nnx.jit filter_jit eqx.filter_jit equinox.filter_jit".split()
 )
 _UNNAMED = "<unnamed function>"
-"""What ``jax.jit`` calls an object that is no function."""
+"""The name that ``jax.jit`` gives a callable object without a name."""
 
 
 def name_of(function: Any) -> str:
-    """Return a function's name with that of its class before it; of a partial, the function's.
+    """Return a function's qualified name; for a partial, that of its function.
 
-    Another object that can be called has the name of its class.
+    Other callable objects have the name of their class.
     """
     while isinstance(function, functools.partial):
         function = function.func
@@ -44,7 +43,7 @@ def name_of(function: Any) -> str:
 
 
 def is_named(function: str, name: str) -> bool:
-    """Return whether a function of that whole name is meant by a name, which may be its end.
+    """Return whether ``name`` is a function's qualified name or the end of it.
 
     Example:
         >>> is_named("main.<locals>.train_step", "train_step"), is_named("Run.step", "Run.step")
@@ -57,10 +56,10 @@ def is_named(function: str, name: str) -> bool:
 
 @contextmanager
 def watching(name: str) -> Iterator[list[str]]:
-    """Tell ``intercept.first_call`` of calls of a compiled function of that name while entered.
+    """Report calls of a compiled function of that name to ``hooks.first_call`` while entered.
 
-    Yields the list of the names of all functions that are compiled there: by the script itself,
-    and by libraries only where they are of that name.
+    Yields a list of the names of the functions that the script compiles, and of those of that name
+    that libraries compile.
     """
     compiled: list[str] = []
     before = jax.jit, jax.pmap, nnx.jit
@@ -72,9 +71,9 @@ def watching(name: str) -> Iterator[list[str]]:
 
 
 def compiled_in(source: str) -> list[tuple[str, str]]:
-    """Return names of functions that a script's text compiles, each with what compiles it.
+    """Return the names of the functions that a script compiles, each with the jit that it uses.
 
-    Those of ``nx.jit`` and of other libraries are left out, and all of a text that is not Python.
+    Leaves out ``nx.jit`` and other libraries. Returns nothing if the text is not Python.
 
     Example:
         >>> compiled_in('''
@@ -98,7 +97,7 @@ def compiled_in(source: str) -> list[tuple[str, str]]:
 
 
 def _jit(node: ast.expr) -> str:
-    """Return what a decorator or function is called if it compiles: ``jax.jit``, else nothing."""
+    """Return the name of a decorator or function that compiles, such as ``jax.jit``, else empty."""
     if isinstance(node, ast.Call):
         return _jit(node.args[0] if _is_partial(node) else node.func)
     name = _dotted(node)
@@ -106,7 +105,7 @@ def _jit(node: ast.expr) -> str:
 
 
 def _name(node: ast.expr) -> str:
-    """Return the name of a function that an argument is, as ``name_of`` returns the end of it."""
+    """Return the name of a function in an argument, comparable with the end of ``name_of``."""
     if isinstance(node, ast.Lambda):
         return "<lambda>"
     if isinstance(node, ast.Call):
@@ -125,7 +124,7 @@ def _dotted(node: ast.expr) -> str:
 
 
 def _watched(jit: Callable[..., Any], name: str, compiled: list[str]) -> Callable[..., Any]:
-    """Return ``jit`` that keeps the names of what it compiles, and tells of a call of ``name``."""
+    """Return ``jit`` that records the functions it compiles and reports calls of ``name``."""
 
     def watch(function: Any, made: Any, caller: str) -> Any:
         code = getattr(function, "__code__", None)
@@ -142,7 +141,7 @@ def _watched(jit: Callable[..., Any], name: str, compiled: list[str]) -> Callabl
         caller = sys._getframe(1).f_code.co_filename
         made = jit(*args, **options)
         given = args[0] if args else options.get("fun")
-        if given is None:  # a decorator, with its options
+        if given is None:  # a decorator with options
             return lambda function: watch(function, made(function), caller)
         return watch(given, made, caller)
 
@@ -150,7 +149,7 @@ def _watched(jit: Callable[..., Any], name: str, compiled: list[str]) -> Callabl
 
 
 class _Watched:
-    """What ``jit`` returned, which tells of its calls; inside of a trace it is only called."""
+    """A compiled function that reports its calls, except those inside a trace."""
 
     def __init__(self, function: Any, compiled: Any) -> None:
         functools.update_wrapper(self, function, updated=())
@@ -161,7 +160,7 @@ class _Watched:
 
     @property
     def __class__(self) -> Any:
-        """That of what it stands for, which is what ``isinstance`` asks."""
+        """The class of the wrapped function, for ``isinstance``."""
         return type(self._compiled)
 
     def __copy__(self) -> Any:
@@ -181,7 +180,7 @@ class _Watched:
         return self._compiled(*args, **options)
 
     def lower(self, *args: Any, **options: Any) -> Any:
-        """Lower, as the first half of a call whose halves a script writes apart."""
+        """Lower; a script may lower and compile in two calls."""
         self._tell(args, options)
         return self._compiled.lower(*args, **options)
 

@@ -1,8 +1,7 @@
-"""A user's script, run unchanged up to its first training step, and that step compiled elsewhere.
+"""Run a user's script unchanged up to its first training step, and compile that step for slices.
 
-Owns running the script and what is said where it reaches no step. The step is handed over by
-``_functions.intercept``, which ``fit`` and ``nx.jit`` call. It does not own the means of stopping a
-script (``stopping``).
+Owns running the script and the errors if it reaches no step. ``fit`` and ``nx.jit`` report the step
+through ``_jit/hooks.py``. Does not own the means of stopping a script (``script_exit.py``).
 """
 
 from __future__ import annotations
@@ -50,19 +49,20 @@ from neurenix.preflight.script.script_step import ScriptRun, ScriptStep
 
 _CALL = "nx.preflight(function, nx.spec(…), on=…)"
 _STEPS_OF_FIT = ("fit", "model.fit", "Trainer.fit", "training step")
-"""What a step of ``fit`` is named by; the last is what its report calls it."""
+"""Names of the step of ``fit``; the last one is used in its report."""
 _SHOWN_FRAMES = 4
 _GRACE_SECONDS = 10.0
-"""For what a script does on its way out once it has reached a step."""
+"""Time for a script to end once it has reached a step."""
 
 
 class FirstStep(NamedTuple):
-    """What a script was about to run: on which arguments, and on the mesh of which context.
+    """The step that a script was about to run.
 
-    ``mesh`` is what ``jax.set_mesh`` had set there, an empty one if nothing; ``steps_per_epoch``
-    how many steps ``fit`` was to make in an epoch, None where that is not known; ``whole_calls``
-    whether each of its compiled calls was to make all of ``steps_per_execution`` steps; ``line``
-    the line of the script that called it.
+    Attributes:
+        mesh: set there by ``jax.set_mesh``; empty if none was set.
+        steps_per_epoch: of ``fit``; None if unknown.
+        whole_calls: whether each compiled call makes all of ``steps_per_execution`` steps.
+        line: of the script, which calls the step.
     """
 
     target: Any
@@ -73,12 +73,12 @@ class FirstStep(NamedTuple):
     line: SourceLine | None = None
 
     def options(self, options: PreflightOptions | None) -> PreflightOptions:
-        """Return the options with which the step is described as the script makes it."""
+        """Return the options for the step as the script makes it."""
         return replace(options or PreflightOptions(), whole_calls=self.whole_calls)
 
     @contextmanager
     def context(self) -> Iterator[None]:
-        """Enter that mesh and stand at that line: the step is described as the script calls it."""
+        """Set the mesh and the calling line of the script."""
         with jax.sharding.use_abstract_mesh(self.mesh), called_from(self.line):
             yield
 
@@ -90,7 +90,7 @@ class _Reached(hooks.StopScript):
 
 
 class _Left(hooks.StopScript):
-    """The script ended the process, or began another program in it, past all that Python does."""
+    """The script ended or replaced the process without Python's own exit."""
 
 
 def preflight_script(
@@ -105,23 +105,23 @@ def preflight_script(
 ) -> list[Report]:
     """Run a script up to its first training step and report that step for each slice.
 
-    The first step is that of the first ``fit``, or the first call of a function by ``nx.jit`` or
-    ``strategy.run``, whichever comes first; where it is named, the first call of the function of
-    that name that these, ``jax.jit`` or ``nnx.jit`` compiled, and the first step of ``fit`` for
-    ``"fit"``. The script is then stopped; it trains nothing.
+    The first step is the first of these: a step of ``fit``, a call of an ``nx.jit`` function, a
+    call by ``strategy.run``. With ``step`` it is the first call of the function of that name that
+    these, ``jax.jit`` or ``nnx.jit`` compiled, or for ``"fit"`` the first step of ``fit``. The
+    script is then stopped; nothing is trained.
 
     Args:
         path: of the script.
         arguments: its command line.
         on: names of slices.
         mesh: as for ``preflight``; by default that of the script's strategy.
-        timeout_seconds: in which the script must reach a step.
+        timeout_seconds: time limit for reaching a step.
         options: as for ``preflight``.
-        step: name of the function that is the step, or ``"fit"``.
+        step: name of the step's function, or ``"fit"``.
 
     Raises:
-        ArgumentError: there is no such file, or the script failed or ended without a step.
-        CompilationError: it did not reach one in time.
+        ArgumentError: the file is missing, or the script failed or ended without a step.
+        CompilationError: the script reached no step in time.
     """
     with compiler_ready(options.compiler if options else None):
         run = ScriptRun(os.fspath(path), tuple(arguments), timeout_seconds, step)
@@ -142,19 +142,17 @@ def step_for(
     step: str | None = None,
     options: PreflightOptions | None = None,
 ) -> tuple[Any, tuple[Any, ...], PreflightOptions]:
-    """Return a script's first step as what can be asked about, slices of other sizes included.
+    """Return a script's first step as a target of ``preflight``, its arguments and its options.
 
-    With it are returned its arguments, and the options with which it is the script's.
-
-    ``fit``'s step can be laid over any slice. A function that cannot, since the script has laid its
-    arrays over the devices that it found, is looked for in another run, with as many devices.
+    The step of ``fit`` can be sharded over any slice. If a function cannot, because the script
+    shards its arrays over the devices that it found, the script runs again with other devices.
 
     Args:
         path: of the script.
         arguments: its command line.
-        on: the slices that will be asked about.
-        timeout_seconds: in which the script must reach a step.
-        step: name of the function that is the step, as for ``preflight_script``.
+        on: the slices of the preflight.
+        timeout_seconds: time limit for reaching a step.
+        step: name of the step's function, as for ``preflight_script``.
         options: as for ``preflight``.
 
     Raises:
@@ -166,7 +164,7 @@ def step_for(
 
 
 def _target(found: FirstStep, run: ScriptRun, on: Sequence[On]) -> Any:
-    """Return what can be asked about a step that a run has reached."""
+    """Return a step as a target of ``preflight``."""
     if trainer_of(found.target) is None:
         return ScriptStep(found.target, found.mesh, run, slices_on(on))
     return found.target
@@ -179,18 +177,18 @@ def first_step(
     timeout_seconds: float = 600.0,
     step: str | None = None,
 ) -> FirstStep:
-    """Run a script up to its first training step and return what it was about to run, and on what.
+    """Run a script up to its first training step and return that step.
 
     Args:
         path: of the script.
         arguments: its command line.
-        timeout_seconds: in which the script must reach a step.
-        step: name of the function that is the step, as for ``preflight_script``.
+        timeout_seconds: time limit for reaching a step.
+        step: name of the step's function, as for ``preflight_script``.
 
     Raises:
-        ArgumentError: there is no such file, or the script failed or ended without a step.
-        CompilationError: it did not reach one in time.
-        ArgumentTypeError: the time is no number.
+        ArgumentError: the file is missing, or the script failed or ended without a step.
+        CompilationError: the script reached no step in time.
+        ArgumentTypeError: the time limit is not a number.
     """
     script = Path(path)
     if not script.is_file():
@@ -205,9 +203,9 @@ def first_step(
 class _ScriptRun:
     """One run of a script, which ends at its first step.
 
-    A script whose bare ``except:`` catches what is to stop it has reached its step all the same. It
-    is stopped again at every further step, which none of them takes, and ten seconds later wherever
-    it is.
+    A bare ``except:`` of the script may catch the exception that stops it. The step counts as
+    reached; the exception is raised again at every further step, and the script is stopped after
+    ten seconds wherever it is.
     """
 
     def __init__(self, script: Path, timeout_seconds: float, step: str | None) -> None:
@@ -224,8 +222,8 @@ class _ScriptRun:
         """Run the script with its command line and return the step that it reached.
 
         Raises:
-            ArgumentError: it failed, or ended without a step.
-            CompilationError: it reached none in time.
+            ArgumentError: the script failed or ended without a step.
+            CompilationError: the script reached no step in time.
         """
         failure: BaseException | None = None
         try:
@@ -304,10 +302,10 @@ class _ScriptRun:
 
     def _stop_from_thread(self) -> NoReturn:
         self._waker.wake()
-        raise SystemExit  # which ends a thread, and nothing is printed
+        raise SystemExit  # ends the thread silently
 
     def _without_step(self, failure: BaseException | None) -> NeurenixError:
-        """Return the error of a run that ended, by ``failure`` if by one, before any step."""
+        """Return the error of a run that ended before any step, perhaps by ``failure``."""
         if isinstance(failure, hooks.StopScript):
             if self._ways_out:
                 return ArgumentError(self._left_by_way_out())
@@ -327,7 +325,7 @@ class _ScriptRun:
         return ArgumentError(f"{ended}: {self._called_nothing()}")
 
     def _why_without_end(self) -> str:
-        """Return what is said where the process has to be ended, since the script does not."""
+        """Return the message if the process is ended because the script does not stop."""
         if self._reached:
             return (
                 f"{self._script} reached a training step, and nothing ends it: it catches what "
@@ -370,7 +368,7 @@ class _ScriptRun:
 
 
 def step_to_name(script: Path) -> str:
-    """Return how to name the step of a script in plain JAX or Flax, as far as its text reads so."""
+    """Return a hint on ``--step`` for a script in plain JAX or Flax, read from its text."""
     found = jit_hooks.compiled_in(script.read_text(encoding="utf-8", errors="replace"))
     if not found:
         return ""
@@ -386,7 +384,7 @@ def step_to_name(script: Path) -> str:
 
 
 def _run_as_main(script: Path) -> None:
-    """Run the script. A process that it forked ends here as Python ends it, and says no verdict."""
+    """Run the script; a process that it forked ends here, without a verdict."""
     owner = os.getpid()
     try:
         run_script(script)
@@ -403,7 +401,7 @@ def _run_as_main(script: Path) -> None:
 
 
 def _end_child(message: str, status: Any = 2) -> NoReturn:
-    """End a forked process, and leave what is its parent's (workers, folders) alone."""
+    """End a forked process without touching its parent's workers and folders."""
     if message:
         print(message, file=sys.stderr)
     sys.stdout.flush()
@@ -412,7 +410,7 @@ def _end_child(message: str, status: Any = 2) -> NoReturn:
 
 
 def _frames(error: BaseException) -> str:
-    """Return where an error comes from, in the user's own lines."""
+    """Return the user's lines in the traceback of an error."""
     if isinstance(error, SyntaxError):
         return f'  File "{error.filename}", line {error.lineno}'
     own = users_frames(error)
@@ -421,10 +419,10 @@ def _frames(error: BaseException) -> str:
 
 @contextmanager
 def _as_main(script: Path, arguments: Sequence[str]) -> Iterator[None]:
-    """Give a script the process as Python gives it one, and take it back as it was.
+    """Set up the process for a script as Python does, and restore it afterwards.
 
-    So what is said of its step goes where the command was told, wherever the script writes and
-    whatever folder it has moved to.
+    Output streams and the working directory are restored too, so that reports go where the command
+    was told.
     """
     argv, path, main = sys.argv, list(sys.path), sys.modules["__main__"]
     folder, streams = os.getcwd(), (sys.stdout, sys.stderr)

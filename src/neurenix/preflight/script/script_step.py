@@ -1,8 +1,8 @@
-"""A script's step on slices of other sizes: the script is run once more, with as many devices.
+"""A script's step on slices of other sizes: the script runs again with that number of devices.
 
-Owns the step as a target of ``preflight`` and ``search``, and the process of another run, whose
-half is ``rerun``'s. A process has one number of devices, and what a script lays over a mesh of its
-own is for those that it found.
+Owns the step as a target of ``preflight`` and ``search``, and starts the process of another run
+(``script_subprocess.py``). A process has one number of devices, and a script's own mesh is for the
+devices that it found.
 """
 
 from __future__ import annotations
@@ -34,15 +34,15 @@ Describe = Callable[[chips.Slice | CpuHost], Program]
 
 @dataclass(frozen=True)
 class ScriptRun:
-    """How a script is run up to its step, as ``script.first_step`` takes it.
+    """The arguments of ``first_step``, for another run of a script.
 
     Attributes:
         path: of the script.
         arguments: its command line.
-        timeout_seconds: in which it must reach its step.
-        step: name of the function that is the step.
-        folder: in which it is run; it may leave it for another.
-        environment: as it found it; it may change that too.
+        timeout_seconds: time limit for reaching the step.
+        step: name of the step's function.
+        folder: working directory at the start; the script may change it.
+        environment: at the start; the script may change it.
     """
 
     path: str
@@ -55,7 +55,7 @@ class ScriptRun:
 
 @dataclass(frozen=True)
 class Request:
-    """What another run is asked: the programs for slices that all have as many devices."""
+    """The request to another run: programs for slices that have the same number of devices."""
 
     run: ScriptRun
     slices: tuple[str, ...]
@@ -65,13 +65,13 @@ class Request:
 
 @dataclass
 class ScriptStep:
-    """A function that a script reached as its step, and how to reach it with other devices.
+    """The function of a script's step, which can be traced for other numbers of devices.
 
     Attributes:
         function: what the script was about to call.
-        mesh: that ``jax.set_mesh`` had set there, or an empty one.
-        run: of the script.
-        slices: all that are asked about, so that one run answers for those of one size.
+        mesh: set there by ``jax.set_mesh``; empty if none was set.
+        run: how to run the script again.
+        slices: all slices of the preflight, so that one run answers for all of one size.
     """
 
     function: Callable[..., Any]
@@ -93,17 +93,17 @@ class ScriptStep:
         *,
         laid: bool = False,
     ) -> Program:
-        """Return the step's program for a slice, by another run where this one's does not do.
+        """Return the step's program for a slice; run the script again if this process cannot.
 
         Args:
             where: the slice.
-            here: what describes the function that this process has.
+            here: returns the program of this process's function for a slice.
             mesh: as for ``preflight``.
             options: as for ``preflight``.
-            laid: whether the arguments are laid over a mesh of the script's own devices.
+            laid: whether the script shards the arguments over its own devices.
 
         Raises:
-            ArgumentError, CompilationError: of the run with as many devices.
+            ArgumentError, CompilationError: of the run with that number of devices.
         """
         if isinstance(where, CpuHost) or where.num_devices == jax.device_count():
             return here(where)
@@ -111,7 +111,7 @@ class ScriptStep:
             if not laid:
                 return here(where)
         except ArgumentError:
-            pass  # its mesh may stand in the function; another run says what is wrong, if anything
+            pass  # the function may contain a mesh; another run raises the error, if any
         asked = (where.name, tuple(mesh.items()) if mesh else None)
         if asked not in self._found:
             self._run_again(where, mesh, options)
@@ -136,7 +136,7 @@ class ScriptStep:
 
 
 def _answers(request: Request) -> list[Program | Exception]:
-    """Return the program for each slice, or the error that is raised for it."""
+    """Return the program or the error for each slice."""
     with temporary_folder(f"{FOLDERS}rerun-") as folder:
         asked, answered = Path(folder) / "request", Path(folder) / "answer"
         asked.write_bytes(pickle.dumps(request))
@@ -148,14 +148,14 @@ def _answers(request: Request) -> list[Program | Exception]:
                 cwd=request.run.folder,
                 env=_environment(request.run.environment),
                 stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,  # the first run has said it
+                stdout=subprocess.DEVNULL,  # the first run printed it
                 stderr=errors,
                 start_new_session=True,
             )
             try:
                 code = process.wait()
-            finally:  # with what the script has started
-                with suppress(ProcessLookupError, PermissionError):  # macOS: of one that has ended
+            finally:  # together with the script's own processes
+                with suppress(ProcessLookupError, PermissionError):  # macOS, if it has ended
                     os.killpg(process.pid, signal.SIGKILL)
                 process.wait()
         if answered.exists():
@@ -171,7 +171,7 @@ def _answers(request: Request) -> list[Program | Exception]:
 
 
 def _environment(before: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment without a slice that is simulated, and with this package."""
+    """Return the environment without a simulated slice and with this package on the path."""
     environment = {k: v for k, v in before.items() if k != SLICE_VARIABLE}
     root = str(Path(__file__).resolve().parents[2])
     paths = [root, *filter(None, [environment.get("PYTHONPATH")])]

@@ -1,8 +1,7 @@
 """Another run of a script: ``python -m neurenix.preflight.script.script_subprocess``.
 
-Owns this process's half of what ``script_step`` asks: it simulates a slice, runs the script up to
-its step, and writes the step's program for each slice, or the error that stands in its place.
-Where the process that asked is gone, it ends itself and what the script has started.
+Simulates a slice, runs the script up to its step, and writes the step's program or error for each
+slice. Ends itself and the script's processes if the process that started it is gone.
 """
 
 from __future__ import annotations
@@ -25,17 +24,17 @@ from neurenix.simulation.slice import simulate_alone
 
 
 def main(asked: str, answered: str, parent: str) -> None:
-    """Answer the request in one file with another, whole or not at all.
+    """Read the request from one file and write the answer to another, atomically.
 
     Args:
         asked: path of the request.
         answered: path of the answer.
-        parent: process id of the one that asks.
+        parent: process id of the process that started this one.
     """
 
     def leave() -> None:
         shutil.rmtree(Path(asked).parent, ignore_errors=True)
-        os.killpg(os.getpid(), signal.SIGKILL)  # it leads its own, see script_step
+        os.killpg(os.getpid(), signal.SIGKILL)  # it leads its own group: see script_step.py
 
     when_parent_ends(leave, parent=int(parent))
     request: Request = pickle.loads(Path(asked).read_bytes())

@@ -1,15 +1,12 @@
-"""The largest batch that fits, found by compiling.
+"""The largest batch that fits, extrapolated from small batches and verified by compiling.
 
-Owns the memory that batches are foretold to take, and which are compiled until the largest that the
-compiler accepts and the smallest that it refuses are neighbours.
-
-Near the limit the compiler computes values twice in place of keeping them, so a line through small
-batches as they are compiled says nothing of large ones. Small batches are compiled with nearly all
-of the memory reserved: what they take then is the least that the compiler knows to bring them to,
-and that is a straight line up to the limit. (libtpu 0.0.42 comes to the same program there; 0.0.50
-keeps more of some large batches, and the line leads a fifth too far.) Where the compiler refuses
-the batch that the line foretells, it says what that takes, and the forecast is brought down by it.
-So the forecast is where the search begins, and no more.
+Near the memory limit the compiler recomputes values instead of keeping them, so small batches
+compiled as usual do not predict large ones. Small batches are therefore compiled with nearly all
+memory reserved. Their memory is then the least that the compiler can reach, which grows linearly up
+to the limit. (libtpu 0.0.42 compiles the same program at the limit; 0.0.50 keeps more for some
+large batches, and the line overestimates by a fifth.) If the compiler refuses the predicted batch,
+it reports the memory needed, which corrects the prediction. The search then compiles until the
+largest accepted and the smallest refused batch are neighbours.
 """
 
 from __future__ import annotations
@@ -34,25 +31,25 @@ from neurenix.preflight.report.report import Report
 from neurenix.preflight.report.report_data import hbm_is_known
 from neurenix.preflight.search.workload import Choice, Workload
 
-_FINENESS = 64  # steps up to the first guess, or up to twice as many, unless asked for others
-_TRUSTED = 16  # times the batch up to which a line through two smaller ones is continued
-# XLA's option, and the share of a device's memory: 14 of a v5e's 15.75 GiB gave the same. Of a
-# program that takes more than is left the compiler says how much, and does not refuse it.
+_FINENESS = 64  # the default step divides the first guess into this many to twice as many parts
+_TRUSTED = 16  # how many times the batch a line through two smaller ones is extrapolated
+# XLA's option, and the reserved share of a device's memory; 14 of a v5e's 15.75 GiB gave the same.
+# A program that needs more than the rest is not refused; the compiler reports its size.
 _RESERVE, _RESERVED = "xla_tpu_user_reserved_hbm_bytes", 15 / 16
 
 
 @dataclass(frozen=True)
 class LargestBatch:
-    """Where the limit of a slice lies.
+    """The largest batch of a slice.
 
     Attributes:
-        batch: the largest global batch that fits, in examples, a multiple of ``step``; 0 if the
-            smallest does not.
-        report: of that batch; ``None`` where nothing fits.
-        refused: of the next batch, ``batch + step``, which the compiler refuses.
-        step: examples by which the two differ.
-        forecast: the largest batch as foretold before any large one was compiled.
-        compiled: the batches that were compiled, in their order.
+        batch: the largest global batch that fits, in examples, a multiple of ``step``; 0 if none
+            fits.
+        report: of that batch; ``None`` if none fits.
+        refused: the report of ``batch + step``, which the compiler refuses.
+        step: resolution of the search, in examples.
+        forecast: the extrapolated batch, before any large batch was compiled.
+        compiled: the compiled batches, in order.
     """
 
     batch: int
@@ -63,7 +60,7 @@ class LargestBatch:
     compiled: tuple[int, ...]
 
     def __str__(self) -> str:
-        """Return it in words."""
+        """Return the result in words."""
         where, refused = self.refused.slice.name, self.refused.hbm
         needs, limit = bytes_text(refused.peak_bytes), bytes_text(refused.limit_bytes)
         if self.report is None or self.report.step_time is None:
@@ -91,27 +88,27 @@ def largest_batch(
 ) -> LargestBatch:
     """Find the largest global batch whose training step the TPU compiler accepts for a slice.
 
-    It is foretold by the least memory that small batches take, brought down by what the compiler
-    says that a batch takes which it refuses, and then looked for in strides that double and halve,
-    every batch compiled: four compiles in all where the first forecast is right.
+    Extrapolates the memory of small batches, corrects the result by the memory that the compiler
+    reports for a refused batch, then searches in strides that double and halve. Every batch is
+    compiled: four in all if the first extrapolation is right.
 
     Args:
         target: a compiled model or a ``Trainer``.
-        *args: as for ``preflight``: the specs of one batch, from which the search begins.
+        *args: as for ``preflight``: the specs of one batch, where the search starts.
         on: a slice such as ``"v5e-8"``.
         input_shape: of one global batch of a model's inputs, the batch first.
         dtype: of the inputs that ``input_shape`` describes; float32 by default.
         mesh: as for ``preflight``.
-        step: how exact to be, in examples, a multiple of what a batch is divided by; by default one
-            to two hundredths of the first guess.
+        step: resolution of the result in examples, a multiple of the parts that a batch is divided
+            into; by default one to two hundredths of the first guess.
         options: as for ``preflight``.
 
     Raises:
-        UnknownNameError: no such slice.
-        ArgumentTypeError: the target is no training step, or ``step`` no whole number.
-        ShapeError: a batch of no examples.
+        UnknownNameError: unknown slice.
+        ArgumentTypeError: the target has no training step, or ``step`` is not a whole number.
+        ShapeError: the batch has no examples.
         ArgumentError: ``step`` cannot be divided over the replicas.
-        CompilationError: a batch was refused for another reason than its memory.
+        CompilationError: a batch was refused for another reason than memory.
 
     Example:
         ::
@@ -153,10 +150,10 @@ def largest_batch(
 
 
 def pressed(options: CompileOptions, limit_bytes: int) -> CompileOptions:
-    """Return ``options`` by which the TPU compiler makes a program that takes little memory.
+    """Return ``options`` that make the TPU compiler minimize the program's memory.
 
     Args:
-        options: those of the program as it will run.
+        options: of the program as it will run.
         limit_bytes: HBM of a device.
 
     Example:
@@ -168,15 +165,15 @@ def pressed(options: CompileOptions, limit_bytes: int) -> CompileOptions:
 
 
 def corrected(guess: int, peak_bytes: Callable[[int], int], limit_bytes: int) -> int:
-    """Return a forecast, brought down until the batch that it foretells is below the limit.
+    """Return a guess reduced until its batch is below the limit.
 
     Args:
-        guess: of the largest batch, in steps of batches.
-        peak_bytes: what the compiler says that a batch takes, also where it refuses it.
+        guess: the largest batch, in units of ``step``.
+        peak_bytes: returns the memory that the compiler reports for a batch, accepted or refused.
         limit_bytes: HBM of a device.
 
     Example:
-        Large batches may be made in another way than the small ones, whose line led to 196:
+        Large batches may be compiled differently from the small ones, which predicted 196:
 
         >>> corrected(196, lambda steps: 50 + 10 * steps, 1700)
         165
@@ -187,17 +184,17 @@ def corrected(guess: int, peak_bytes: Callable[[int], int], limit_bytes: int) ->
         fewer = math.ceil((peak - limit_bytes) / growth) if growth > 0 else guess
         before, taken = guess, peak
         guess -= min(max(fewer, math.ceil(least)), guess // 2)
-        least *= 2  # so that it ends soon, whatever the peaks are
+        least *= 2  # bounds the number of iterations for any peaks
     return guess
 
 
 class _Hunt:
-    """The batches compiled so far.
+    """One search and the batches compiled so far.
 
     Attributes:
-        parts: into which a batch is divided: replicas, and steps of accumulation.
-        reports: of each batch as it would run.
-        compiled: the batches in the order in which they were compiled.
+        parts: number of parts of a batch: replicas × accumulation steps.
+        reports: of each batch, compiled as it would run.
+        compiled: the compiled batches, in order.
     """
 
     def __init__(
@@ -211,13 +208,13 @@ class _Hunt:
         self.compiled: list[int] = []
 
     def ask(self, batch: int) -> Report:
-        """Compile a batch, once."""
+        """Return the report of a batch, compiled once."""
         if batch not in self.reports:
             self.reports[batch] = self._compile(batch, self._workload.options.compiler)
         return self.reports[batch]
 
     def _least(self, batch: int) -> Report:
-        """Compile a batch so that it takes as little memory as the compiler can bring it to."""
+        """Compile a batch with the least memory that the compiler can reach."""
         limit = self._choice.slice.generation.hbm_bytes_per_device
         return self._compile(batch, pressed(self._workload.options.compiler, limit))
 
@@ -232,15 +229,15 @@ class _Hunt:
         return report
 
     def forecast(self, start: int) -> int:
-        """Return the largest batch, by how the least memory that one takes grows with it."""
+        """Return the largest batch by extrapolating the least memory of small batches."""
         one = self._least(start)
         fixed = one.hbm.arguments_bytes
         grown = max(one.hbm.peak_bytes - fixed, 1)
         guess = self._divisible(start * (one.hbm.limit_bytes - fixed) / grown)
         if not one.fits or guess <= start:
             return guess
-        # A second point tells what does not grow with the batch. Batches far below the limit, or
-        # far from each other, are tiled in different ways, and their line leads elsewhere.
+        # A second point separates the memory that does not grow with the batch. Batches far below
+        # the limit, or far from each other, are tiled differently, so their line is not trusted.
         near = min(2 * start, guess)
         while (two := self._least(near)).fits:
             more = two.hbm.peak_bytes - one.hbm.peak_bytes
@@ -258,7 +255,7 @@ class _Hunt:
 
 
 def _last_that_fits(fits: Callable[[int], bool], guess: int) -> int:
-    """Return the largest number that fits, having asked for it and for the next; 0 if none."""
+    """Return the largest number that fits, verified with its successor; 0 if none fits."""
     guess, stride = max(1, guess), 1
     if fits(guess):
         while fits(guess + stride):

@@ -1,19 +1,18 @@
-"""A search as plain data: what is in the JSON file of ``neurenix plan``.
+"""A search as a JSON document, the file of ``neurenix plan``.
 
-Owns the document and its schema, ``plan.schema.json`` beside this file (JSON Schema 2020-12). A
-document is one object, sizes in bytes, times in seconds, and every time an estimate:
+Owns the document and its schema, ``preflight/plan.schema.json`` (JSON Schema 2020-12). A document
+is one object. Sizes are in bytes, times in seconds, and every time is an estimate. The fields:
 
-- ``schema``, ``schema_version``: ``"neurenix.plan"`` and 1. A field may be added without a new
-  version; one that is renamed, removed or given another meaning makes a new version.
-- ``versions``: of jax, jaxlib and libtpu, which decide what the compiler answers.
+- ``schema``, ``schema_version``: ``"neurenix.plan"`` and 1. New fields keep the version; renaming,
+  removing or redefining a field changes it.
+- ``versions``: of jax, jaxlib and libtpu, which determine the compiler's answer.
 - ``objective``; ``deadline`` (examples, hours) or null; ``pricing``, in which
-  ``usd_per_chip_hour`` is one's own price, an object of those by generation, or null.
-- ``candidates``, the best first: what was chosen (slice, mesh, batch, remat, compiler_options),
-  ``won``, ``reason`` (why it lost; empty for the winner), ``estimated_value`` (what it was judged
-  by: seconds or USD for an example, or for a call where no examples are known; null where it
-  cannot be taken), and, null where it was not compiled, ``fits``, ``refused``, HBM of a device, and
-  the estimates.
-- ``best``: the winner's whole report, of the schema that ``record`` describes, or null.
+  ``usd_per_chip_hour`` is the caller's price, an object of prices by generation, or null.
+- ``candidates``, the best first: the choice (slice, mesh, batch, remat, compiler_options), ``won``,
+  ``reason`` (why it lost; empty for the winner), ``estimated_value`` (seconds or USD per example,
+  or per call if the examples are unknown; null if the candidate cannot be used), and ``fits``,
+  ``refused``, the HBM of a device and the estimates, null if it was not compiled.
+- ``best``: the winner's report, of the schema of ``report_json``, or null.
 """
 
 from __future__ import annotations

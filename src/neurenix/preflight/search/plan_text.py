@@ -1,8 +1,4 @@
-"""A search as lines of text: every candidate, why it lost, and what won.
-
-Owns the table and how it folds to a terminal. Which candidate is better, and why others lost, is
-``planning``'s to say.
-"""
+"""A search as text: every candidate, why it lost, and the winner."""
 
 from __future__ import annotations
 
@@ -28,17 +24,17 @@ _SHORT = 36
 
 
 def table(plan: PlanData) -> str:
-    """Return one line for each candidate, its verdict last, however long."""
+    """Return one line for each candidate, with its verdict last, not folded."""
     head = [*_HEAD, _work(plan), ""]
     rows = [head, *([*_cells(plan, c), _verdict(plan, c)] for c in plan.candidates)]
     return shown("\n".join(_columns(rows)))
 
 
 def text_of(plan: PlanData, width: int) -> str:
-    """Return the whole answer in ``width`` columns where the table allows it.
+    """Return the whole answer, in ``width`` columns if the table allows it.
 
-    Verdicts stand beside their candidates where there is room for the short ones, the long ones
-    folded if that leaves them a column; else they stand below.
+    Verdicts are printed beside their candidates if the short ones fit there, with long ones folded;
+    otherwise below.
     """
     cells = [_cells(plan, candidate) for candidate in plan.candidates]
     verdicts = [_verdict(plan, candidate) for candidate in plan.candidates]
@@ -76,7 +72,7 @@ def _title(plan: PlanData, width: int) -> list[str]:
 
 
 def _winner(plan: PlanData, width: int) -> list[str]:
-    """Name the winner with its interval and its cost."""
+    """Return the winner with its interval and its cost."""
     best = plan.winner
     if best is None or best.report is None or best.report.step_time is None:
         return ["No candidate can be taken: the reasons stand beside them."]
@@ -104,7 +100,7 @@ def _winner(plan: PlanData, width: int) -> list[str]:
 
 
 def _best(plan: PlanData, named: str) -> tuple[str, str]:
-    """Return the line of the winner, with how many candidates it was not compared with."""
+    """Return the line of the winner, with the number of candidates that were not compiled."""
     left_out = plan.num_not_compiled
     if not left_out:
         return "Best: ", named
@@ -113,14 +109,14 @@ def _best(plan: PlanData, named: str) -> tuple[str, str]:
 
 
 def _columns(rows: list[list[str]]) -> list[str]:
-    """Return rows of cells with equal columns; those with nothing below their head are left out."""
+    """Return rows of aligned cells, without columns that are empty below their head."""
     used = [i for i in range(len(rows[0])) if any(row[i] for row in rows[1:])]
     widths = {i: max(len(row[i]) for row in rows) for i in used}
     return ["  ".join(row[i].ljust(widths[i]) for i in used).rstrip() for row in rows]
 
 
 def _work(plan: PlanData) -> str:
-    """Return what the USD are for: steps of different batches cannot be compared."""
+    """Return the unit of cost; steps of different batches cannot be compared."""
     return "USD/1M examples" if _batches_differ(plan) else "USD/1k steps"
 
 

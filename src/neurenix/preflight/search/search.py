@@ -1,14 +1,14 @@
-"""Which slice, and how? Candidates pruned by bounds, compiled, compared, each loser with a reason.
+"""``search``: candidates pruned by bounds, compiled and compared; each loser has a reason.
 
-Owns the search. What may be tried is ``search_space``'s, in which order is ``breadth``'s, the
-program of a candidate is ``choice``'s, its estimate is ``preflight``'s. Bounds drop what cannot
-win: state that is larger than HBM, a batch above one that did not fit, and a time below which the
-peak of the matrix units lets nothing go.
+Bounds drop candidates that cannot win: their state is larger than HBM, a smaller batch did not fit,
+or they lose even at the peak of the matrix units.
 
-That time is of the FLOPs that the compiler leaves, which are fewer than the model's where it merges
-equal products or computes the part of one that is used: the model's FLOPs count by the least share
-of them that a compiled candidate of the search still had. Before one was compiled, none is dropped
-by its time.
+The last bound uses the FLOPs that the compiler leaves. They are fewer than the model's FLOPs if the
+compiler merges equal products or drops unused parts. So the model's FLOPs are scaled by the
+smallest share left in any compiled candidate; before the first one, this bound drops nothing.
+
+Does not own what may be tried (``search_space.py``), in which order (``search_order.py``), or the
+program of a candidate (``workload.py``).
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def check_objective(objective: str) -> None:
     """Check the name of an objective.
 
     Raises:
-        UnknownNameError: there is no such objective.
+        UnknownNameError: unknown objective.
     """
     if objective not in _OBJECTIVES:
         raise unknown_name("objective", objective, _OBJECTIVES)
@@ -79,33 +79,33 @@ def search(
 ) -> Plan:
     """Find the slice, mesh, batch, recomputation and compiler options that are fastest or cheapest.
 
-    A candidate is not compiled where it cannot win: its state does not fit, nor did a smaller
-    batch, or it loses even at the peak of the matrix units, with no more FLOPs than the compiler
-    left of the candidates before it. Each slice, mesh and batch is compiled once, the slices in
-    turn, before recomputation and the compiler's options are varied, first where it is fastest.
+    Candidates that cannot win are not compiled: their state does not fit, a smaller batch did not
+    fit, or they lose even at the peak of the matrix units. Each slice, mesh and batch is compiled
+    once, alternating between the slices; then recomputation and compiler options are varied,
+    starting with the fastest.
 
     Args:
         target: a compiled model, a ``Trainer`` or a jittable function, as for ``preflight``.
         *args: as for ``preflight``.
-        on: names of slices; one that two names mean is looked at once.
+        on: names of slices; two names of one slice count once.
         input_shape: of one global batch, the same on every slice.
         dtype: of the inputs that ``input_shape`` describes; float32 by default.
-        objective: ``"time"`` or ``"cost"``, per example; the other one decides between equals.
-        space: what else may be changed; by default nothing.
-        deadline: leaves out what is too slow for it: ``objective="cost"`` with a deadline is the
-            cheapest way to be done in time.
-        budget_seconds: after which no candidate is compiled any more.
-        pricing: which price of a chip-hour; on demand in the US if left out.
+        objective: ``"time"`` or ``"cost"``, per example; the other one decides ties.
+        space: what else may be changed; nothing by default.
+        deadline: excludes slower candidates; ``objective="cost"`` with a deadline finds the
+            cheapest way to finish in time.
+        budget_seconds: no compilation starts after this time.
+        pricing: of the chip-hours; on demand in the US by default.
         options: as for ``preflight``.
-        **others: none, as for ``preflight``.
+        **others: rejected, as by ``preflight``.
 
     Raises:
-        UnknownNameError: an objective, a slice, a mesh axis or a policy that does not exist.
-        ShapeError, ArgumentError, CompilationError: no candidate can be described: batches that no
-            mesh divides, a mesh that fits no slice, a script that fails with each number of
-            devices. One that can is enough; the others then lose with that reason.
-        ArgumentError, ArgumentTypeError: as ``preflight``; or there is a deadline, and a function
-            of which it is not known how many examples it takes.
+        UnknownNameError: unknown objective, slice, mesh axis or policy.
+        ShapeError, ArgumentError, CompilationError: no candidate has a program: no mesh divides the
+            batch, the mesh fits no slice, or the script fails for every number of devices. If only
+            some have none, they lose with that reason.
+        ArgumentError, ArgumentTypeError: as ``preflight``; or a deadline is given for a function
+            whose number of examples is unknown.
 
     Example:
         ::
@@ -136,7 +136,7 @@ def search(
 
 
 def _refuse_keywords(target: Any, others: Mapping[str, Any]) -> None:
-    """Refuse keyword arguments that ``search`` does not have, some of which a space has."""
+    """Reject unknown keyword arguments; name the ``SearchSpace`` for those that it has."""
     for name in others.keys() & {field.name for field in fields(SearchSpace)}:
         raise ArgumentTypeError(
             f"nx.preflight.search has no argument {name!r}; what may be changed is a space: "
@@ -148,7 +148,7 @@ def _refuse_keywords(target: Any, others: Mapping[str, Any]) -> None:
 def share_left(analysis: Analysis) -> float:
     """Return the share of the model's FLOPs that a compiled program still computes, at most 1.
 
-    What a kernel does not state is not counted, so the share is never too large.
+    FLOPs that a kernel does not declare are not counted, so the share is never too large.
     """
     program = analysis.program
     if not program.model_flops:
@@ -175,7 +175,7 @@ class _Described:
 
 
 def _differ(one: _Described, other: _Described) -> bool:
-    """Whether two candidates need other options of the compiler, and so cannot be one wave."""
+    """Return whether two candidates need different compiler options, so different waves."""
     return one.choice.compiler_options != other.choice.compiler_options
 
 
@@ -209,7 +209,7 @@ class _Hunt:
         return [replace(d, turn=turn) for d, turn in zip(waiting, given, strict=True)]
 
     def _next_wave(self, waiting: list[_Described]) -> list[_Described]:
-        """Take the next that are compiled side by side, and drop what cannot win on the way."""
+        """Take the next candidates to compile in parallel, and drop those that cannot win."""
         promise = Promise((candidate.choice, candidate.value) for candidate in self._done)
         wave: list[_Described] = []
         later: list[_Described] = []
@@ -225,19 +225,19 @@ class _Hunt:
         return wave
 
     def _order(self, described: _Described, promise: Promise | None = None) -> tuple[float, ...]:
-        """Return what sorts the next to be compiled first."""
+        """Return the sort key of the candidates to compile."""
         turn = described.turn
         refines = turn.variant > 0
         shown = promise.of(described.choice) if promise and refines else 0.0
         return refines, shown, turn.variant, turn.number, self._least(described)
 
     def _least(self, described: _Described) -> float:
-        """Return the least value at the model's own FLOPs."""
+        """Return a lower bound of the value at the model's own FLOPs."""
         least = self._value(described, described.least_seconds)
         return math.inf if least is None else least
 
     def ranked(self) -> tuple[Candidate, ...]:
-        """Return all candidates, the best first, each loser with its reason."""
+        """Return all candidates, the best first; each loser has a reason."""
         self._done.sort(
             key=lambda c: (c.value is None, c.report is None, c.value or 0.0, self._second(c))
         )
@@ -246,7 +246,7 @@ class _Hunt:
         for candidate in self._done:
             lost = candidate is not best and not candidate.reason
             if lost and best is not None and best.value is not None and candidate.value is not None:
-                # After a best of 0, all are 0.
+                # If the best is 0, all are 0.
                 ratio = candidate.value / best.value if best.value else 1.0
                 reason = f"{self._goal.objective} {ratio:.2f} × the best"
                 if candidate.value == best.value and self._second(candidate) > self._second(best):
@@ -256,7 +256,7 @@ class _Hunt:
         return tuple(ranked)
 
     def _second(self, candidate: Candidate) -> float:
-        """Return what decides between equals: USD where time was asked for, and else seconds."""
+        """Return the tie-breaker: USD if the objective is time, else seconds."""
         report, where = candidate.report, candidate.slice
         if candidate.value is None or report is None or report.step_time is None:
             return 0.0
@@ -269,7 +269,7 @@ class _Hunt:
     def _described(self, choice: Choice) -> _Described | None:
         try:
             program = self._workload.program(choice)
-        except UnknownNameError:  # a word that is misspelt fits no slice
+        except UnknownNameError:  # a misspelt name is wrong for every slice
             raise
         except (ArgumentError, CompilationError) as error:
             self._mistakes.append(error)

@@ -1,9 +1,8 @@
-"""In which order a search compiles: a little of everything first, then more of what leads.
+"""The order in which a search compiles: one variant of each place, then variants of the fastest.
 
-Owns the order among candidates that may all win. Which of them cannot is ``planning``'s to say.
-Recomputation and options of the compiler make variants of one place, which is a slice, a mesh and a
-batch. One variant of each place is compiled first, the slices taken in turn, so that each slice has
-been seen before any is refined; then further variants, those of the fastest places first.
+A place is a slice, a mesh and a batch; recomputation and compiler options make variants of it. One
+variant of each place is compiled first, alternating between the slices, so that each slice is seen
+before any is refined. Does not own which candidates cannot win (``search.py``).
 """
 
 from __future__ import annotations
@@ -20,14 +19,14 @@ Place = tuple[Any, ...]
 
 @dataclass(frozen=True)
 class Turn:
-    """When a choice is compiled: as which variant of its place, and in which turn of its slice."""
+    """The order of a choice: its variant of the place, and its turn on the slice."""
 
     variant: int
     number: int
 
 
 def place_of(choice: Choice) -> Place:
-    """Return what a choice shares with its variants."""
+    """Return what the variants of a choice share."""
     return choice.slice.name, choice.mesh_text, choice.batch
 
 
@@ -36,8 +35,8 @@ def turns(choices: Sequence[Choice], least: Sequence[float], remat: str) -> list
 
     Args:
         choices: all that may be compiled.
-        least: the least value that each of them can have; the smaller is the more promising.
-        remat: the workload's own policy, which is tried first.
+        least: a lower bound of each value; smaller ones are compiled earlier.
+        remat: the workload's own policy, tried first.
     """
     variants: dict[Place, list[int]] = defaultdict(list)
     for index in sorted(range(len(choices)), key=lambda i: _unlike_own(choices[i], remat)):
@@ -52,12 +51,12 @@ def turns(choices: Sequence[Choice], least: Sequence[float], remat: str) -> list
 
 
 def _unlike_own(choice: Choice, remat: str) -> tuple[int, bool]:
-    """Return how far a variant is from the workload as it is, which sorts first."""
+    """Return a sort key that puts the unchanged workload first."""
     return len(choice.compiler_options), choice.remat not in (None, remat)
 
 
 class Promise:
-    """What places have shown so far: the values of their compiled candidates."""
+    """The best value so far at each place and on each slice."""
 
     def __init__(self, judged: Iterable[tuple[Choice | None, float | None]]) -> None:
         self._best: dict[Any, float] = {}
@@ -67,6 +66,6 @@ class Promise:
                     self._best[key] = min(value, self._best.get(key, value))
 
     def of(self, choice: Choice) -> float:
-        """Return the best value at a choice's place; the slice's own where none fitted there."""
+        """Return the best value at a choice's place, or else on its slice."""
         everywhere = self._best.get(choice.slice.name, float("inf"))
         return self._best.get(place_of(choice), everywhere)

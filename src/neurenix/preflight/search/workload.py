@@ -1,7 +1,6 @@
-"""One way to run a workload: slice, mesh, batch, recomputation, optimizer state, XLA options.
+"""One way to run a program: slice, mesh, batch, recomputation, optimizer state, XLA options.
 
-Owns the workload (what was asked about) and its translation into the program of one choice. It
-compiles nothing; ``planning`` and ``advice`` choose.
+Owns the workload (the target and its arguments) and the program of one choice. Compiles nothing.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ _TENSOR_SIZES = (2, 4, 8)
 
 @dataclass(frozen=True)
 class Choice:
-    """What can be chosen; ``None`` is as the workload has it."""
+    """One choice; ``None`` keeps the workload's own value."""
 
     slice: chips.Slice
     mesh: Mapping[str, int] | None = None
@@ -37,7 +36,7 @@ class Choice:
 
     @property
     def mesh_text(self) -> str:
-        """The mesh as ``fsdp=4, tensor=2``."""
+        """The mesh as text, ``fsdp=4, tensor=2``."""
         return mesh_text(self.mesh or {"data": self.slice.num_devices})
 
     @property
@@ -48,7 +47,7 @@ class Choice:
 
 @dataclass(frozen=True)
 class Workload:
-    """A model, trainer or function, and its arguments as ``preflight`` takes them."""
+    """A model, trainer or function, and its arguments, as for ``preflight``."""
 
     target: Any
     args: tuple[Any, ...]
@@ -63,13 +62,13 @@ class Workload:
         dtype: Any,
         options: PreflightOptions | None,
     ) -> Workload:
-        """Take what a user gave; ``input_shape`` becomes the first argument's spec."""
+        """Return the workload of a user's arguments; ``input_shape`` becomes the first spec."""
         args = (*Shape(input_shape, dtype).specs(), *args)
         return cls(target, args, given("options", options, PreflightOptions))
 
     @property
     def trainer(self) -> Any:
-        """What describes the training step, or None for a plain function."""
+        """The trainer, or None for a plain function."""
         return trainer_of(self.target)
 
     @property
@@ -82,21 +81,21 @@ class Workload:
 
     @property
     def remats(self) -> tuple[str, ...]:
-        """Policies of recomputation that can be asked for."""
+        """The available recomputation policies."""
         if self.trainer is None:
             return ()
         return tuple(getattr(self.trainer.module, "remat_policies", REMATS))
 
     @property
     def remat(self) -> str:
-        """The policy as it is."""
+        """The workload's own policy."""
         if self.trainer is None:
             return "as written"
         own = getattr(self.trainer.module, "remat", "none")
         return str(self.trainer.options.remat if own == "none" else own)
 
     def meshes(self, where: chips.Slice) -> list[dict[str, int]]:
-        """Return the meshes worth trying on a slice: data, FSDP, and tensor where rules know it."""
+        """Return the meshes to try on a slice: data, FSDP, and tensor if the rules use it."""
         count, slices = where.num_devices, where.num_slices
         if self.trainer is None or count == 1:
             return [{"data": count}]
@@ -116,8 +115,8 @@ class Workload:
         """Return the program of a choice.
 
         Raises:
-            ArgumentError: a batch of its own, and which arrays have a row for each example is not
-                known.
+            ArgumentError: the choice has another batch, and it is unknown which arrays have one
+                row for each example.
             ShapeError, ArgumentError, NotCompiledError: as ``preflight``.
         """
         target, args = self.target, self.args
@@ -133,11 +132,11 @@ class Workload:
         return describe(target, args, choice.slice, mesh=choice.mesh, options=self.options)
 
     def _resized(self, batch: int) -> tuple[Any, ...]:
-        """Return the arguments with ``batch`` examples; what has no row for each stays as it is.
+        """Return the arguments with ``batch`` examples; arrays without a batch axis are unchanged.
 
         Raises:
-            ArgumentError: the first input has not as many rows as the targets; or there are none,
-                and the inputs do not agree.
+            ArgumentError: the first input and the targets have different numbers of rows; or there
+                are no targets, and the inputs have different numbers of rows.
         """
         named = dict(zip(("x", "y", "weight"), self.args, strict=False))
         rows = {
@@ -162,7 +161,7 @@ class Workload:
         return jax.tree.map(resized, self.args)
 
     def compile_options(self, choice: Choice, timeout_seconds: float | None = None) -> Any:
-        """Return the compiler's options for a choice."""
+        """Return the compiler options of a choice."""
         own = self.options.compiler
         merged = {**own.compiler_options, **choice.compiler_options}
         timeout = min(own.timeout_seconds, timeout_seconds or math.inf)
@@ -170,10 +169,10 @@ class Workload:
 
 
 def mesh_of(text: str) -> dict[str, int]:
-    """Return the mesh that a text names, axes in their order.
+    """Parse a mesh, keeping the order of the axes.
 
     Raises:
-        ArgumentError: it is not ``axis=size`` once or several times, or names an axis twice.
+        ArgumentError: the text is not a list of ``axis=size``, or names an axis twice.
 
     Example:
         >>> mesh_of("fsdp=4, tensor=2")
@@ -192,7 +191,7 @@ def mesh_of(text: str) -> dict[str, int]:
 
 
 def mesh_text(mesh: Mapping[str, int]) -> str:
-    """Return a mesh for a table.
+    """Return a mesh as text.
 
     Example:
         >>> mesh_text({"fsdp": 4, "tensor": 2})
