@@ -80,6 +80,7 @@ def with_penalty(y: jax.Array, p: jax.Array) -> jax.Array:
         (lambda y, p: 0.3 * jnp.mean(jnp.abs(y - p)) - 2 * jnp.mean(jnp.minimum(y, p)), NUMBERS),
         (lambda y, p: jnp.mean(jnp.sum(y * jnp.log(y / p), -1)), NUMBERS),
         (lambda y, p: jnp.nan_to_num(jnp.mean(jnp.linalg.norm(y - p, axis=-1))), NUMBERS),
+        (lambda y, p: jnp.nan_to_num(jnp.mean(y * jnp.log(y / p)), nan=9.0), NUMBERS),
         (lambda y, p: optax.losses.huber_loss(p, y).mean(), NUMBERS),
         (jax.jit(lambda y, p: optax.losses.sigmoid_binary_cross_entropy(p, y).mean()), NUMBERS),
         (with_penalty, NUMBERS),
@@ -208,17 +209,61 @@ def test_a_number_for_each_example_may_be_made_of_others(function, arguments, ex
     assert coupling_of(function, *arguments) is expected
 
 
-def test_large_outputs_are_judged_by_their_operations_alone(monkeypatch: Any) -> None:
-    def apart(y: jax.Array, p: jax.Array) -> jax.Array:
-        return LABELS(p, y)
+def precision(y: jax.Array, p: jax.Array) -> jax.Array:
+    said = p > 0
+    return jnp.sum(said & (y > 0)) / jnp.maximum(jnp.sum(said), 1)
+
+
+def of_known_labels(y: jax.Array, p: jax.Array) -> jax.Array:
+    known = y >= 0
+    losses = jnp.where(known, LABELS(p, jnp.maximum(y, 0)), 0)
+    return losses.sum() / jnp.maximum(known.sum(), 1)
+
+
+@pytest.mark.parametrize("rows", [1, 2, 8])
+@pytest.mark.parametrize(
+    ("function", "labels"),
+    [
+        (precision, "float32"),
+        (of_known_labels, "int32"),
+        (lambda y, p: jnp.nanmean((y - p) ** 2), "float32"),
+        (lambda y, p: jnp.mean((y - p) ** 2, where=p < 0.95), "float32"),
+        (lambda y, p: jnp.sum(jnp.where(y == 7.5, p, 0)) / jnp.sum(y == 7.5), "float32"),
+    ],
+)
+def test_a_rare_value_that_a_mask_tests_for_is_tried(function, labels, rows) -> None:
+    y = spec(rows, dtype=labels) if labels == "int32" else spec(rows, 3)
+    assert coupling_of(function, y, spec(rows, 3)) is Coupling.SCALAR
+
+
+def test_large_outputs_are_judged_on_smaller_ones() -> None:
+    weights = jnp.ones(50_000)
+    computed: list[int] = []
+
+    def weighted(y: jax.Array, p: jax.Array) -> jax.Array:
+        computed.append(p.size)
+        return weights[y] * LABELS(p, y)
 
     def centred(y: jax.Array, p: jax.Array) -> jax.Array:
-        return LABELS(p - p.mean(0), y)
+        return weighted(y, p - p.mean(0))
 
     logits = (spec(8, 2048, dtype="int32"), spec(8, 2048, 50_000))  # 3 GiB
-    monkeypatch.delattr("neurenix._user_functions.batch_dependence._some_of")  # which draws numbers
-    assert coupling_of(apart, *logits) is Coupling.NONE
+    assert coupling_of(weighted, *logits) is Coupling.NONE
     assert coupling_of(centred, *logits) is Coupling.PER_EXAMPLE
+    whole = 8 * 2048 * 50_000
+    assert computed.count(whole) == 2, "only its shapes are traced"
+    assert max(size for size in computed if size != whole) <= 2**26
+
+
+def test_rows_of_a_function_for_one_size_of_batch_may_be_made_of_others() -> None:
+    def summed(y: jax.Array, p: jax.Array) -> jax.Array:
+        return (y - p).reshape(8, 3).sum(-1)
+
+    def centred(y: jax.Array, p: jax.Array) -> jax.Array:
+        return summed(y, p - p.mean(0))
+
+    assert coupling_of(summed, *NUMBERS) is Coupling.NONE
+    assert coupling_of(centred, *NUMBERS) is Coupling.PER_EXAMPLE
 
 
 def test_a_contrastive_loss_of_each_example_is_left_whole_and_may_be_weighted() -> None:

@@ -1,7 +1,7 @@
-"""Targets (N,) and predictions (N, 1) for a function that somebody else wrote.
+"""Targets (N,) and predictions (N, 1) for a user's loss or metric function.
 
-Owns the choice of the shape in which such a function gets its targets. It does not own the
-library's losses, which pair the two themselves (``neurenix.losses.base.paired``).
+Owns the choice of the targets' shape for such a function. The library's own losses pair targets and
+predictions themselves (``neurenix.losses.base.paired``).
 """
 
 from __future__ import annotations
@@ -15,16 +15,15 @@ import jax.numpy as jnp
 
 
 def aligned(function: Callable[..., Any], y_true: Any, y_pred: Any) -> Any:
-    """Return the targets in the shape in which ``function`` does not pair every two examples.
+    """Return the targets in a shape that does not broadcast against the predictions.
 
-    Where the two shapes differ by one last axis of size 1, ``t - p`` has the shape (N, N), and
-    its mean is a number that nobody meant. The targets then get the shape of the predictions,
-    unless the function handles it itself (``t - p[:, 0]``), which makes smaller arrays of the
-    targets as they are.
+    Where the shapes differ by one last axis of size 1, ``t - p`` has the shape (N, N), and its mean
+    is wrong. The targets then get the shape of the predictions, unless the function handles the
+    axis itself (``t - p[:, 0]``), which makes smaller arrays with the original targets.
 
     Args:
-        function: of targets and predictions; it is traced, and nothing is computed.
-        y_true: targets; returned as they are unless both are single arrays of such shapes.
+        function: takes targets and predictions; it is traced and not run.
+        y_true: targets; returned unchanged unless both arguments are arrays of such shapes.
         y_pred: predictions.
 
     Example:
@@ -45,18 +44,19 @@ def _largest(function: Callable[..., Any], *arrays: Any) -> float:
     """Return the size of the largest array that the function makes, infinite if it fails."""
     try:
         traced = jax.make_jaxpr(function)(*arrays)
-    except Exception:  # whatever it is, the call itself will say it
+    except Exception:  # the call itself raises it
         return math.inf
-    return max((math.prod(shape) for shape in _shapes(traced.jaxpr)), default=0)
+    made = (variable.aval for one in equations_of(traced.jaxpr) for variable in one.outvars)
+    return max((math.prod(getattr(aval, "shape", ())) for aval in made), default=0)
 
 
-def _shapes(jaxpr: Any) -> Iterator[tuple[int, ...]]:
-    """Go through the shapes of all arrays that are made, also in functions inside."""
+def equations_of(jaxpr: Any) -> Iterator[Any]:
+    """Yield the equations of a jaxpr, and those of the jaxprs inside."""
     for equation in jaxpr.eqns:
-        yield from (getattr(variable.aval, "shape", ()) for variable in equation.outvars)
+        yield equation
         for value in jax.tree.leaves(list(equation.params.values()), is_leaf=_is_program):
             if _is_program(value):
-                yield from _shapes(getattr(value, "jaxpr", value))
+                yield from equations_of(getattr(value, "jaxpr", value))
 
 
 def _is_program(value: Any) -> bool:
