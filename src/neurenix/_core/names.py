@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import inspect
 import re
+from abc import ABCMeta
 from collections.abc import Callable, Iterable, Mapping
 from difflib import SequenceMatcher
 from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, TypeVar, cast
@@ -134,15 +135,52 @@ def names_of(
     return absent
 
 
-class OptionsExplained:
-    """A class whose objects, made with an option that there is not, name the one there is.
+class ExplainedMeta(ABCMeta):
+    """The metaclass of classes that name the right option in the error of a wrong one.
+
+    A call that succeeds pays for one Python frame. Not a wrapper of ``__init__``, which
+    ``dataclass`` writes after the class is made.
+    """
+
+    def options_elsewhere(cls) -> Mapping[str, str] | None:
+        """Return what options of other libraries are here, or None to leave errors to Python."""
+        return getattr(cls, "migration_options", {})
+
+    if not TYPE_CHECKING:  # a type checker reads the signature of __init__
+
+        @property
+        def __signature__(cls) -> inspect.Signature:
+            signature = inspect.signature(cls.__init__)
+            return signature.replace(parameters=[*signature.parameters.values()][1:])
+
+        def __call__(cls, *args: Any, **options: Any) -> Any:
+            """Make an object.
+
+            Raises:
+                ArgumentTypeError: an unknown option, too many arguments or too few.
+            """
+            try:
+                return super().__call__(*args, **options)
+            except TypeError:
+                elsewhere = cls.options_elsewhere()
+                if elsewhere is None or cls.__init__ is object.__init__:
+                    raise
+                what = f"{cls.__name__}()"
+                told = wrong_call(what, cls.__init__, (None, *args), options, elsewhere)
+                if told is None:
+                    raise
+            raise told
+
+
+class OptionsExplained(metaclass=ExplainedMeta):
+    """A class whose objects, made with an unknown option, name the right one.
 
     Attributes:
-        migration_options: from options of other libraries to what does the same here.
+        migration_options: from options of other libraries to what does the same here. Where that
+            is an option, it counts if the class has it: several classes may share a table.
 
     Raises:
-        ArgumentTypeError: when it is called, with an option that it does not have, too many
-            arguments or too few.
+        ArgumentTypeError: when it is called with an unknown option, too many arguments or too few.
 
     Example:
         >>> class Rate(OptionsExplained):
@@ -156,46 +194,6 @@ Options: value.
     """
 
     migration_options: ClassVar[Mapping[str, str]] = {}
-
-    if not TYPE_CHECKING:  # which reads the signature of __init__
-
-        def __new__(cls, *args: Any, **options: Any) -> Any:
-            """Refuse options that there are not, in words that name the one there is."""
-            if (args or options) and cls.__init__ is object.__init__:
-                raise TypeError(f"{cls.__name__}() takes no arguments")  # as without this method
-            check_call(cls, args, options, cls.migration_options)
-            return super().__new__(cls)
-
-
-def check_call(
-    cls: type, args: tuple[Any, ...], options: Mapping[str, Any], elsewhere: Mapping[str, str]
-) -> None:
-    """Raise unless a class can be called so; without any arguments, as copies are made, it can.
-
-    Args:
-        cls: the class, which has an ``__init__`` of its own.
-        args: what is given by position.
-        options: what is given by name.
-        elsewhere: from options of other libraries to what does the same here. Where that is an
-            option, it counts if this class has it: a table may be that of several classes.
-
-    Raises:
-        ArgumentTypeError: an option that it does not have, too many arguments or too few.
-
-    Example:
-        >>> class Layer:
-        ...     def __init__(self, size, *, bias=True): ...
-        >>> check_call(Layer, (3, 4), {}, {})
-        Traceback (most recent call last):
-            ...
-        neurenix._core.errors.ArgumentTypeError: Layer(): too many positional arguments. \
-Options: size, bias.
-    """
-    if not (args or options):
-        return
-    told = wrong_call(f"{cls.__name__}()", cls.__init__, (None, *args), options, elsewhere)
-    if told is not None:
-        raise told
 
 
 def wrong_call(
@@ -214,7 +212,8 @@ def wrong_call(
         function: which is called, of a method the plain function.
         args: what is given by position, ``self`` of a method included.
         options: what is given by name.
-        elsewhere: as for :func:`check_call`.
+        elsewhere: from arguments of other libraries to what does the same here. Where that is a
+            name, it counts if the function has such a parameter.
         word: what the text calls an argument.
 
     Example:

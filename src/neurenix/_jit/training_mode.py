@@ -128,11 +128,11 @@ def following_mode(call: Callable[..., Any]) -> Callable[..., Any]:
         ArgumentTypeError: when called: ``training`` is not True, False or None.
     """
     try:
-        signature = inspect.signature(call)
-    except (TypeError, ValueError):  # it has none that could be read
-        signature = inspect.Signature()
-    parameters = list(signature.parameters.values())[1:]
+        parameters = [*inspect.signature(call).parameters.values()][1:]
+    except (TypeError, ValueError):  # not written in Python
+        parameters = []
     names = arguments_of_mode(parameters)
+    by_position = [one.name for one in parameters if one.kind is not one.KEYWORD_ONLY]
     own_training = any(one.name == "training" for one in parameters)
 
     @functools.wraps(call)
@@ -145,21 +145,23 @@ def following_mode(call: Callable[..., Any]) -> Callable[..., Any]:
                 return call(self, *args, **named)
             with _telling(self, training):
                 return call(self, *args, **named)
-        try:
-            bound = signature.bind_partial(self, *args, **named)
-        except TypeError:
-            return call(self, *args, **named)  # which raises it in Python's words
-        given = bound.arguments
+        given = {**dict(zip(by_position, args, strict=False)), **named}
         values = {name: given[name] for name in names if given.get(name) is not None}
-        if not all(map(_is_flag, values.values())):  # a traced one, say: the user's own affair
+        if not all(map(_is_flag, values.values())):  # traced, for example: left to the module
             return call(self, *args, **named)
         said = next((bool(v) is _IN_TRAINING[name] for name, v in values.items()), training)
         mode = mode_of(self) if said is None else said
         if mode is None:
             return call(self, *args, **named)
-        give_mode(bound, names, mode)
+        first = [
+            _IN_TRAINING[name] is mode if name in names and value is None else value
+            for name, value in zip(by_position, args, strict=False)
+        ]
+        for name in names:
+            if given.get(name) is None and name not in by_position[: len(args)]:
+                named[name] = _IN_TRAINING[name] is mode
         with _telling(self, said):
-            return call(*bound.args, **bound.kwargs)
+            return call(self, *first, *args[len(first) :], **named)
 
     vars(called)["takes_mode"] = bool(names)
     return called

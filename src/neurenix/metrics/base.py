@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 
 from neurenix._core.errors import ArgumentTypeError, ShapeError
-from neurenix._core.names import MissingAttributeError, OptionsExplained, snake_case
+from neurenix._core.names import ExplainedMeta, MissingAttributeError, snake_case
 from neurenix._nnx import nnx
 
 _OPTIONS = {
@@ -40,7 +40,14 @@ _METHODS = {
 }
 
 
-class Metric(OptionsExplained, nnx.Metric):
+_NnxMeta: Any = type(nnx.Metric)
+
+
+class _MetricMeta(ExplainedMeta, _NnxMeta):
+    pass
+
+
+class Metric(nnx.Metric, metaclass=_MetricMeta):
     """Base of every metric.
 
     A subclass makes its sums with ``self._sum(shape)`` in ``__init__``, adds to them in

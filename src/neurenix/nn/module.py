@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from neurenix._core.errors import ArgumentTypeError, NotCompiledError
-from neurenix._core.names import MissingAttributeError, answers, check_call
+from neurenix._core.names import ExplainedMeta, MissingAttributeError, answers
 from neurenix._dtypes import dtype as dtype_named
 from neurenix._jit.training_mode import following_mode, mode_of, set_mode
 from neurenix._migration import layers
@@ -57,7 +57,15 @@ class _Slots:
     __slots__ = ("_made_in", "_trainer")
 
 
-class Module(_Slots, nnx.Module):
+_NnxMeta: Any = type(nnx.Module)
+
+
+class _ModuleMeta(ExplainedMeta, _NnxMeta):
+    def options_elsewhere(cls) -> Mapping[str, str] | None:
+        return layers.options_of(cls) if cls.__module__.startswith("neurenix.nn.") else None
+
+
+class Module(_Slots, nnx.Module, metaclass=_ModuleMeta):
     """Base of every layer and model. Write ``__init__`` and ``__call__``; the rest is here.
 
     It is an ``nnx.Module``: everything that works on those works on this one.
@@ -101,8 +109,6 @@ class Module(_Slots, nnx.Module):
             """Make the module, and remember the strategy of the scope if there is one."""
             if (args or options) and cls.__init__ is object.__init__:
                 raise TypeError(f"{cls.__name__}() takes no arguments")  # as Python says it
-            if cls.__module__.startswith("neurenix.nn.") and cls.__init__ is not object.__init__:
-                check_call(cls, args, options, layers.options_of(cls))
             module = super().__new__(cls)
             strategy = get_strategy()
             if strategy is not None:
