@@ -1,9 +1,9 @@
-"""Keys by which static values are compared: two that compute the same have equal keys.
+"""Keys that compare static values: values that compute the same have equal keys.
 
-Python compares functions by identity, so an optimizer or a schedule that is built anew would
-compile anew. A key holds a function's code and all that the code reads: its closure, defaults and
-globals; and of an object its class and state. What cannot be compared exactly (a generator, a file,
-a module with variables) has a key of its own, which no other value equals.
+Python compares functions by identity, so a rebuilt optimizer or schedule would recompile the step.
+The key of a function holds its code and everything that the code reads: closure, defaults and
+globals. The key of an object holds its class and its state. Values that cannot be compared exactly
+(a generator, a file, a module with variables) have no such key.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import functools
 import hashlib
 import sys
 import types
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import jax
@@ -26,33 +26,38 @@ from neurenix._jit.bytecode import cells, imported, loads
 from neurenix._nnx import nnx
 
 _ABSENT = object()
-_MOST_VALUES = 20_000  # of one key; more are compared by identity
-_DEEPEST = 200
-_MOST_BYTES = 1 << 24  # of one array
+_MAX_VALUES = 20_000  # in one key; larger values are compared by identity
+_MAX_BYTES = 1 << 24  # of one array
 _PLAIN = (bool, int, str, bytes, type(None), type(Ellipsis), type(NotImplemented), np.dtype)
 _JITTED = type(jax.jit(len))
-_FIXED = (enum.Enum, np.ufunc, _JITTED)  # of one meaning for ever
+_IMMUTABLE = (enum.Enum, np.ufunc, _JITTED)  # compared by identity
 _COMPARED = (
     jax.sharding.PartitionSpec,
     jax.sharding.Mesh,
     jax.sharding.Sharding,
     jax.Device,
-)  # by ``==``, or each value is there once
-_NO_PART = (
-    "__dict__",
-    "__weakref__",
-    "__doc__",
-    "__module__",
-    "__annotations__",
-    "__repr__",
-    "__replace__",
-    "_abc_impl",
+)  # compared by ``==``
+_ATTRIBUTES: dict[type, tuple[str, ...]] = {
+    types.MethodType: ("__func__", "__self__"),
+    types.BuiltinFunctionType: ("__name__", "__self__"),
+    types.SimpleNamespace: ("__dict__",),
+    functools.partial: ("func", "args", "keywords"),
+    functools.cached_property: ("func",),
+    property: ("fget", "fset"),
+    staticmethod: ("__func__",),
+    classmethod: ("__func__",),
+    range: ("start", "stop", "step"),
+    slice: ("start", "stop", "step"),
+}
+"""Attributes that make up the whole value."""
+_NOT_PART = frozenset(
+    "__dict__ __weakref__ __doc__ __module__ __annotations__ __repr__ __replace__ _abc_impl".split()
 )
 _DESCRIPTORS = (types.GetSetDescriptorType, types.MemberDescriptorType)
 
 
 class Same:
-    """A key that equals only that of the very same object, which it keeps alive."""
+    """A key that is equal for the same object only. It keeps the object alive."""
 
     __slots__ = ("value",)
 
@@ -67,7 +72,7 @@ class Same:
 
 
 class Equal:
-    """A key that equals that of an object of the same type which ``==`` says is equal."""
+    """A key that compares objects of one type by ``==``."""
 
     __slots__ = ("value",)
 
@@ -90,22 +95,15 @@ class _NotComparable(Exception):
     """A value cannot be compared exactly."""
 
 
-def key_of(value: Any) -> Any:
-    """Return a key that is equal for values which compute the same, by value where that is exact.
+def exact_key(value: Any) -> Any:
+    """Return the key of a value, or None if the value cannot be compared exactly.
 
     Example:
         >>> def scaled(rate):
         ...     return lambda x: rate * x
-        >>> key_of(scaled(0.1)) == key_of(scaled(0.1)), key_of(scaled(0.1)) == key_of(scaled(0.2))
+        >>> one, other, half = scaled(1), scaled(1), scaled(0.5)
+        >>> exact_key(one) == exact_key(other), exact_key(one) == exact_key(half)
         (True, False)
-    """
-    return exact_key(value) or Same(value)
-
-
-def exact_key(value: Any) -> Any:
-    """Return the key of a value that can be compared exactly, or None.
-
-    Example:
         >>> exact_key(iter([1])) is None
         True
     """
@@ -116,7 +114,7 @@ def exact_key(value: Any) -> Any:
 
 
 def static_keys(values: Iterable[Any]) -> list[Any]:
-    """Return the keys of attributes of modules; of one that is not exact it is as ``==`` says.
+    """Return the keys of module attributes. Values without an exact key are compared by ``==``.
 
     Example:
         >>> one, other = static_keys([len, len])
@@ -133,30 +131,30 @@ def static_keys(values: Iterable[Any]) -> list[Any]:
 
 
 class _Walk:
-    """A walk over values and all that they are made of; what was seen is not read again."""
+    """A walk over values and their parts that computes each key once."""
 
     def __init__(self) -> None:
         self._open: dict[int, int] = {}
-        self._known: dict[int, tuple[Any, Any]] = {}  # with the object, whose id stays its own
+        self._known: dict[int, tuple[Any, Any]] = {}  # holds the object, so that its id stays valid
         self._count = self._again = 0
 
     def begin(self, value: Any) -> Any:
-        """Return the key of a value by itself."""
+        """Return the key of a value."""
         self._count = 0
         return self.key(value)
 
     def key(self, value: Any) -> Any:
-        """Return the key of a value, or of a part of one.
+        """Return the key of a value or of one of its parts.
 
         Raises:
-            _NotComparable: it has none that is exact.
+            _NotComparable: the value has no exact key.
         """
         kind = type(value)
         if kind in _PLAIN:
             return kind, value
         if kind in (float, complex):
-            return kind, repr(value)  # 0.0 is not -0.0, and NaN is NaN
-        if isinstance(value, _FIXED):
+            return kind, repr(value)  # 0.0 and -0.0 differ, NaN equals NaN
+        if isinstance(value, _IMMUTABLE):
             return Same(value)
         if isinstance(value, _COMPARED):
             return Equal(value)
@@ -164,11 +162,11 @@ class _Walk:
             raise _NotComparable
         if id(value) in self._known:
             return self._known[id(value)][1]
-        if id(value) in self._open:  # it holds itself
+        if id(value) in self._open:  # the value contains itself
             self._again += 1
             return "again", len(self._open) - self._open[id(value)]
         self._count += 1
-        if self._count > _MOST_VALUES or len(self._open) > _DEEPEST:
+        if self._count > _MAX_VALUES:
             raise _NotComparable
         self._open[id(value)] = len(self._open)
         before = self._again
@@ -176,7 +174,7 @@ class _Walk:
             key = self._of_kind(kind, value)
         finally:
             del self._open[id(value)]
-        if self._again == before:  # else the key holds only here, inside of those that it names
+        if self._again == before:  # else the key refers to values around this one
             self._known[id(value)] = value, key
         return key
 
@@ -189,63 +187,56 @@ class _Walk:
             return (kind, *[(self.key(name), self.key(held)) for name, held in value.items()])
         if kind in (set, frozenset):
             return kind, frozenset(map(self.key, value))
-        if kind in (range, slice):
-            return kind, self.key((value.start, value.stop, value.step))
+        if kind in _ATTRIBUTES:
+            return (kind, *[self.key(getattr(value, name)) for name in _ATTRIBUTES[kind]])
         if isinstance(value, (np.ndarray, np.generic, jax.Array)):
             return _array(value)
         if isinstance(value, types.FunctionType):
             return self._function(value)
-        if isinstance(value, types.MethodType):
-            return kind, self.key(value.__func__), self.key(value.__self__)
-        if kind is functools.partial:
-            return kind, self.key((value.func, value.args, value.keywords))
-        if isinstance(value, types.BuiltinFunctionType):
-            return kind, value.__name__, self.key(value.__self__)
         if isinstance(value, types.ModuleType):
-            return self._module(value)
-        if kind is types.SimpleNamespace:
-            return kind, self.key(vars(value))
+            if not _of_library_module(value.__name__):
+                raise _NotComparable  # unknown which of its names are read
+            return Same(value)
         return self._object(kind, value)
 
     def _function(self, function: types.FunctionType) -> Any:
         code, held = function.__code__, cells(function)
-        library = _of_library(code.co_filename)
         parts: list[Any] = [types.FunctionType, code]
         parts.append(self.key((function.__defaults__, function.__kwdefaults__, vars(function))))
-        if library:
+        if _of_library(code.co_filename):
             return (*parts, *[(name, self.key(value)) for name, value in held.items()])
-        if not all(map(_of_library_module, _imports(code))):
+        loaded, modules = _reads(code)
+        if not all(map(_of_library_module, modules)):
             raise _NotComparable
         reads: dict[Any, Any] = {}
-        for root, steps in _loads(code):
+        for root, steps in loaded:
             found = held if root in code.co_freevars else function.__globals__
             value = found.get(root, _ABSENT)
-            if value is _ABSENT:  # of Python itself, or assigned later than now
+            if value is _ABSENT:  # a builtin, or assigned later
                 continue
             if type(value) is list and steps == [("attribute", "append")]:
-                continue  # what it holds is not read
+                continue  # its items are not read
             path, value = _followed(root, value, steps)
             reads[path] = self.key(value)
         return (*parts, *reads.items())
 
-    def _module(self, module: types.ModuleType) -> Any:
-        if not _of_library_module(module.__name__):
-            raise _NotComparable  # which of its names are read is not known
-        return Same(module)
-
     def _class(self, kind: type) -> Any:
-        """Return the key of a class: of a user's, also what its methods read, and its values."""
+        """Return the key of a class. A user's class includes its attributes and methods."""
         parts: list[Any] = [Same(kind)]
         for base in kind.__mro__:
             if base is object or _of_library_module(base.__module__):
                 continue
             for name, held in vars(base).items():
-                if name not in _NO_PART and not name.startswith("__dataclass"):
-                    parts.extend((name, self.key(one)) for one in _parts_of_class(held))
+                if name not in _NOT_PART and not name.startswith("__dataclass"):
+                    generated = getattr(held, "__code__", None)  # by ``dataclass``
+                    if generated is not None and generated.co_filename == "<string>":
+                        continue
+                    if not isinstance(held, _DESCRIPTORS):
+                        parts.append((name, self.key(held)))
         return tuple(parts)
 
     def _object(self, kind: type, value: Any) -> Any:
-        """Return the key of an object of a class: its state, or itself where ``==`` is its own."""
+        """Return the key of an object: its state, or the object if its class defines ``==``."""
         try:
             state = _state(kind, value)
             if state is not None:
@@ -259,17 +250,12 @@ class _Walk:
 
 
 @functools.lru_cache(1024)
-def _loads(code: types.CodeType) -> list[tuple[str, list[Any]]]:
-    return [*loads(code, set(code.co_freevars))]
-
-
-@functools.lru_cache(1024)
-def _imports(code: types.CodeType) -> list[str]:
-    return [*imported(code)]
+def _reads(code: types.CodeType) -> tuple[list[tuple[str, list[Any]]], list[str]]:
+    return [*loads(code, set(code.co_freevars))], [*imported(code)]
 
 
 def _followed(root: str, value: Any, steps: list[Any]) -> tuple[Any, Any]:
-    """Return what the code reads of a user's own module: ``config.rate``, not all of ``config``."""
+    """Return the value that code reads from a user's module: ``config.rate``, not ``config``."""
     path: Any = root
     for kind, name in steps:
         module = isinstance(value, types.ModuleType)
@@ -281,26 +267,11 @@ def _followed(root: str, value: Any, steps: list[Any]) -> tuple[Any, Any]:
     return path, value
 
 
-def _parts_of_class(held: Any) -> Iterator[Any]:
-    """Yield the functions and values that an attribute of a class stands for."""
-    if isinstance(held, property):
-        yield from (one for one in (held.fget, held.fset) if one is not None)
-    elif isinstance(held, (staticmethod, classmethod)):
-        yield held.__func__
-    elif isinstance(held, functools.cached_property):
-        yield held.func
-    elif isinstance(held, types.FunctionType):
-        if held.__code__.co_filename != "<string>":  # what a dataclass was given
-            yield held
-    elif not isinstance(held, _DESCRIPTORS):
-        yield held
-
-
 def _state(kind: type, value: Any) -> Any:
-    """Return all that an object of a class written in Python holds, or None.
+    """Return the whole state of an object of a Python class, or None if it is unknown.
 
-    It is the state that pickling would keep: there is none for a class with other ways of its own,
-    and none for one of C that holds more than it shows.
+    The state is the one that pickling saves. It is unknown for a class that overrides pickling, and
+    for a C class with hidden fields.
     """
     if dataclasses.is_dataclass(value):
         names = [field.name for field in dataclasses.fields(value)]
@@ -312,7 +283,7 @@ def _state(kind: type, value: Any) -> Any:
         return None
     try:
         made = object.__reduce_ex__(value, 2)
-    except TypeError:  # it holds what Python cannot see
+    except TypeError:  # hidden fields
         return None
     arguments: Any = made[1]
     state, items, pairs = (*made[2:], None, None, None)[:3]
@@ -324,26 +295,26 @@ def _has_equality(kind: type) -> bool:
 
 
 def _array(value: Any) -> Any:
-    """Return the key of an array: how it is laid out, and a digest of its numbers."""
+    """Return the key of an array: dtype, sharding, shape and a digest of its values."""
     if isinstance(value, jax.Array):
         if value.is_deleted() or not value.is_fully_addressable:
             raise _NotComparable
-        laid: tuple[Any, ...] = str(value.dtype), value.committed, value.sharding
+        layout: tuple[Any, ...] = str(value.dtype), value.committed, value.sharding
         if jax.numpy.issubdtype(value.dtype, jax.dtypes.prng_key):
             value = jax.random.key_data(value)
-        laid += (value.weak_type,)
+        layout += (value.weak_type,)
     else:
-        laid = (str(value.dtype),)
-    if value.nbytes > _MOST_BYTES or value.dtype == object:
+        layout = (str(value.dtype),)
+    if value.nbytes > _MAX_BYTES or value.dtype == object:
         raise _NotComparable
     kind = np.ndarray if isinstance(value, jax.Array) else type(value)
     digest = hashlib.sha256(np.ascontiguousarray(value).tobytes()).digest()
-    return kind, laid, value.shape, digest
+    return kind, layout, value.shape, digest
 
 
 @functools.cache
 def _of_library(path: str) -> bool:
-    """Tell whether code is a library's; code without a file may read anybody's globals."""
+    """Return whether code is a library's. Code without a file may read any globals."""
     return is_library(path) and not (path.startswith("<") and not path.startswith("<frozen"))
 
 

@@ -1,4 +1,4 @@
-"""Strategies, replicas and the mesh: how one program uses many devices."""
+"""Strategies, replicas and meshes, which run one program on many devices."""
 
 from typing import TYPE_CHECKING
 
@@ -49,7 +49,7 @@ __all__ = [
     "get_strategy",
 ]
 
-# What TensorFlow, PyTorch and JAX call what is called otherwise here.
+# Names of TensorFlow, PyTorch and JAX, and the names here.
 _ELSEWHERE = {
     "DataParallel": "distribute.MirroredStrategy",
     "DeviceMesh": "jax.sharding.Mesh, or distribute.data_mesh",

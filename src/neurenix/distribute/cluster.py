@@ -1,8 +1,4 @@
-"""Which TPU slice a strategy runs on.
-
-Owns the look-up of a slice by name in the environment that Google Cloud and Kubernetes set. It
-does not start a backend.
-"""
+"""Find the TPU slice of a strategy in the environment that Google Cloud and Kubernetes set."""
 
 from __future__ import annotations
 
@@ -15,14 +11,14 @@ _THIS_MACHINE = ("", "local")
 
 
 class TPUClusterResolver:
-    """The TPU slice with a name.
+    """A TPU slice, by name.
 
     Args:
-        tpu: ``""`` or ``"local"`` for the slice that this process is part of; otherwise the name
-            of a slice, which must be the one that ``TPU_NAME`` names on this machine.
+        tpu: ``""`` or ``"local"`` for the slice of this process; otherwise the name of a slice,
+            which must equal ``TPU_NAME``.
 
     Raises:
-        DeviceNotFoundError: the environment names no slice, or another one.
+        DeviceNotFoundError: ``TPU_NAME`` is not set or names another slice.
 
     Example:
         >>> resolver = nx.distribute.TPUClusterResolver(tpu="")
@@ -46,13 +42,13 @@ class TPUClusterResolver:
         """Return the TPU devices of the slice, in mesh order.
 
         Raises:
-            DeviceNotFoundError: there is no TPU, real or simulated.
+            DeviceNotFoundError: no TPU, real or simulated, was found.
         """
         found = devices(DeviceType.TPU)
         if not found:
-            Device(DeviceType.TPU, 0).jax_device  # noqa: B018  raises, saying what is there
+            Device(DeviceType.TPU, 0).jax_device  # noqa: B018  raises DeviceNotFoundError
         return found
 
     def num_accelerators(self) -> int:
-        """Return the number of TPU devices of the slice (on v2, v3 and tpu7x two per chip)."""
+        """Return the number of TPU devices of the slice (two per chip on v2, v3 and tpu7x)."""
         return len(self.devices())

@@ -1,7 +1,4 @@
-"""The devices of a strategy: what may be chosen, and what is there to choose from.
-
-Owns the checks of a list of devices. It does not own devices and their names (``neurenix.device``).
-"""
+"""Check the devices of a strategy, and find the default ones."""
 
 from __future__ import annotations
 
@@ -13,7 +10,13 @@ from neurenix.device import Device, DeviceType, devices
 
 
 def checked_devices(given: Sequence[Device | str]) -> tuple[Device, ...]:
-    """Return the devices of a strategy: here, of one type, each once."""
+    """Return the devices of a strategy.
+
+    Raises:
+        ArgumentTypeError: ``given`` is not a sequence.
+        ArgumentError: a device occurs twice, or the devices are of several types.
+        DeviceNotFoundError: the sequence is empty, or a device does not exist.
+    """
     if isinstance(given, str) or not isinstance(given, Sequence):
         raise ArgumentTypeError(
             f"A strategy's devices are a list of devices or names; got {given!r}. Write "
@@ -34,7 +37,7 @@ def checked_devices(given: Sequence[Device | str]) -> tuple[Device, ...]:
             f"of {chosen[0].type}, for example."
         )
     for device in chosen:
-        device.jax_device  # noqa: B018  raises, saying what is there
+        device.jax_device  # noqa: B018  raises DeviceNotFoundError
     return chosen
 
 
@@ -44,7 +47,7 @@ def gpus() -> list[Device]:
 
 
 def gpus_or_cpu() -> list[Device]:
-    """Return the GPUs of this machine, or its CPU, which standard error then says."""
+    """Return the GPUs of this machine; without one, its CPU, with a line on standard error."""
     found = gpus()
     if not found:
         sys.stderr.write("neurenix: no GPU here, so MirroredStrategy runs on cpu:0\n")

@@ -1,6 +1,6 @@
-"""The mesh of devices and where arrays lie on it.
+"""Device meshes, and the shardings of batches and replicated arrays.
 
-Owns the names of the mesh axes and the placement of whole trees. It does not own the strategies.
+Owns the names of the mesh axes. Does not own the strategies.
 """
 
 from __future__ import annotations
@@ -19,18 +19,16 @@ from neurenix._core.errors import ArgumentTypeError, ShapeError, unknown_name
 
 DATA_AXIS = "data"
 BATCH_AXES = ("data", "fsdp")
-"""Mesh axes that divide a batch: under FSDP a device takes a share of parameters *and* batch."""
-
-
+"""Mesh axes that shard a batch. FSDP shards parameters *and* batch."""
 MESH_AXES = ("data", "fsdp", "tensor")
-"""Names of mesh axes that strategies know."""
+"""Mesh axes of strategies."""
 
 
 def check_axes(mesh: Any) -> dict[str, int]:
-    """Return names and sizes of a mesh's axes.
+    """Return the names and sizes of a mesh's axes.
 
     Raises:
-        ArgumentTypeError: it is no mapping of names to whole numbers from 1.
+        ArgumentTypeError: ``mesh`` is not a mapping from names to positive integers.
 
     Example:
         >>> check_axes({"data": 2, "fsdp": 4})
@@ -51,16 +49,16 @@ def check_axes(mesh: Any) -> dict[str, int]:
 
 
 def data_mesh(devices: Sequence[Any]) -> Mesh:
-    """Return a one-axis mesh over ``devices``: every device takes a share of the batch."""
+    """Return a mesh of ``devices`` with one axis, ``"data"``."""
     return Mesh(np.array(devices), (DATA_AXIS,), axis_types=(AxisType.Auto,))
 
 
 def device_mesh(devices: Sequence[Any], axes: Mapping[str, int]) -> Mesh:
-    """Return ``devices`` as a mesh with ``axes``, neighbours on an axis being neighbours on ICI.
+    """Return a mesh of ``devices`` whose neighbours on an axis are neighbours on ICI.
 
     Args:
-        devices: as many as the product of the sizes.
-        axes: names and sizes, the slowest first.
+        devices: their number is the product of the sizes.
+        axes: names and sizes, slowest first.
     """
     sizes = tuple(axes.values())
     grid = mesh_utils.create_device_mesh(sizes, devices=list(devices))
@@ -68,27 +66,26 @@ def device_mesh(devices: Sequence[Any], axes: Mapping[str, int]) -> Mesh:
 
 
 def replicated(mesh: Mesh | AbstractMesh) -> NamedSharding:
-    """Return the sharding of an array that every device holds whole."""
+    """Return the sharding of a replicated array."""
     return NamedSharding(mesh, PartitionSpec())
 
 
 def batch_sharded(mesh: Mesh | AbstractMesh, *, leading: int = 0) -> NamedSharding:
-    """Return the sharding of a batch: its axis number ``leading`` is split over the replicas."""
+    """Return the sharding of a batch whose axis ``leading`` is sharded over the replicas."""
     axes = tuple(axis for axis in BATCH_AXES if axis in mesh.shape)
     entry = axes[0] if len(axes) == 1 else axes or None
     return NamedSharding(mesh, PartitionSpec(*([None] * leading), entry))
 
 
 def replicas_of(mesh: Mesh | AbstractMesh) -> int:
-    """Return the number of shares that a batch is split into."""
+    """Return the number of shards of a batch."""
     return math.prod(mesh.shape[axis] for axis in BATCH_AXES if axis in mesh.shape)
 
 
 def known_mesh(sharding: jax.sharding.Sharding | None) -> AbstractContextManager[Any]:
-    """Let code that is traced inside see the mesh of ``sharding``, if it has one.
+    """Return a context that gives traced code the mesh of ``sharding``, if it has one.
 
-    A kernel that XLA cannot divide by itself, such as a TPU's attention, is used only where the
-    mesh is known: it then divides its work over it.
+    A kernel that XLA cannot partition, such as a TPU's attention, needs the mesh to shard its work.
     """
     if isinstance(sharding, NamedSharding):
         return jax.sharding.use_abstract_mesh(sharding.mesh.abstract_mesh)
@@ -96,16 +93,16 @@ def known_mesh(sharding: jax.sharding.Sharding | None) -> AbstractContextManager
 
 
 def place(tree: Any, sharding: jax.sharding.Sharding) -> Any:
-    """Put every array of ``tree`` where ``sharding`` says; asynchronous."""
+    """Transfer every array of ``tree`` to ``sharding``, asynchronously."""
     return jax.device_put(tree, sharding)
 
 
 def axes_over(mesh: Mapping[str, int], num_devices: int) -> dict[str, int]:
-    """Return the axes of a strategy's mesh of ``num_devices``.
+    """Return the names and sizes of the axes of a strategy's mesh.
 
     Raises:
-        ArgumentError: an axis has another name than ours, or a size that is none.
-        ShapeError: the sizes do not multiply to the number of devices.
+        UnknownNameError: unknown axis name.
+        ShapeError: the product of the sizes is not the number of devices.
     """
     axes = check_axes(mesh)
     unknown = set(axes) - set(MESH_AXES)

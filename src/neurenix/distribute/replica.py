@@ -1,7 +1,6 @@
-"""What a function sees while it runs as one replica of several.
+"""The replica context, and losses that are averaged over the global batch.
 
-Owns the replica context and the averaging of losses. It does not own how replicas are started
-(``run_replicas.py``).
+Does not own how replicas run (``run_replicas.py``).
 """
 
 from __future__ import annotations
@@ -29,10 +28,9 @@ _ACROSS: dict[str, Callable[..., Any]] = {
 
 
 class ReplicaContext:
-    """The replica that is being computed, and how it talks to the others.
+    """The current replica and its collective operations.
 
-    Outside of ``strategy.run`` there is one replica, number 0, and every reduction returns its
-    value.
+    Outside ``strategy.run`` there is one replica, number 0, and a reduction returns its argument.
     """
 
     def __init__(self, num_replicas_in_sync: int, *, axis: str | None) -> None:
@@ -55,23 +53,23 @@ class ReplicaContext:
         """Return the ``"sum"``, ``"mean"``, ``"max"`` or ``"min"`` of a tree over all replicas.
 
         Raises:
-            UnknownNameError: ``op`` is none of these.
+            UnknownNameError: unknown reduction.
         """
         if op not in _ACROSS:
             raise unknown_name("reduction", op, _ACROSS)
         return value if self._axis is None else _ACROSS[op](value, self._axis)
 
     def all_gather(self, value: Any, *, axis: int = 0) -> Any:
-        """Return the replicas' arrays concatenated along ``axis``, the same on every replica.
+        """Return the arrays of all replicas concatenated along ``axis``; the result is replicated.
 
         Args:
-            value: an array or a tree of them, each of rank 1 or more.
-            axis: a negative one is counted from the last.
+            value: an array or a tree of arrays of rank 1 or more.
+            axis: negative numbers count from the last axis.
 
         Raises:
-            ShapeError: there is a scalar, which has nothing to concatenate along.
+            ShapeError: an array is a scalar.
             ArgumentError: an array has no such axis.
-            ArgumentTypeError: ``axis`` is no whole number.
+            ArgumentTypeError: ``axis`` is not an integer.
         """
         if isinstance(axis, bool) or not isinstance(axis, (int, np.integer)):
             raise ArgumentTypeError(f"all_gather: axis is {axis!r}, expected a whole number.")
@@ -99,7 +97,7 @@ _current: ContextVar[ReplicaContext] = ContextVar("neurenix_replica_context", de
 
 
 def get_replica_context() -> ReplicaContext:
-    """Return the context of the replica that is being computed.
+    """Return the context of the current replica.
 
     Example:
         >>> nx.distribute.get_replica_context().num_replicas_in_sync
@@ -110,7 +108,7 @@ def get_replica_context() -> ReplicaContext:
 
 @contextmanager
 def enter_replica(num_replicas_in_sync: int) -> Iterator[None]:
-    """Make the code inside run as a replica along the data axis of a mesh."""
+    """Set the replica context to one along the data axis of a mesh."""
     token = _current.set(ReplicaContext(num_replicas_in_sync, axis=DATA_AXIS))
     try:
         yield
@@ -126,19 +124,19 @@ def compute_average_loss(
 ) -> jax.Array:
     """Return this replica's part of the mean loss over the global batch.
 
-    The parts of all replicas *sum* to the mean, and so do their gradients: that is what
-    ``Optimizer.update`` does with the gradients inside ``strategy.run``.
+    The parts of all replicas *sum* to the mean, and so do their gradients. ``Optimizer.update``
+    sums gradients inside ``strategy.run``.
 
     Args:
         per_example_loss: losses of this replica's examples, shape (N,) or (N, …).
-        sample_weight: weights that go with the leading axes of the losses: (N,) or (N, 1) with
+        sample_weight: weights that match the leading axes of the losses: (N,) or (N, 1) for losses
             (N, T) is one weight per example, () one for all.
-        global_batch_size: examples of all replicas together; by default N times the replicas.
+        global_batch_size: examples of all replicas; N times the number of replicas by default.
 
     Raises:
-        ShapeError: the losses are a scalar, or the weights do not go with them.
+        ShapeError: the losses are a scalar, or the weights do not match them.
         ArgumentError: ``global_batch_size`` is below 1.
-        ArgumentTypeError: ``global_batch_size`` is no number.
+        ArgumentTypeError: ``global_batch_size`` is not a number.
 
     Example:
         >>> float(nx.distribute.compute_average_loss(nx.tensor([1.0, 3.0]), global_batch_size=4))
@@ -170,7 +168,7 @@ def compute_average_loss(
 
 
 def _matched(sample_weight: Any, shape: tuple[int, ...]) -> jax.Array:
-    """Return the weights with as many axes as ``shape``, matched from the first one on."""
+    """Return the weights with the rank of ``shape``, matched from the first axis."""
     weight = jnp.asarray(sample_weight)
     sizes = list(weight.shape)
     while len(sizes) > len(shape) and sizes[-1] == 1:

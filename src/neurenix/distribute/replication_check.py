@@ -1,8 +1,15 @@
-"""What the values of a replica's program depend on, read from its jaxpr.
+"""Dataflow analysis of a replica's jaxpr: which values are replicated, which states only grow.
 
-Owns two questions: may a value differ between the replicas, and is it a state of a metric plus
-something. Where that cannot be told it may differ, and is no such sum. It does not own what follows
-from the answers (``run_replicas.py``).
+Owns two questions: may a value differ between replicas, and is it a metric state plus something.
+An unknown operation makes a value that may differ and is no such sum. Does not own what follows
+from the answers (``sync_state.py``).
+
+``jax.shard_map(check_vma=True)`` does not replace this analysis. Under it the gradient with respect
+to a replicated parameter is already summed over the replicas, so the ``all_reduce`` of a training
+loop would scale it by their number. A ``scan`` or ``cond`` whose values start replicated and become
+varying, such as zeros to which a share is added, raises TypeError in the user's code. The result of
+``all_gather`` counts as varying. Its types also do not say whether a metric's state is the old
+state plus something, which decides between a sum and an error.
 """
 
 from __future__ import annotations
@@ -14,7 +21,7 @@ from neurenix._jax import scan_counts
 from neurenix._jaxpr import called_jaxpr, open_jaxpr, subjaxprs
 from neurenix.distribute.mesh import DATA_AXIS
 
-_ALIKE = {"psum", "pmax", "pmin", "all_gather"}  # these give all replicas the same
+_ALIKE = {"psum", "pmax", "pmin", "all_gather"}  # results are replicated
 _ADDITIONS = {"add", "add_any", "sub", "scatter-add"}
 
 
@@ -22,9 +29,9 @@ class Flow(NamedTuple):
     """What one value depends on.
 
     Attributes:
-        differs: whether it may be another one on each replica.
-        grown: number of the state that it is, plus something; None for any other value.
-        reads: whether it depends on a state otherwise, or what was added does.
+        differs: whether it may differ between replicas.
+        grown: index of a state, if the value is that state plus something; else None.
+        reads: whether the value, or what was added to the state, depends on a state.
     """
 
     differs: bool = False
@@ -33,11 +40,11 @@ class Flow(NamedTuple):
 
 
 def flows_of(jaxpr: Any, inputs: Sequence[Flow]) -> list[Flow]:
-    """Return the flow of each output of a jaxpr that every replica computes.
+    """Return the flow of each output of a jaxpr.
 
     Args:
         jaxpr: open or closed.
-        inputs: the flow of each of its inputs; its constants are the same on all replicas.
+        inputs: the flow of each input; constants are replicated.
 
     Example:
         >>> import jax
@@ -51,7 +58,7 @@ def flows_of(jaxpr: Any, inputs: Sequence[Flow]) -> list[Flow]:
     known = dict(zip(plain.invars, inputs, strict=True))
 
     def flow(variable: Any) -> Flow:
-        # A literal has no hash, and is the same everywhere
+        # Literals are not hashable; they are replicated
         return Flow() if hasattr(variable, "val") else known.get(variable, Flow())
 
     for equation in plain.eqns:
@@ -86,7 +93,7 @@ def _is_along_data(params: dict[str, Any]) -> bool:
 
 
 def _tells_replicas_apart(equation: Any) -> bool:
-    """Tell whether equal inputs may have outputs that differ."""
+    """Return whether replicated inputs may have outputs that differ."""
     name, params = equation.primitive.name, equation.params
     if _is_along_data(params):
         return name not in _ALIKE or params.get("axis_index_groups") is not None
@@ -129,7 +136,7 @@ _LOOPS = {"scan": _after_scan, "while": _after_while, "cond": _after_cond}
 
 
 def _sum(name: str, flows: list[Flow]) -> Flow | None:
-    """Return the flow of a state plus something, or None for another sum."""
+    """Return the flow of a state plus something, or None for any other sum."""
     terms = flows[:2] if name.startswith("add") else flows[:1]
     grown = [flow for flow in flows if flow.grown is not None]
     if len(grown) != 1 or not any(flow is grown[0] for flow in terms):
@@ -151,7 +158,7 @@ def _join(flows: Sequence[Flow]) -> Flow:
 
 
 def _under(choice: Flow, flows: list[Flow]) -> list[Flow]:
-    """Return ``flows`` of values that ``choice`` decided on."""
+    """Return ``flows`` of values that depend on a condition."""
     choice = _apart(choice)
     return [
         Flow(flow.differs or choice.differs, flow.grown, flow.reads or choice.reads)
@@ -160,5 +167,5 @@ def _under(choice: Flow, flows: list[Flow]) -> list[Flow]:
 
 
 def _apart(flow: Flow) -> Flow:
-    """Return the flow of a part of a value, or of several of them: no state plus something."""
+    """Return the flow of a part of a value, which is not a state plus something."""
     return _mixed([flow])

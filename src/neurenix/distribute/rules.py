@@ -1,8 +1,7 @@
-"""Which axes of an array are divided over which axes of the mesh.
+"""Sharding rules for parameters, and sharding constraints on values inside a model.
 
-Owns rules ``(path, shape) -> PartitionSpec`` for parameters, and constraints on values inside a
-model. A rule names mesh axes; those that a mesh does not have are left out, so that one set of
-rules serves data parallelism, FSDP and tensor parallelism. It does not own the mesh.
+A rule maps ``(path, shape)`` to a ``PartitionSpec``. Axes that a mesh does not have are ignored, so
+one set of rules serves data parallelism, FSDP and tensor parallelism.
 """
 
 from __future__ import annotations
@@ -25,18 +24,18 @@ Rule = tuple[str, Sequence[Axes]]
 
 @dataclass(frozen=True)
 class ShardingRules:
-    """Ordered rules: the first whose pattern is found in a path decides.
+    """Ordered rules. The first rule whose pattern matches a path applies.
 
     Attributes:
-        rules: pairs of a regular expression on the dotted path of a parameter
+        rules: pairs of a regular expression that searches the dotted path of a parameter
             (``"layers.attention.query.kernel"``) and, for each axis of the array, the mesh axis or
-            axes that divide it, or None. A pattern may decide for arrays of several ranks: its
-            axes are those of the array's *last* ones.
+            axes that shard it, or None. A rule with fewer axes than the array applies to the
+            array's *last* axes.
 
     Raises:
-        ArgumentTypeError: a rule is no such pair.
-        UnknownNameError: it names an axis that no mesh has.
-        ArgumentError: it names one twice, or its pattern is no regular expression.
+        ArgumentTypeError: a rule is not such a pair.
+        UnknownNameError: unknown mesh axis.
+        ArgumentError: a rule names a mesh axis twice, or its pattern is not a regular expression.
 
     Example:
         >>> rules = nx.distribute.ShardingRules((("kernel$", ("fsdp", "tensor")),))
@@ -53,16 +52,17 @@ class ShardingRules:
     def partition(
         self, path: str, shape: tuple[int, ...], axes: Mapping[str, int]
     ) -> PartitionSpec:
-        """Return how an array is divided; whole where no rule speaks of it.
+        """Return the partition of an array, replicated if no rule applies.
+
+        An axis is not sharded if the mesh axes do not divide its size.
 
         Args:
-            path: of the parameter, dotted.
-            shape: its sizes.
+            path: dotted path of the parameter.
+            shape: its shape.
             axes: names and sizes of the mesh's axes.
 
         Raises:
-            ArgumentError: a rule has more axes than the array. (An axis whose size does not
-                divide is left whole.)
+            ArgumentError: a rule has more axes than the array.
         """
         for pattern, wanted in self.rules:
             if re.search(pattern, path) is None:
@@ -102,10 +102,10 @@ def _check(rule: Any) -> None:
 
 
 def _named(axes: Sequence[Any], by: str) -> list[Any]:
-    """Return the mesh axes that a division of an array names.
+    """Return the mesh axes in a partition.
 
     Raises:
-        ArgumentError: it names one twice.
+        ArgumentError: a mesh axis occurs twice.
     """
     named: list[Any] = []
     for entry in axes:
@@ -121,10 +121,10 @@ def _named(axes: Sequence[Any], by: str) -> list[Any]:
 
 
 def as_rules(rules: ShardingRules | Sequence[Rule] | None) -> ShardingRules | None:
-    """Return rules however they were given.
+    """Return rules as ``ShardingRules``.
 
     Raises:
-        ArgumentTypeError: they are no list of rules.
+        ArgumentTypeError: ``rules`` is not a sequence of rules.
 
     Example:
         >>> as_rules([("bias$", (None,))])
@@ -140,7 +140,7 @@ def as_rules(rules: ShardingRules | Sequence[Rule] | None) -> ShardingRules | No
 
 
 def shard_largest(path: str, shape: tuple[int, ...], axes: Mapping[str, int]) -> PartitionSpec:
-    """Divide the largest axis that ``"fsdp"`` divides: what FSDP does without any rule.
+    """Shard the largest axis whose size ``"fsdp"`` divides: the default of FSDP.
 
     Example:
         >>> tuple(shard_largest("kernel", (3, 512), {"fsdp": 8}))
@@ -156,15 +156,16 @@ def shard_largest(path: str, shape: tuple[int, ...], axes: Mapping[str, int]) ->
 
 
 def constrain(value: jax.Array, *axes: Axes) -> jax.Array:
-    """Divide a value inside a model over the axes of the mesh that the trace knows.
+    """Constrain the sharding of a value inside a model.
 
     Args:
         value: an array.
-        *axes: for each axis of ``value`` the mesh axis or axes, or None. Those that the mesh does
-            not have, or that do not divide, are left out; with no mesh nothing happens.
+        *axes: for each axis of ``value`` the mesh axis or axes, or None. Axes that the mesh does
+            not have, or that do not divide the size, are ignored. Without a mesh, ``value`` is
+            returned unchanged.
 
     Raises:
-        ArgumentError: a mesh axis is named twice, or ``value`` has more or fewer axes.
+        ArgumentError: a mesh axis is named twice, or the number of axes is not the rank.
 
     Example:
         >>> nx.distribute.constrain(nx.ones((8, 4)), ("data", "fsdp"), None).shape

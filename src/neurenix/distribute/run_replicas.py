@@ -1,7 +1,7 @@
-"""Run one function on every replica, compiled once.
+"""Compile a function once and run it on every replica.
 
-Owns the replica view: arguments split or repeated, modules bound and merged per replica. It does
-not own how their state is brought together again (``sync_state.py``), nor the strategies.
+Owns the replica's view: arguments sharded or replicated, modules rebuilt per replica. Does not own
+the synchronisation of their state (``sync_state.py``) or the strategies.
 """
 
 from __future__ import annotations
@@ -42,18 +42,17 @@ WHOLE = PartitionSpec()
 
 
 class ReplicatedFunction:
-    """``function`` as every replica of ``mesh`` sees it.
+    """A function that runs on every replica of ``mesh``.
 
-    Arrays that are split over the replicas (``PerReplica``, or a batch from
-    ``strategy.distribute``) arrive as this replica's share, everything else whole. Modules are
-    whole on every replica; when the function ends, their variables are brought together: batch
-    statistics are averaged, metrics summed, random streams stay apart while the function runs and
-    advance alike; everything else must be equal on all replicas. That is read from the program when
-    it is made, before it runs, and costs a call nothing.
+    Sharded arrays (``PerReplica``, or a batch from ``strategy.distribute``) arrive as the replica's
+    share. All other arguments, and the modules, are replicated. After the call the variables of the
+    modules are synchronised: batch statistics are averaged, metrics are summed, and random streams,
+    which differ between replicas during the call, advance by the same amount. All other variables
+    must be equal on all replicas. The traced program is checked for that once, before it runs.
 
     Raises:
-        ArgumentError: ``function`` uses a module that it is not given, leaves a variable that may
-            differ between the replicas, or is given a batch of another strategy.
+        ArgumentError: ``function`` uses a module that is not an argument, a variable may differ
+            between replicas, or a batch belongs to another strategy.
     """
 
     def __init__(self, function: Callable[..., Any], mesh: Mesh) -> None:
@@ -65,17 +64,17 @@ class ReplicatedFunction:
         self._watch = RecompilationWatch(name_of(self._function))
         self.compilations = 0
         _cpu.use_fast_lowerings()
-        # Of a function that JAX traces, a part: it takes no options of its own.
+        # Used inside another traced function, where compiler options are not accepted.
         self._part = jax.jit(self._replicas, static_argnums=0, donate_argnums=1)
 
     @cached_property
     def _compiled(self) -> Any:
-        """The program, compiled for the devices that there are when it is first called."""
+        """The compiled program, made at the first call."""
         options = _cpu.compiler_options()
         return jax.jit(self._replicas, static_argnums=0, donate_argnums=1, compiler_options=options)
 
     def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Return a tree of ``PerReplica``, one for each array that the function returns."""
+        """Return the function's results, each array as a ``PerReplica``."""
         args = (*self._first, *args)
         if not self._checked:
             refuse_captured_modules(self._function, args, kwargs)
@@ -101,7 +100,7 @@ class ReplicatedFunction:
         binding, fresh = self._bindings.of(modules)
         if fresh:
             binding.check_held()
-            # Apart before they are placed: a placed array may share a buffer with the one it was
+            # A placed array may share its buffer with the original
             binding.write(place(binding.read_apart(), replicated(self._mesh)))
         before = self.compilations
         try:
@@ -128,7 +127,7 @@ class ReplicatedFunction:
     def _explain(
         self, error: Exception, rest: list[Any], num_args: int, names: tuple[str, ...]
     ) -> None:
-        """Raise in the user's words what an argument did; see ``_arguments.explain``."""
+        """Raise an error that names the argument; see ``static_arguments.explain``."""
         name, called = self._watch.name, labels(self._function, num_args, names)
         leaves = jax.tree_util.tree_flatten_with_path(rest, is_leaf=_is_per_replica)[0]
         shown = [called[path[0].idx] + jax.tree_util.keystr(path[1:]) for path, _ in leaves]
@@ -154,11 +153,11 @@ class ReplicatedFunction:
         return placed, tuple(kinds)
 
     def _is_share(self, leaf: Any) -> bool:
-        """Tell whether an array is a batch that is split over these replicas.
+        """Return whether an array is a batch that is sharded over these replicas.
 
         Raises:
-            ArgumentError: it is split over those of another strategy; or it is computed in a
-                compiled function, where that may not be known.
+            ArgumentError: it is sharded over the mesh of another strategy, or its sharding is
+                unknown because a compiled function computes it.
         """
         if not is_known(leaf) and leaf.ndim and replicas_of(self._mesh) > 1:
             raise ArgumentError(
@@ -195,7 +194,7 @@ class ReplicatedFunction:
             )
 
     def _replicas(self, static: Any, state: Any, constants: Any, leaves: Any) -> tuple[Any, Any]:
-        self.compilations += 1  # runs when JAX traces, which it does once for each program
+        self.compilations += 1  # runs at each trace, once for each program
         kinds = static[-1]
         specs = [WHOLE if kind == "whole" else SPLIT for kind in kinds]
         return jax.shard_map(
@@ -229,7 +228,7 @@ class ReplicatedFunction:
     def _called(
         self, static: Any, state: list[Any], constants: list[Any], leaves: list[Any]
     ) -> tuple[Any, list[Any], States]:
-        """Return what the function returns, the state it leaves, and what that state is."""
+        """Return the function's result, the new state, and a description of that state."""
         structure, positions, num_args, names, taken, kinds = static
         own = [
             jax.tree.map(lambda x: x[0], leaf) if kind == "entry" else leaf
@@ -255,9 +254,9 @@ class ReplicatedFunction:
         return jax.tree.map(self._entry, out), after, States(modules)
 
     def _entry(self, value: Any) -> Any:
-        """Return one of the replica's results as its entry of a ``PerReplica``."""
+        """Return a result as the replica's entry of a ``PerReplica``."""
         try:
-            # Not asarray alone: it takes a string for the name of a dtype
+            # asarray takes a string for the name of a dtype
             return jax.numpy.asarray(np.asarray(value) if isinstance(value, str) else value)[None]
         except TypeError as error:
             raise ArgumentTypeError(
@@ -271,7 +270,7 @@ def _is_per_replica(value: Any) -> bool:
 
 
 def _own_random_streams(modules: Any) -> list[tuple[Any, Any]]:
-    """Give this replica streams of its own; return the variables with their shared keys."""
+    """Fold the replica's index into each random key; return the variables and original keys."""
     replica = jax.lax.axis_index(DATA_AXIS)
     kept = []
     for _, variable in nnx.iter_graph(modules):

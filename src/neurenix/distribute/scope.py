@@ -1,7 +1,4 @@
-"""A value that is the current one inside of a ``with`` block.
-
-Owns entering and leaving, nested and again. It does not own what the value means (``strategy.py``).
-"""
+"""A reentrant context manager that sets a context variable."""
 
 from __future__ import annotations
 
@@ -12,7 +9,7 @@ T = TypeVar("T")
 
 
 class Scope(Generic[T]):
-    """Makes ``value`` that of ``current`` inside; it may be entered again, within itself, too.
+    """Set ``current`` to ``value`` inside a ``with`` block. Reusable and reentrant.
 
     Example:
         >>> current = ContextVar("current", default=0)
@@ -32,10 +29,10 @@ class Scope(Generic[T]):
         self._tokens: list[Token[Any]] = []
 
     def __enter__(self) -> T:
-        """Make the value the current one, and return it."""
+        """Set the value and return it."""
         self._tokens.append(self._current.set(self._value))
         return self._value
 
     def __exit__(self, *_: object) -> None:
-        """Make the one before the current one again."""
+        """Restore the previous value."""
         self._current.reset(self._tokens.pop())

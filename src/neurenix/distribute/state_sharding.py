@@ -1,7 +1,7 @@
-"""Where every array of a training state lies on a mesh.
+"""The sharding of every array of a training state.
 
-Owns the step from rules for parameters to a sharding for each leaf of any tree that holds them or
-arrays shaped like them (an optimizer's moments). It does not own the rules (``rules``).
+Applies the rules for parameters to any tree that holds parameters, or arrays of the same paths and
+shapes such as an optimizer's moments.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ class Placement:
     """The shardings of one model's state on one mesh.
 
     Args:
-        mesh: of devices, or abstract.
+        mesh: concrete or abstract.
         parameters: tree of the model's parameters (arrays or shapes).
-        rules: how parameters are divided; None divides the largest axis of each over ``"fsdp"``.
+        rules: for parameters; by default ``"fsdp"`` shards the largest axis of each.
 
     Attributes:
-        divides: whether any array may be divided.
+        divides: whether any array may be sharded.
 
     Example:
         >>> import jax.numpy as jnp
@@ -51,10 +51,10 @@ class Placement:
                 self._known[names] = (shape, partition(".".join(names), shape, axes))
 
     def shardings(self, tree: Any) -> Any:
-        """Return a sharding for each leaf of ``tree``; one for all where nothing is divided.
+        """Return a sharding for each leaf of ``tree``, or one for all if nothing is sharded.
 
-        A leaf lies like the parameter whose path ends its own, if both have one shape; any other
-        leaf is whole on every device.
+        A leaf has the sharding of the parameter whose path is a suffix of the leaf's path, if their
+        shapes are equal. Any other leaf is replicated.
         """
         whole = replicated(self.mesh)
         if not self.divides:

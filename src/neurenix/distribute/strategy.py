@@ -1,9 +1,9 @@
-"""Strategies: which devices compute, and how a batch is shared among them.
+"""Strategies: which devices compute, and how batches and parameters are sharded over them.
 
-Owns the choice of devices, the scope, and the entrances for custom loops. By default parameters are
-whole on every replica and the batch is split; a mesh with the axes ``"fsdp"`` or ``"tensor"``
-divides parameters, too. It does not own the training step, which is the same program for every
-strategy, nor the rules of division (``rules``).
+Owns the choice of devices, the scope, and the entry points of custom loops. By default parameters
+are replicated and the batch is sharded; a mesh with the axes ``"fsdp"`` or ``"tensor"`` also shards
+parameters. Does not own the training step, which does not depend on the strategy, or the sharding
+rules (``rules``).
 """
 
 from __future__ import annotations
@@ -59,23 +59,23 @@ _REMEMBERED_FUNCTIONS = 64
 
 
 class Strategy(OptionsExplained):
-    """Computation on ``devices``: one replica on each, unless a mesh says otherwise.
+    """Computation on ``devices``, with one replica on each unless ``mesh`` is given.
 
     Args:
-        devices: the devices or their names, all of one type, each once.
-        mesh: names and sizes of the mesh's axes, which multiply to the number of devices; one axis
-            ``"data"`` by default. A batch is divided over ``"data"`` and ``"fsdp"``; parameters and
-            optimizer state over ``"fsdp"`` (gathered when they are used) and ``"tensor"``.
-        rules: how parameters are divided; by default as the model's ``sharding_rules()`` say, or
-            along the largest axis that ``"fsdp"`` divides. ``fit`` follows them; ``nx.jit`` and
-            ``run`` keep parameters whole.
+        devices: distinct devices of one type, or their names.
+        mesh: names and sizes of the mesh's axes, whose product must equal the device count; one
+            axis ``"data"`` by default. Batches are sharded over ``"data"`` and ``"fsdp"``,
+            parameters and optimizer state over ``"fsdp"`` (gathered on use) and ``"tensor"``.
+        rules: sharding rules for parameters; by default those of the model's ``sharding_rules()``,
+            or the largest axis that ``"fsdp"`` divides. ``fit`` applies them; with ``nx.jit`` and
+            ``run``, parameters stay replicated.
 
     Raises:
-        DeviceNotFoundError: there is no device, or one of them is not here.
-        ShapeError: the sizes do not multiply to the number of devices.
-        ArgumentError: a device is given twice, they are of several types, or the mesh has an axis
-            of another name.
-        ArgumentTypeError: ``devices`` is no sequence of devices.
+        DeviceNotFoundError: ``devices`` is empty, or a device does not exist.
+        ShapeError: the product of the sizes is not the device count.
+        ArgumentError: a device occurs twice, the devices are of several types, or an axis name is
+            unknown.
+        ArgumentTypeError: ``devices`` is not a sequence of devices.
 
     Example:
         >>> strategy = nx.distribute.Strategy(nx.devices(nx.DeviceType.TPU))
@@ -100,13 +100,13 @@ class Strategy(OptionsExplained):
 
     @cached_property
     def mesh(self) -> jax.sharding.Mesh:
-        """The devices as a mesh, by default with the one axis ``"data"``."""
+        """The devices as a mesh, by default with one axis, ``"data"``."""
         devices = [device.jax_device for device in self.devices]
         return data_mesh(devices) if self._axes is None else device_mesh(devices, self._axes)
 
     @property
     def num_replicas_in_sync(self) -> int:
-        """Number of replicas, each of which computes a share of every batch."""
+        """Number of replicas, each of which processes one share of a batch."""
         axes = self._axes
         if axes is None:
             return len(self.devices)
@@ -114,16 +114,16 @@ class Strategy(OptionsExplained):
 
     @property
     def state_sharding(self) -> jax.sharding.Sharding:
-        """Where state lies that no rule divides: whole, on every device."""
+        """The sharding of state without a rule: replicated."""
         if len(self.devices) == 1:
             return jax.sharding.SingleDeviceSharding(self.devices[0].jax_device)
         return replicated(self.mesh)
 
     def mesh_axes(self, num_devices: int) -> dict[str, int]:
-        """Return the mesh's axes, grown or shrunk along the batch to ``num_devices``.
+        """Return the mesh's axes for ``num_devices``, with the batch axis resized.
 
         Raises:
-            ShapeError: the axes do not divide ``num_devices``.
+            ShapeError: the product of the other axes does not divide ``num_devices``.
         """
         axes = dict(self._axes or {DATA_AXIS: len(self.devices)})
         grown = next((name for name in BATCH_AXES if name in axes), next(iter(axes)))
@@ -136,11 +136,11 @@ class Strategy(OptionsExplained):
         return axes | {grown: num_devices // others}
 
     def placement(self, parameters: Any, rules: ShardingRules | None = None) -> Placement | None:
-        """Return where each array of a model's state lies; None when all are whole everywhere.
+        """Return the shardings of a model's state, or None if all of it is replicated.
 
         Args:
-            parameters: the model's, as arrays or shapes.
-            rules: the model's own, for a strategy that was given none.
+            parameters: of the model, arrays or shapes.
+            rules: of the model, used if the strategy has none.
         """
         if self._axes is None or len(self.devices) == 1:
             return None
@@ -148,25 +148,25 @@ class Strategy(OptionsExplained):
         return placement if placement.divides else None
 
     def batch_sharding(self, *, leading: int = 0) -> jax.sharding.Sharding:
-        """Where a batch lies: axis number ``leading`` split over the replicas."""
+        """Return the sharding of a batch: axis ``leading`` is sharded over the replicas."""
         if len(self.devices) == 1:
             return jax.sharding.SingleDeviceSharding(self.devices[0].jax_device)
         return batch_sharded(self.mesh, leading=leading)
 
     def per_replica_batch_size(self, global_batch_size: int) -> int:
-        """Return ``global_batch_size`` divided by the replicas.
+        """Return ``global_batch_size`` divided by the number of replicas.
 
         Raises:
-            ShapeError: it does not divide.
+            ShapeError: there is a remainder.
         """
         return per_replica_batch_size(global_batch_size, self.num_replicas_in_sync)
 
     def scope(self) -> Scope[Strategy]:
-        """Make this the strategy of every model, and of every step, inside.
+        """Return a context in which models and steps use this strategy.
 
-        Of a model that is made inside and compiled elsewhere, too, as in Keras. Where several say
-        something, it is the scope of ``compile`` that counts, then that of ``fit``, then that in
-        which a model of ``nx.nn`` was made, until ``model.to`` moves it.
+        A model made in the scope and compiled outside uses it too, as in Keras. The scope of
+        ``compile`` takes precedence, then that of ``fit``, then that in which the model was made,
+        until ``model.to`` moves it.
         """
         return Scope(_scope, self)
 
@@ -176,39 +176,39 @@ class Strategy(OptionsExplained):
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
-        """Run ``function`` on every replica, compiled at its first call.
+        """Run ``function`` on every replica. It is compiled at the first call.
 
-        Arguments that are split over the replicas (``PerReplica``, batches of ``distribute``)
-        arrive as the replica's share, others whole: a plain NumPy batch goes whole to *every*
-        replica, which then all compute the same. Modules and optimizers are updated in place; they
-        are arguments of their own, not entries of a tuple or a dict. A loss or another function, a
-        string, an enum or a dataclass of such is part of the program, compared by value.
+        Sharded arguments (``PerReplica``, batches of ``distribute``) arrive as the replica's share.
+        All others are replicated: *every* replica gets a whole NumPy batch and computes the same.
+        Modules and optimizers are updated in place and must be arguments, not entries of a tuple or
+        a dict. Functions (such as a loss), strings, enums and dataclasses of these are static and
+        compared by value.
 
-        In a function that ``nx.jit`` compiles, its arguments as they are given are shares or whole
-        as they are outside of it. What is computed from a share is refused there, and any array in
-        a function of ``jax.jit``: whether it is split is not known.
+        Inside a function that ``nx.jit`` compiles, the arguments of that function are sharded or
+        replicated as outside. Values computed from a share raise there, as does any array inside
+        ``jax.jit``, because their sharding is unknown.
 
-        Of the variables that replicas change, batch statistics are averaged, and the states of
-        metrics summed. All others must come out the same on every replica, as parameters do after
-        ``Optimizer.update``; whether they do is read from the program before its first call, and
-        costs the calls nothing. What only happens to be the same is refused as well.
+        Batch statistics that replicas change are averaged, and metric states are summed. All other
+        variables must be equal on every replica, as parameters are after ``Optimizer.update``. The
+        program is checked for that before its first run. Variables that are equal by coincidence
+        raise, too.
 
         Args:
-            function: a function, a module, its method, or a ``functools.partial``, made once:
-                another one is compiled anew. A partial fixes what is no array.
-            args: its arguments by position.
-            kwargs: its arguments by name.
+            function: a function, a module, its method, or a ``functools.partial``. Create it once:
+                a new function is compiled again. A partial can fix static arguments.
+            args: positional arguments.
+            kwargs: keyword arguments.
 
         Returns:
-            ``PerReplica`` for each array that the function returns.
+            The function's result, with a ``PerReplica`` for each array.
 
         Raises:
-            ArgumentError: the function uses a module that it is not given, leaves a variable that
-                may differ between the replicas, or a metric whose states are no sums; a batch is
-                split by another strategy; or ``run`` is called inside of ``run``.
-            ArgumentTypeError: a module is inside a tuple or a dict, an argument is neither an array
-                nor part of the program, a result is no array, or ``args`` is no tuple.
-            ShapeError: a ``PerReplica`` has not one entry for each replica.
+            ArgumentError: the function captures a module, a variable may differ between replicas, a
+                metric's states cannot be summed, a batch belongs to another strategy, or ``run`` is
+                called inside ``run``.
+            ArgumentTypeError: a module is inside a tuple or a dict, an argument can be neither
+                traced nor static, a result is not an array, or ``args`` is not a tuple.
+            ShapeError: the length of a ``PerReplica`` is not the number of replicas.
         """
         if not callable(function):
             raise ArgumentTypeError(f"strategy.run: function is {function!r}, not a function.")
@@ -227,7 +227,7 @@ class Strategy(OptionsExplained):
                 "strategy.run is called by a function that strategy.run runs, which is one replica "
                 "already. Call the inner function itself."
             )
-        # What has no hash, such as a dataclass, is held by what is compiled: its id stays its own
+        # The compiled function holds an unhashable function, so its id stays valid
         key = function if _has_hash(function) else id(function)
         compiled = self._functions.pop(key, None)
         if compiled is None:
@@ -246,13 +246,13 @@ class Strategy(OptionsExplained):
         Args:
             op: the reduction.
             value: ``PerReplica`` or a tree of them.
-            axis: an axis of each replica's value to reduce too, a negative one counted from its
-                last; None keeps its shape.
+            axis: an axis of each replica's value that is reduced, too; negative numbers count from
+                the last axis. None keeps the shape.
 
         Raises:
-            UnknownNameError: there is no such reduction.
+            UnknownNameError: unknown reduction.
             ArgumentError: a replica's value has no such axis.
-            ArgumentTypeError: ``value`` is not of ``PerReplica``, or ``axis`` no whole number.
+            ArgumentTypeError: a value is not a ``PerReplica``, or ``axis`` is not an integer.
 
         Example:
             >>> strategy = nx.distribute.Strategy(nx.devices(nx.DeviceType.TPU))
@@ -275,15 +275,15 @@ class Strategy(OptionsExplained):
         return jax.tree.map(reduce_one, value, is_leaf=lambda item: isinstance(item, PerReplica))
 
     def distribute(self, dataset: Iterable[Any]) -> DistributedDataset:
-        """Return ``dataset`` with every (global) batch split over the replicas.
+        """Return ``dataset`` with every (global) batch sharded over the replicas.
 
         Args:
-            dataset: goes through batches, each an array or a tree of arrays whose first axis is
-                that of the examples; for one batch, a list of it.
+            dataset: iterable of batches, each an array or a tree of arrays whose first axis is the
+                example axis. For one batch, a list of it.
 
         Raises:
-            ArgumentTypeError: it is one batch: an array, or a tuple or a dict of them.
-            ShapeError: when iterated, a batch does not divide by the replicas.
+            ArgumentTypeError: ``dataset`` is one batch: an array, a tuple or a dict.
+            ShapeError: when iterated, if the replicas do not divide a batch.
 
         Example:
             >>> strategy = nx.distribute.Strategy(nx.devices(nx.DeviceType.TPU))
@@ -299,10 +299,10 @@ class Strategy(OptionsExplained):
         """Return a dataset of ``PerReplica`` batches.
 
         Args:
-            function: called with an ``InputContext``; returns a dataset of *per-replica* batches,
-                of which each replica takes the next one in turn. It repeats, or has a multiple of
-                the replicas: iterating raises DataError where some replicas would have none.
-                (``tf.distribute`` gives those an empty batch, which one compiled program cannot.)
+            function: takes an ``InputContext`` and returns a dataset of *per-replica* batches, which
+                replicas take in turn. Their number must be a multiple of the number of replicas:
+                otherwise iterating raises DataError. (``tf.distribute`` yields empty batches, which
+                a compiled program cannot take.)
         """
         context = InputContext(jax.process_count(), jax.process_index(), self.num_replicas_in_sync)
         return PerReplicaDataset(function(context), self)
@@ -317,13 +317,13 @@ class TPUStrategy(Strategy):
     """One replica on every device of a TPU slice, real or simulated.
 
     Args:
-        resolver: the slice; by default the one that this process is part of.
+        resolver: the slice; by default the slice of this process.
         mesh: as for :class:`Strategy`, such as ``{"fsdp": 8}``.
         rules: as for :class:`Strategy`.
 
     Raises:
-        DeviceNotFoundError: there is no TPU.
-        ArgumentTypeError: ``resolver`` is none.
+        DeviceNotFoundError: no TPU was found.
+        ArgumentTypeError: ``resolver`` is not a TPUClusterResolver.
 
     Example:
         >>> nx.distribute.TPUStrategy(mesh={"data": 2, "fsdp": 4}).num_replicas_in_sync
@@ -353,14 +353,14 @@ class MirroredStrategy(Strategy):
     """One replica on every GPU of this machine, or on every device given.
 
     Args:
-        devices: names such as ``"cuda:0"``, as for :class:`Strategy`; by default all GPUs, or the
-            CPU where there is none, which standard error says.
+        devices: names such as ``"cuda:0"``, as for :class:`Strategy`; by default all GPUs. Without
+            a GPU, the CPU is used and a line is written to standard error.
         mesh: as for :class:`Strategy`, such as ``{"fsdp": 8}``.
         rules: as for :class:`Strategy`.
 
     Raises:
-        DeviceNotFoundError: a device given is not there.
-        ShapeError: the sizes of ``mesh`` do not multiply to the number of devices.
+        DeviceNotFoundError: a device does not exist.
+        ShapeError: the product of the sizes of ``mesh`` is not the device count.
     """
 
     def __init__(
@@ -380,12 +380,12 @@ class OneDeviceStrategy(Strategy):
 
     Args:
         device: the device, by default the CPU.
-        mesh: as for :class:`Strategy`; every axis is of size 1.
-        rules: as for :class:`Strategy`; there is nothing to divide.
+        mesh: as for :class:`Strategy`; every axis has size 1.
+        rules: as for :class:`Strategy`; they have no effect.
 
     Raises:
-        DeviceNotFoundError: it is not there.
-        ShapeError: the sizes of ``mesh`` do not multiply to 1.
+        DeviceNotFoundError: the device does not exist.
+        ShapeError: an axis of ``mesh`` is larger than 1.
     """
 
     def __init__(
@@ -403,17 +403,17 @@ def auto(
     mesh: Mapping[str, int] | None = None,
     rules: ShardingRules | Sequence[Rule] | None = None,
 ) -> Strategy:
-    """Return the strategy for what is there: the TPU slice, else all GPUs, else the CPU.
+    """Return a strategy for the TPU slice, else for all GPUs, else for the CPU.
 
-    The choice is said on the standard error stream.
+    The choice is written to standard error.
 
     Args:
-        mesh: as for :class:`Strategy`; its sizes multiply to the number of the devices chosen, so a
-            program that must run on any of them leaves it out.
+        mesh: as for :class:`Strategy`; the product of its sizes is the number of the chosen
+            devices. Leave it out in a program that runs on any of them.
         rules: as for :class:`Strategy`.
 
     Raises:
-        ShapeError: the sizes of ``mesh`` do not multiply to the number of devices.
+        ShapeError: the product of the sizes of ``mesh`` is not the device count.
 
     Example:
         >>> nx.distribute.auto(mesh={"data": 2, "fsdp": 4}).num_replicas_in_sync
@@ -433,7 +433,7 @@ _scope: ContextVar[Strategy | None] = ContextVar("neurenix_strategy", default=No
 
 
 def get_strategy() -> Strategy | None:
-    """Return the strategy whose scope the program is in, or None.
+    """Return the strategy of the current scope, or None.
 
     Example:
         >>> nx.distribute.get_strategy() is None
@@ -448,12 +448,10 @@ def made_in(module: Any) -> Strategy | None:
 
 
 def strategy_for(array: jax.Array) -> Strategy:
-    """Return the strategy for a model outside of any scope: the devices that ``array`` lies on.
-
-    One that is divided tells its mesh; rules that divided it are the model's, or the default.
+    """Return the strategy for a model outside any scope: the devices and mesh of ``array``.
 
     Raises:
-        ArgumentError: it is divided over devices in another way than a strategy does.
+        ArgumentError: ``array`` is sharded in a way that no strategy uses.
     """
     sharding = array.sharding
     if len(sharding.device_set) == 1:
@@ -469,12 +467,12 @@ def strategy_for(array: jax.Array) -> Strategy:
                 "TrainOptions(strategy=…)."
             )
         strategy = Strategy([from_jax(one) for one in mesh.devices.flat], mesh=mesh.shape)
-        strategy.mesh = mesh  # another one of these sizes may have its devices in another order
+        strategy.mesh = mesh  # a new mesh may have another device order
         return strategy
-    held = sorted(sharding.device_set, key=lambda device: device.id)
+    used = sorted(sharding.device_set, key=lambda device: device.id)
     if mesh is not None:
-        held = list(mesh.devices.flat)  # in the order of the strategy that put it there
-    return Strategy([from_jax(device) for device in held])
+        used = list(mesh.devices.flat)  # in the order of the original strategy
+    return Strategy([from_jax(device) for device in used])
 
 
 def _reduced_axes(axis: int | None, ndim: int) -> tuple[int, ...]:

@@ -1,8 +1,7 @@
-"""The state that replicas leave, brought together into one that all of them hold.
+"""Synchronise the state of modules after the replicas ran.
 
-Owns which variables are averaged and summed, and which must be equal on all replicas. What a value
-depends on is read elsewhere (``replication_check.py``), and so is how replicas run
-(``run_replicas.py``).
+Owns which variables are averaged, which are summed, and which must be equal on all replicas. Does
+not own the dataflow analysis (``replication_check.py``) or the run (``run_replicas.py``).
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ _OWN_METRICS = "neurenix.metrics."
 
 @dataclass(frozen=True)
 class _State:
-    """A variable, its path with the name of its module in front, and the metric that has it."""
+    """A variable, its path from the name of its module, and the metric that holds it."""
 
     variable: Any
     path: str
@@ -34,7 +33,7 @@ class States:
     """The variables of some modules, in the order of their graph.
 
     Args:
-        modules: those that a replica's function was given.
+        modules: arguments of the replica's function.
     """
 
     def __init__(self, modules: tuple[Any, ...]) -> None:
@@ -54,17 +53,19 @@ class States:
     def together(
         self, name: str, jaxpr: Any, apart: list[bool], before: list[Any], after: list[Any]
     ) -> list[Any]:
-        """Return ``after`` as all replicas hold it; batch statistics averaged, metrics summed.
+        """Return the synchronised variables.
 
         Args:
             name: of the function.
-            jaxpr: from the variables, and the other arrays, to its results and the variables.
-            apart: for each other array, whether the replicas have different ones.
-            before: the variables as they were.
-            after: the variables as this replica leaves them.
+            jaxpr: its inputs are the variables and then all other arrays; its outputs are the
+                results and then the variables.
+            apart: for each other array, whether it is sharded over the replicas.
+            before: the variables before the call.
+            after: the variables of this replica after the call.
 
         Raises:
-            ArgumentError: a variable may differ between the replicas, or a metric is no sum.
+            ArgumentError: a variable may differ between replicas, or a metric's state cannot be
+                summed.
         """
         first = [
             Flow(grown=number if isinstance(state.variable, nnx.metrics.MetricState) else None)
@@ -85,9 +86,9 @@ class States:
         return merged
 
     def _summed(self, name: str, flows: Sequence[Flow]) -> set[int]:
-        """Return the numbers of the states of metrics that grow by what each replica adds.
+        """Return the indices of metric states to which each replica adds.
 
-        A metric whose states are the same on all replicas is kept as it is.
+        A metric whose states are replicated is left unchanged.
         """
         parts: dict[int, list[int]] = {}
         for number, state in enumerate(self._states):
@@ -105,10 +106,10 @@ class States:
 
 
 def _is_sum(number: int, state: _State, flow: Flow) -> bool:
-    """Tell whether what replicas add to a state may be added up.
+    """Return whether the replicas' additions to a state can be summed.
 
-    What is added must not depend on the metric's states, as in a running mean. Those of
-    ``nx.metrics`` are sums by their contract; R2Score brings together itself what its others need.
+    An addition must not depend on the metric's states, as in a running mean. The metrics of
+    ``nx.metrics`` are sums by contract.
     """
     classes = type(state.metric).__mro__
     own = any(f"{base.__module__}.".startswith(_OWN_METRICS) for base in classes)

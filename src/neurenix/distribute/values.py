@@ -1,7 +1,4 @@
-"""``PerReplica``: one value for each replica, as one sharded array.
-
-Owns the container and how it prints. It does not own how replicas compute (``run_replicas.py``).
-"""
+"""``PerReplica``: one value for each replica, stored as one sharded array."""
 
 from __future__ import annotations
 
@@ -16,10 +13,10 @@ from neurenix._core.errors import ArgumentError, ArgumentTypeError, ShapeError
 
 
 class PerReplica:
-    """The values that the replicas hold of one quantity, an array or a tree of arrays.
+    """One value, an array or a tree of arrays, for each replica.
 
-    Behind it stands one array with a leading axis of one entry per replica, laid out so that each
-    device holds its own entry; indexing gives the array on that device, without a copy.
+    ``stacked`` holds the values with a leading axis of one entry per replica, sharded so that each
+    device holds its own entry. Indexing returns the array on that device without a copy.
 
     Example:
         >>> values = nx.distribute.PerReplica(nx.arange(2.0))
@@ -45,8 +42,8 @@ class PerReplica:
         """Return the value of one replica.
 
         Raises:
-            IndexError: there are fewer.
-            ArgumentError: the replica is one of another process.
+            IndexError: no such replica.
+            ArgumentError: the replica belongs to another process.
         """
         if not -len(self) <= replica < len(self):
             raise IndexError(f"replica {replica} of {len(self)}")
@@ -56,7 +53,7 @@ class PerReplica:
         return (self[replica] for replica in range(len(self)))
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
-        """Refuse to be one array: NumPy would stack some of the values, or take them apart.
+        """Refuse conversion to one array.
 
         Raises:
             ArgumentTypeError: always.
@@ -69,7 +66,7 @@ class PerReplica:
 
     @property
     def values(self) -> tuple[Any, ...]:
-        """The value of each replica, in order; of several processes, those of this one."""
+        """The values of this process's replicas, in order."""
         return tuple(self[replica] for replica in range(len(self)) if self._is_here(replica))
 
     def _is_here(self, replica: int) -> bool:
@@ -92,10 +89,11 @@ class PerReplica:
 
 
 def stack_replicas(values: Sequence[Any], sharding: Sharding) -> PerReplica:
-    """Return ``PerReplica`` of one host value per replica of this process, on its device.
+    """Return a ``PerReplica`` from one host value per replica of this process.
 
     Raises:
-        ShapeError: the replicas' values have different shapes.
+        ArgumentError: ``values`` is empty.
+        ShapeError: the values have different shapes.
     """
     if not values:
         raise ArgumentError("PerReplica needs one value for each replica, got none.")
@@ -127,7 +125,7 @@ def _entry(leaf: Any, replica: int) -> Any:
 
 
 def _shard(leaf: Any, replica: int) -> jax.Array | None:
-    """Return the entry of a replica that lies on a device of this process."""
+    """Return a replica's entry if a device of this process holds it, else None."""
     for shard in getattr(leaf, "addressable_shards", ()):
         first = shard.index[0]
         if (first.start, first.stop) == (replica, replica + 1):
