@@ -1,8 +1,8 @@
-"""What a name that is not there may have been: a near one, or that of another library.
+"""Errors for unknown names that suggest a similar name, or the name here of another library's.
 
-Owns the ``AttributeError`` of packages and modules, the error of a call that gives what there is
-not, the search that their texts need, and the name that logs have for a class. It does not own the
-tables of other libraries' names, which lie with the packages that have the thing.
+Owns the ``AttributeError`` of packages and modules, the error of a call with unknown arguments, and
+the search for similar names. Does not own the tables of other libraries' names
+(``neurenix._migration``).
 """
 
 from __future__ import annotations
@@ -22,13 +22,14 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 class MissingAttributeError(AttributeError):
-    """An attribute that is not there. Its text is made when it is read: most are only probed for.
+    """A missing attribute. The message is made on demand, because most are only probed for.
 
     Args:
-        what: whose it would be, such as ``"module 'neurenix.nn'"``.
-        name: what was asked for.
-        known: called for the names that there are.
-        elsewhere: from names of other libraries to what does the same here, or called for that.
+        what: the owner, such as ``"module 'neurenix.nn'"``.
+        name: the missing name.
+        known: returns the existing names.
+        elsewhere: from names of other libraries to their equivalents here, or a function that
+            returns that.
 
     Example:
         >>> print(MissingAttributeError("'Net' object", "fitt", lambda: ["fit", "to"]))
@@ -42,23 +43,23 @@ class MissingAttributeError(AttributeError):
         known: Callable[[], Iterable[str]],
         elsewhere: Mapping[str, str] | Callable[[], Mapping[str, str]] | None = None,
     ) -> None:
-        # Python would add a guess of its own, were it told the object.
+        # With obj, Python would add its own suggestion.
         super().__init__(name, name=name, obj=None)
         self._told = (what, name, known, elsewhere or {})
 
     def __str__(self) -> str:
-        """Return the text, with what was meant where that is known."""
+        """Return the message with suggestions."""
         what, name, known, elsewhere = self._told
         elsewhere = elsewhere() if callable(elsewhere) else elsewhere
         return plain(f"{what} has no attribute {name!r}.{meant(name, known(), elsewhere)}")
 
     def __reduce__(self) -> Any:
-        """Pickle as a plain AttributeError: what makes the text is not taken along."""
+        """Pickle as a plain AttributeError with the message."""
         return AttributeError, (str(self),)
 
 
 def meant(name: str, known: Iterable[str], elsewhere: Mapping[str, str]) -> str:
-    """Return what ``name`` was to be: what it is here, the same in other case, or near ones.
+    """Return a suggestion: the equivalent here, the same name in another case, or similar names.
 
     Example:
         >>> meant("Dense", ["Linear"], {"Dense": "nn.Linear"})
@@ -74,11 +75,11 @@ def meant(name: str, known: Iterable[str], elsewhere: Mapping[str, str]) -> str:
 
 
 def slips_of(name: str, known: Iterable[str], *, shown: int = 3) -> list[str]:
-    """Return the names that a slip of the fingers makes ``name`` of, the nearest first.
+    """Return the names that differ from ``name`` by typing errors, the nearest first.
 
-    A slip is a letter that is missing, added, wrong or swapped with the next. There may be one, two
-    in names of 8 letters or more, three in those of 14. Case and underscores do not count. What
-    merely looks alike is not near, nor are two names of three letters (``fit``, ``jit``).
+    A typing error is a letter that is missing, added, wrong or swapped with the next. One is
+    allowed, two in names of 8 letters or more, three in those of 14, and none between two names of
+    three letters (``fit``, ``jit``). Case and underscores are ignored.
 
     Example:
         >>> slips_of("evalaute", ["evaluate", "absolute"]), slips_of("keras", ["zeros"])
@@ -98,10 +99,7 @@ def slips_of(name: str, known: Iterable[str], *, shown: int = 3) -> list[str]:
 
 
 def _slips(a: str, b: str, most: int) -> int:
-    """Count letters that are missing, added, wrong or swapped with the next; beyond ``most``, more.
-
-    This is the distance of Damerau and Levenshtein, of strings of which no part changes twice.
-    """
+    """Return the Damerau–Levenshtein distance (optimal string alignment), or more than ``most``."""
     if abs(len(a) - len(b)) > most:
         return most + 1
     before, row = [], list(range(len(b) + 1))
@@ -122,11 +120,11 @@ def names_of(
 
     Args:
         package: its name.
-        known: the names that it has.
-        elsewhere: from names of other libraries to what does the same here.
+        known: its names.
+        elsewhere: from names of other libraries to their equivalents here.
 
     Raises:
-        AttributeError: when called, which is when a name is not there.
+        AttributeError: when called.
     """
 
     def absent(name: str) -> NoReturn:
@@ -136,14 +134,14 @@ def names_of(
 
 
 class ExplainedMeta(ABCMeta):
-    """The metaclass of classes that name the right option in the error of a wrong one.
+    """Metaclass that explains constructor calls with invalid options.
 
-    A call that succeeds pays for one Python frame. Not a wrapper of ``__init__``, which
-    ``dataclass`` writes after the class is made.
+    A call that succeeds pays for one Python frame. A wrapper of ``__init__`` would not work, since
+    ``dataclass`` adds ``__init__`` after the class is created.
     """
 
     def options_elsewhere(cls) -> Mapping[str, str] | None:
-        """Return what options of other libraries are here, or None to leave errors to Python."""
+        """Return the table of other libraries' options, or None to keep Python's errors."""
         return getattr(cls, "migration_options", {})
 
     if not TYPE_CHECKING:  # a type checker reads the signature of __init__
@@ -154,10 +152,10 @@ class ExplainedMeta(ABCMeta):
             return signature.replace(parameters=[*signature.parameters.values()][1:])
 
         def __call__(cls, *args: Any, **options: Any) -> Any:
-            """Make an object.
+            """Create an object.
 
             Raises:
-                ArgumentTypeError: an unknown option, too many arguments or too few.
+                ArgumentTypeError: unknown option, too many arguments or too few.
             """
             try:
                 return super().__call__(*args, **options)
@@ -173,14 +171,14 @@ class ExplainedMeta(ABCMeta):
 
 
 class OptionsExplained(metaclass=ExplainedMeta):
-    """A class whose objects, made with an unknown option, name the right one.
+    """Base of classes that explain constructor calls with invalid options.
 
     Attributes:
-        migration_options: from options of other libraries to what does the same here. Where that
-            is an option, it counts if the class has it: several classes may share a table.
+        migration_options: from options of other libraries to their equivalents here. A plain name
+            is used only if it is an option of the class, so several classes may share a table.
 
     Raises:
-        ArgumentTypeError: when it is called with an unknown option, too many arguments or too few.
+        ArgumentTypeError: when called with an unknown option, too many arguments or too few.
 
     Example:
         >>> class Rate(OptionsExplained):
@@ -205,16 +203,16 @@ def wrong_call(
     *,
     word: str = "option",
 ) -> ArgumentTypeError | None:
-    """Return the error of a call with arguments that a function does not take, else None.
+    """Return the error of a call with invalid arguments, or None if the call is valid.
 
     Args:
-        what: is called, as the text begins.
-        function: which is called, of a method the plain function.
-        args: what is given by position, ``self`` of a method included.
-        options: what is given by name.
-        elsewhere: from arguments of other libraries to what does the same here. Where that is a
-            name, it counts if the function has such a parameter.
-        word: what the text calls an argument.
+        what: the start of the message.
+        function: the called function; for a method, the plain function.
+        args: positional arguments, including ``self``.
+        options: keyword arguments.
+        elsewhere: from arguments of other libraries to their equivalents here. A plain name is used
+            only if it is a parameter of the function.
+        word: the word for an argument in the message.
 
     Example:
         >>> def compile(model, *, loss): ...
@@ -240,15 +238,15 @@ def wrong_call(
 
 
 def answers(elsewhere: Mapping[str, str]) -> Callable[[F], F]:
-    """Return a decorator: a call with an argument of another library says what it is here.
+    """Return a decorator that explains calls with arguments of another library.
 
-    A call that the function takes costs nothing more than a Python frame.
+    A call that succeeds pays for one Python frame.
 
     Args:
-        elsewhere: from arguments of other libraries to what does the same here.
+        elsewhere: from arguments of other libraries to their equivalents here.
 
     Raises:
-        ArgumentTypeError: when the function is called with arguments that it does not take.
+        ArgumentTypeError: when the function is called with invalid arguments.
 
     Example:
         >>> @answers({"lr": "rate"})
@@ -286,7 +284,7 @@ def _plain(name: str) -> str:
 
 
 def snake_case(name: str) -> str:
-    """Return the name of a class as logs have it.
+    """Return the name of a class in snake case, as in logs.
 
     Example:
         >>> snake_case("MeanSquaredError"), snake_case("KLDivergence")

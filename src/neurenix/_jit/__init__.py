@@ -1,6 +1,6 @@
-"""What compiled functions of the user's share: modules as arrays, arguments by their names.
+"""Support for compiling functions of modules and arrays.
 
-``nx.jit``, ``nx.multi_step``, ``strategy.run``, training and preflight all take a function of
-modules and arrays. Owns the walk over the modules, what a function holds without being given it,
-static arguments, and telling why it compiles again. It compiles nothing.
+Used by ``nx.jit``, ``nx.multi_step``, ``strategy.run``, training and preflight. Owns modules as
+lists of arrays, modules captured by closure, static arguments, and reports of recompilation. Does
+not compile.
 """

@@ -1,8 +1,7 @@
-"""Where the arguments of a function lie, for what asks while the function is traced.
+"""The shardings of a function's arguments, available while the function is traced.
 
-Owns what a trace does not say: JAX leaves the sharding of an argument to the compiler, and
-``strategy.run`` gives a batch that is divided over the replicas another meaning than a whole array.
-``nx.jit`` says how its arguments lie, and so does preflight of what it traces.
+A tracer has no sharding, but ``strategy.run`` treats a sharded batch differently from a replicated
+array. ``nx.jit`` and preflight therefore record the shardings of the arguments that they trace.
 """
 
 from __future__ import annotations
@@ -19,11 +18,11 @@ from jax.sharding import NamedSharding, PartitionSpec
 ArgShardings = tuple[NamedSharding | None, ...]
 
 _Known = dict[int, tuple[Any, NamedSharding | None]]
-_KNOWN: ContextVar[_Known | None] = ContextVar("laid", default=None)
+_KNOWN: ContextVar[_Known | None] = ContextVar("known_arg_shardings", default=None)
 
 
 def arg_shardings_of(tree: Any) -> ArgShardings:
-    """Return how each array of a tree lies that is divided over a mesh, as far as that is known.
+    """Return the sharding of each array of a tree, None if it is replicated or unknown.
 
     Example:
         >>> arg_shardings_of([jax.numpy.ones(2), 3])
@@ -33,7 +32,7 @@ def arg_shardings_of(tree: Any) -> ArgShardings:
 
 
 def of_each_step(shardings: Sequence[NamedSharding | None]) -> ArgShardings:
-    """Return how slices of such arrays lie, without the first axis."""
+    """Return the shardings of the arrays' slices along the first axis."""
     return tuple(
         NamedSharding(s.mesh, PartitionSpec(*s.spec[1:])) if s and any(s.spec[1:]) else None
         for s in shardings
@@ -42,7 +41,7 @@ def of_each_step(shardings: Sequence[NamedSharding | None]) -> ArgShardings:
 
 @contextmanager
 def known_arg_shardings(tree: Any, shardings: Sequence[NamedSharding | None]) -> Iterator[None]:
-    """Say, while entered, how the arrays of a tree lie that stand for arguments in a trace."""
+    """Record the shardings of the tracers in a tree, inside a ``with`` block."""
     known = dict(_KNOWN.get() or {})
     for leaf, sharding in zip(jax.tree.leaves(tree), shardings, strict=True):
         if isinstance(leaf, Tracer):
@@ -55,7 +54,7 @@ def known_arg_shardings(tree: Any, shardings: Sequence[NamedSharding | None]) ->
 
 
 def sharding_of(leaf: Any) -> NamedSharding | None:
-    """Return how an array lies, or what stands for it in a trace; None if that is not known."""
+    """Return the sharding of an array or a tracer, None if it is replicated or unknown."""
     known = _KNOWN.get() or {}
     if id(leaf) in known:
         return known[id(leaf)][1]
@@ -66,15 +65,15 @@ def sharding_of(leaf: Any) -> NamedSharding | None:
     if sharding.spec[-1] is not None:
         return sharding
     axes = list(sharding.spec)
-    while axes[-1] is None:  # so that what lies alike is equal
+    while axes[-1] is None:  # so that equivalent shardings are equal
         axes.pop()
     return NamedSharding(sharding.mesh, PartitionSpec(*axes))
 
 
 def is_known(leaf: Any) -> bool:
-    """Tell whether it is known how an array lies; of what a trace computes it seldom is.
+    """Return whether the sharding of an array is known.
 
-    It is where nothing is divided that the trace was given.
+    That of a traced value is known if the value is an argument, or if no argument is sharded.
     """
     known = _KNOWN.get()
     if not isinstance(_array_of(leaf), Tracer) or id(leaf) in (known or {}):
@@ -83,6 +82,6 @@ def is_known(leaf: Any) -> bool:
 
 
 def _array_of(leaf: Any) -> Any:
-    """Return the array behind what ``jax.grad`` hands on outside of any compiled function."""
+    """Return the concrete array of a tracer of ``jax.grad`` outside compiled functions."""
     value = leaf.to_concrete_value() if isinstance(leaf, Tracer) else None
     return leaf if value is None else value

@@ -1,7 +1,4 @@
-"""What the code of a function reads from outside of it: globals, closures, and parts of them.
-
-Owns the reading of bytecode. What is found there is the concern of who asks.
-"""
+"""Read from bytecode which globals and closure variables a function uses."""
 
 from __future__ import annotations
 
@@ -12,27 +9,27 @@ from typing import Any
 
 _LOCAL = ("LOAD_FAST", "LOAD_DEREF")
 _GLOBAL = ("LOAD_GLOBAL", "LOAD_NAME")
-_SUBSCRIPT = {"BINARY_SUBSCR": "[]"}  # a BINARY_OP that prints so, from Python 3.14
+_SUBSCRIPT = {"BINARY_SUBSCR": "[]"}  # from Python 3.14 a BINARY_OP printed as "[]"
 _CONSTANT = ("LOAD_CONST", "LOAD_SMALL_INT")
 
 
 def cells(function: FunctionType) -> dict[str, Any]:
-    """Return the values that a function takes from the functions around it, by name."""
+    """Return the closure variables of a function by name."""
     found = {}
     for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
         try:
             found[name] = cell.cell_contents
-        except ValueError:  # assigned later than now
+        except ValueError:  # not assigned yet
             continue
     return found
 
 
 def loads(code: CodeType, local: set[str]) -> Iterator[tuple[str, list[Any]]]:
-    """Yield each name that ``code`` loads from outside, and what is taken of it: ``.a``, ``[0]``.
+    """Yield each global or known name that ``code`` loads, with its access path (``.a``, ``[0]``).
 
     Args:
-        code: of a function; the functions inside of it are read too.
-        local: names of its own, or of the functions around it, whose values are known.
+        code: of a function; nested functions are read, too.
+        local: local and closure variables whose values are known.
     """
     instructions = [*dis.get_instructions(code)]
     for position, one in enumerate(instructions):
@@ -61,7 +58,7 @@ def _steps(instructions: list[dis.Instruction], position: int) -> Iterator[tuple
 
 
 def imported(code: CodeType) -> Iterator[str]:
-    """Yield the modules that the code of a function, or one inside of it, imports when it runs."""
+    """Yield the modules that a function or a nested function imports when it runs."""
     for one in dis.get_instructions(code):
         if one.opname == "IMPORT_NAME":
             yield one.argval

@@ -1,8 +1,8 @@
-"""Modules that a function holds without being given them: lifted to arguments, or refused.
+"""Modules that a function captures: lifted to arguments, or rejected.
 
-A compiled function takes what it is not given for a constant: a module in a closure, a global or a
-default value would stay as it was at the first call, silently. Owns the search for such modules and
-the functions that hold them openly (a module, its method, a partial). It compiles nothing.
+A compiled function treats captured values as constants, so the weights of a module in a closure, a
+global or a default value would silently stay those of the first call. A module, its bound method or
+a partial is lifted to a function of that module.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ _ABSENT = object()
 
 
 def lifted(function: Callable[..., Any]) -> tuple[Callable[..., Any], tuple[Any, ...]]:
-    """Return ``function`` as one of more arguments, and the modules that are its first ones.
+    """Return ``function`` with its modules as leading parameters, and these modules.
 
-    These are a module that is called, one whose method is, and those that a ``functools.partial``
-    gives; there are none for any other function, which is returned as it is.
+    The modules are a called module, the owner of a bound method, or arguments of a
+    ``functools.partial``. Any other function is returned unchanged, with no modules.
 
     Example:
         >>> model = nnx.Linear(2, 1, rngs=nnx.Rngs(0))
@@ -44,7 +44,7 @@ def lifted(function: Callable[..., Any]) -> tuple[Callable[..., Any], tuple[Any,
 
 
 def name_of(function: Callable[..., Any]) -> str:
-    """Return what to call a function: its name, that of a partial's function, or of its class."""
+    """Return the name of a function, of a partial's function, or of an object's class."""
     while isinstance(function, functools.partial):
         function = function.func
     return getattr(function, "__name__", type(function).__name__)
@@ -53,19 +53,19 @@ def name_of(function: Callable[..., Any]) -> str:
 def refuse_captured_modules(
     function: Callable[..., Any], args: tuple[Any, ...] = (), named: Mapping[str, Any] | None = None
 ) -> None:
-    """Refuse a function that uses a module, an optimizer or a metric that it is not given.
+    """Raise if a function captures a module, an optimizer or a metric.
 
-    Looked at are the names that its code loads: closures, globals, default values, attributes of
-    the object whose method it is, and the functions among these that are no library's. What a
-    module keeps that is no array, such as ``model.width``, may be used.
+    Searches the names that its code loads: closures, globals, default values, attributes of a
+    method's object, and the user's functions among these. Static attributes of a module, such as
+    ``model.width``, are allowed.
 
     Args:
-        function: what is called, without the modules that ``lifted`` takes from it.
-        args: its arguments by position, which stand for default values.
-        named: its arguments by name.
+        function: as returned by ``lifted``.
+        args: positional arguments, which replace default values.
+        named: keyword arguments.
 
     Raises:
-        ArgumentError: it uses one; the message names it.
+        ArgumentError: the function captures a module; the message names it.
     """
     path, found = next(_of_callable(function, set()), (None, None))
     if path is None:
@@ -83,7 +83,7 @@ Found = Iterator[tuple[str, Any]]
 
 
 def call_of_class(kind: type[Any]) -> Callable[..., Any]:
-    """Return what a call of a module does, under the name of its class."""
+    """Return a function that calls a module, named like the module's class."""
 
     @functools.wraps(kind.__call__)
     def call(module: Any, /, *args: Any, **named: Any) -> Any:
@@ -123,12 +123,12 @@ def _lifted_partial(
 def _of_callable(
     function: Any, seen: set[Any], path: str = "an argument of functools.partial"
 ) -> Found:
-    """Yield the modules that a call of ``function`` would use without being given them.
+    """Yield the modules that ``function`` captures.
 
     Args:
-        function: anything that can be called.
-        seen: functions that were read.
-        path: what to call the modules that ``function`` gives as a partial does.
+        function: any callable.
+        seen: functions that were searched.
+        path: the name of modules that a partial holds.
     """
     if isinstance(function, functools.partial):
         for value in (*function.args, *function.keywords.values()):
@@ -145,7 +145,7 @@ def _of_callable(
 
 
 def _of_method(function: Any, owner: Any, seen: set[Any]) -> Found:
-    """As ``_of_function``, with the first argument known."""
+    """Yield the modules that a method of ``owner`` captures."""
     function = getattr(function, "__wrapped__", function)
     if isinstance(function, FunctionType) and function.__code__.co_argcount:
         first = function.__code__.co_varnames[0]
@@ -173,7 +173,7 @@ def _is_library(function: FunctionType) -> bool:
 def _defaults(function: Any, num_args: int, named: Mapping[str, Any]) -> Found:
     try:
         parameters = inspect.signature(function).parameters
-    except (TypeError, ValueError):  # of a function that is not written in Python
+    except (TypeError, ValueError):  # not written in Python
         return
     for position, (name, one) in enumerate(parameters.items()):
         by_position = position < num_args and one.kind is not inspect.Parameter.KEYWORD_ONLY
@@ -182,7 +182,7 @@ def _defaults(function: Any, num_args: int, named: Mapping[str, Any]) -> Found:
 
 
 def _followed(path: str, value: Any, steps: list[Any], seen: set[Any]) -> Found:
-    """Yield what is found at the end of ``value.a[0].b``; ``path`` is its name in the code."""
+    """Yield the modules at the end of an access path such as ``value.a[0].b``."""
     for kind, key in steps:
         if type(value) in (dict, list, tuple) and key in ("values", "items"):
             break
@@ -207,7 +207,7 @@ def _followed(path: str, value: Any, steps: list[Any], seen: set[Any]) -> Found:
 
 
 def _attribute(value: Any, name: str) -> tuple[bool, Any]:
-    """Return whether an object has an attribute of its own, and that or its class's, unread."""
+    """Return whether an attribute is the object's own, and its value, without running code."""
     own = getattr(value, "__dict__", {})
     if name in own:
         return True, own[name]
@@ -217,7 +217,7 @@ def _attribute(value: Any, name: str) -> tuple[bool, Any]:
 
 
 def _in_value(path: str, value: Any, seen: set[Any]) -> Found:
-    """Yield the modules in a value, and those that it uses when it is a function."""
+    """Yield the modules in a value and, if it is a function, those that it captures."""
     if is_module(value) or isinstance(value, nnx.Variable):
         yield path, value
     elif isinstance(value, MethodType) and is_module(value.__self__):

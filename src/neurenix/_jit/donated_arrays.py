@@ -1,7 +1,6 @@
-"""Arrays that a compiled step has given away, told where they are used later.
+"""Explain the error of using an array that a compiled step donated.
 
-Owns the wording, and how JAX's error is known. It does not own the arrays of a module
-(``flat_modules.py``).
+Does not own the arrays of a module (``flat_modules.py``).
 """
 
 from __future__ import annotations
@@ -17,13 +16,13 @@ _GONE = re.compile("(array|buffer) has been (deleted|donated)", re.IGNORECASE)
 
 @contextmanager
 def gone_explained(user: str) -> Iterator[None]:
-    """Tell the user of an array that is gone what to do, in place of JAX's error.
+    """Replace JAX's error about a donated array by one that says what to do.
 
     Args:
-        user: the words for whose code runs inside.
+        user: what runs in the ``with`` block, the subject of the message.
 
     Raises:
-        ArgumentError: an array was used whose memory a training step has reused.
+        ArgumentError: a donated array was used.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -43,7 +42,7 @@ def gone_explained(user: str) -> Iterator[None]:
 
 
 def explain_gone(error: Exception, user: str) -> None:
-    """Raise ArgumentError where ``error`` is JAX's of an array that is gone."""
+    """Raise ArgumentError if ``error`` is JAX's error about a donated array."""
     if isinstance(error, NeurenixError) or not _GONE.search(str(error)):
         return
     raise ArgumentError(

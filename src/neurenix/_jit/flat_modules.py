@@ -26,15 +26,15 @@ from neurenix._nnx import get_array, nnx, set_array
 
 _END = object()
 _ALONE = 3
-"""References to an array of one variable: the variable's, a list's, and those of who counts."""
+"""References to an array that one variable holds: the variable's, a list's and the counter's."""
 
 
 class Structure:
-    """The static part of some modules; two of one key are equal, and hashing is free.
+    """The static part of some modules, compared by an interned key and hashed in constant time.
 
-    ``jax.jit`` compares static arguments at every call; comparing two graph definitions of a
-    24-layer transformer costs more than the call. A program is traced with the objects of the
-    modules that it is traced for, never with those of equal ones that were there before.
+    ``jax.jit`` compares static arguments at every call, and comparing two graph definitions of a
+    24-layer transformer costs more than the call. A trace uses the objects of its own modules,
+    never those of earlier, equal modules.
     """
 
     def __init__(
@@ -45,7 +45,7 @@ class Structure:
         static = nnx.graph.Static
         others = [(name, isinstance(held, static) or held) for name, held in graphdef.attributes]
         values = [held.value for _, held in graphdef.attributes if isinstance(held, static)]
-        # Of lists and the like, which the graph definition only names, the contents as well
+        # The graph definition has only the types of lists and the like, so contents are added
         keys = static_keys([*values, *contents])
         self._key = (Equal((*graphdef.nodes,)), *others, is_variable, *keys)
 
@@ -56,22 +56,22 @@ class Structure:
         return id(self._key)
 
     def same_as(self, other: Structure) -> bool:
-        """Tell whether modules of both differ in nothing but their arrays."""
+        """Return whether the modules of both differ only in their arrays."""
         return self._key == other._key
 
     def interned(self, known: dict[Any, Any]) -> Structure:
-        """Return this structure, equal to all of its key that were interned in ``known``."""
+        """Return this structure with its key replaced by the equal one in ``known``."""
         self._key = known.setdefault(self._key, self._key)
         return self
 
     def rebuild(self, leaves: Sequence[Any], constants: Sequence[Any]) -> tuple[Any, ...]:
-        """Return modules of their own that hold ``leaves`` (tracers, usually)."""
+        """Return new modules that hold ``leaves`` (usually tracers)."""
         variables, arrays = iter(leaves), iter(constants)
         merged = [next(variables) if flag else next(arrays) for flag in self.is_variable]
         return nnx.graph.unflatten(self.graphdef, merged)
 
     def leaves_of(self, modules: tuple[Any, ...]) -> list[Any] | None:
-        """Return the leaves of ``modules``, or None when their structure is another one."""
+        """Return the leaves of ``modules``, or None if their structure differs."""
         graphdef, flat = nnx.graph.flatten(modules)
         if graphdef != self.graphdef:
             return None
@@ -79,25 +79,25 @@ class Structure:
 
 
 class Structures:
-    """The structures that were seen, by their keys."""
+    """The interned keys of structures."""
 
     def __init__(self) -> None:
         self._keys: dict[Any, Any] = {}
 
     def intern(self, found: Structure) -> Structure:
-        """Return the structure, which is equal to those that are the same and were seen before."""
+        """Return the structure with an interned key."""
         return found.interned(self._keys)
 
 
 class Binding:
-    """Some modules, bound to their variables.
+    """Some modules and the flat list of their variables.
 
     Attributes:
-        structure: what is static about the modules.
-        variables: every variable once, in the order of the graph.
+        structure: the static part of the modules.
+        variables: every variable once, in graph order.
         paths: the path of each variable; the first entry is the module's position.
         constants: arrays that are plain attributes, not variables. They are read-only.
-        sharding: where the arrays were put for the compiled call, if they were.
+        sharding: the sharding that the arrays were transferred to, or None.
     """
 
     def __init__(self, modules: tuple[Any, ...], structures: Structures | None = None) -> None:
@@ -117,13 +117,13 @@ class Binding:
         self.accept()
 
     def accept(self) -> None:
-        """Take the attributes as they are now for those of the binding."""
+        """Record the current attributes as those of the binding."""
         self._seen = list(chain.from_iterable(self._views))
 
     def is_current(self) -> bool:
-        """Tell whether no attribute was set, added or removed since binding (or ``accept``).
+        """Return whether all attributes are unchanged since binding (or ``accept``).
 
-        Nor an item of a list, a set or a dict, or a field of a dataclass, that is an attribute.
+        Includes items of lists, sets and dicts and fields of dataclasses.
         """
         return all(map(is_, chain.from_iterable(self._views), self._seen))
 
@@ -132,21 +132,21 @@ class Binding:
         return list(map(get_array, self.variables))
 
     def read_apart(self) -> list[Any]:
-        """Return the array of every variable, each in a buffer of its own.
+        """Return the array of every variable, without duplicates.
 
-        Two variables may hold one array (a target network that was just updated, say); it can be
-        given away once only, so the others get a copy.
+        Two variables may hold the same array (for example a target network after an update). It
+        can be donated once only, so the second variable gets a copy.
         """
         leaves = self.read()
-        # One that two variables hold is referred to by both, twice by the list, and by ``map``. To
-        # look for one takes memory of its own, and with it what the call needs out of the caches.
+        # Reference counts find duplicates without allocating memory, which would evict the call's
+        # data from the CPU caches.
         return apart(leaves) if max(map(getrefcount, leaves), default=0) > _ALONE else leaves
 
     def check_held(self) -> None:
-        """Raise when an array was given away by a call that knew another holder of it.
+        """Raise if an array of the modules was donated by another module's step.
 
         Raises:
-            ArgumentError: so it was.
+            ArgumentError: an array was donated.
         """
         for path, array in zip(self.paths, self.read(), strict=True):
             concrete = isinstance(array, jax.Array) and not isinstance(array, Tracer)
@@ -167,8 +167,8 @@ class Binding:
     def update(self, function: Callable[..., tuple[Any, Any]], *arguments: Any) -> Any:
         """Call ``function -> (out, leaves)``, write the leaves, and return ``out``.
 
-        The leaves are written even when Ctrl-C arrives during the call, which has given the old
-        ones away, or before all of them are written.
+        The call donates the old leaves, so the new ones are written even if Ctrl-C arrives during
+        the call or the write.
         """
         results: list[tuple[Any, Any]] = []
         try:
@@ -177,16 +177,16 @@ class Binding:
             if results:
                 try:
                     self.write(results[0][1])
-                except BaseException:  # a signal's; it goes on when all are written
+                except BaseException:  # raised by a signal; re-raised after the write
                     self.write(results[0][1])
                     raise
         return results[0][0]
 
 
 def _inside(value: Any) -> Iterator[Iterable[Any]]:
-    """Yield the items, and theirs, of a value that can change in place; as they are when read.
+    """Yield live views of the items, recursively, of a value that can change in place.
 
-    Not those of a module, which is looked into by itself.
+    Modules are excluded; the graph contains them.
     """
     if isinstance(value, nnx.Pytree):
         return
@@ -205,10 +205,10 @@ def _inside(value: Any) -> Iterator[Iterable[Any]]:
 
 
 def _named(item: Any, leaves: set[int]) -> Any:
-    """Return an item of a list or the like as it takes part in a structure.
+    """Return the part of an item that a structure keeps.
 
-    A structure outlives its modules (``jax.jit`` keeps it), so it must not hold their arrays: of
-    what travels apart from it, or is looked into by itself, only the type is kept.
+    A structure outlives its modules (``jax.jit`` keeps it), so it must not hold their arrays. Only
+    the type is kept of leaves, of modules and of nested containers.
     """
     if isinstance(item, tuple):
         return (type(item), *[_named(part, leaves) for part in item])
@@ -217,7 +217,7 @@ def _named(item: Any, leaves: set[int]) -> Any:
 
 
 def apart(leaves: list[Any]) -> list[Any]:
-    """Return ``leaves`` with a copy in place of every array that stands in it a second time."""
+    """Replace every repeated array in ``leaves`` by a copy, and return ``leaves``."""
     if len(set(map(id, leaves))) != len(leaves):
         seen: set[int] = set()
         for index, leaf in enumerate(leaves):
@@ -228,30 +228,30 @@ def apart(leaves: list[Any]) -> list[Any]:
 
 
 def uninterrupted(results: list[Any], function: Callable[..., Any], arguments: Any) -> None:
-    """Append the result of a call to ``results``, with no moment in between for a Ctrl-C.
+    """Append the result of a call to ``results`` without a chance for Ctrl-C in between.
 
-    Python looks for signals between its own instructions only, and there is none here between the
-    end of the call and the list's growth.
+    Python handles signals between bytecode instructions only, and here there is none between the
+    end of the call and the append.
     """
     results.extend(map(function, *((argument,) for argument in arguments)))
 
 
 def is_module(value: Any) -> bool:
-    """Tell whether ``value`` is a module, an optimizer or a metric: an object with variables."""
+    """Return whether ``value`` is a module, an optimizer or a metric."""
     return isinstance(value, nnx.Pytree)
 
 
 def is_modules(kind: type) -> bool:
-    """Tell whether objects of a class are modules, those of ``flax.linen`` included."""
+    """Return whether objects of a class are modules, including those of ``flax.linen``."""
     of_linen = all(callable(getattr(kind, name, None)) for name in ("init", "apply", "bind"))
     return issubclass(kind, nnx.Pytree) or of_linen
 
 
 def expect_built(value: Any) -> None:
-    """Raise when ``value`` is a class where one of its objects belongs.
+    """Raise if ``value`` is a class instead of an object.
 
     Raises:
-        ArgumentTypeError: it is.
+        ArgumentTypeError: ``value`` is a class.
     """
     if isinstance(value, type):
         name = value.__name__
@@ -259,7 +259,7 @@ def expect_built(value: Any) -> None:
 
 
 def mesh_of(tree: Any) -> jax.sharding.Mesh | None:
-    """Return the mesh of several devices that some array of ``tree`` is laid out on, if any."""
+    """Return the mesh of several devices that an array of ``tree`` is on, or None."""
     for leaf in jax.tree.leaves(tree):
         sharding = getattr(leaf, "sharding", None)
         mesh = getattr(sharding, "mesh", None)
@@ -269,10 +269,10 @@ def mesh_of(tree: Any) -> jax.sharding.Mesh | None:
 
 
 class Bindings:
-    """The bindings that one compiled function has made.
+    """The bindings of one compiled function.
 
-    Each is forgotten when the first of its modules dies: it holds the variables of all of them, and
-    a model that outlives its optimizers must not keep their moments.
+    A binding is dropped when any of its modules is deleted, because it holds the variables of all
+    of them, and a model must not keep the moments of a deleted optimizer alive.
     """
 
     def __init__(self) -> None:
@@ -280,7 +280,7 @@ class Bindings:
         self._structures = Structures()
 
     def of(self, modules: tuple[Any, ...]) -> tuple[Binding, bool]:
-        """Return the binding of ``modules`` and whether it was made just now."""
+        """Return the binding of ``modules`` and whether it is new."""
         if not modules:
             return self._empty, False
         key = tuple(map(id, modules))
@@ -293,7 +293,7 @@ class Bindings:
         return binding, True
 
     def _forgetting(self, key: tuple[int, ...]) -> Callable[[Any], None]:
-        """Return what drops an entry, and holds nothing of this object."""
+        """Return a callback that drops an entry and holds no reference to this object."""
         own = weakref.ref(self)
 
         def forget(_: Any) -> None:

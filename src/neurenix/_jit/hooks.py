@@ -1,13 +1,12 @@
-"""A hook at the first training step, for tools that want the step and not the training.
+"""Hooks that report the first training step and the first call of a compiled function.
 
-Owns one slot for each of two moments: the first step of ``Trainer.fit``, and the first call of a
-function by ``nx.jit`` or ``strategy.run``. ``neurenix preflight script.py`` fills them; whoever
-trains calls them. This module decides nothing and knows nobody.
+There is one listener for the first step of ``Trainer.fit`` and one for the first call of a function
+by ``nx.jit`` or ``strategy.run``. ``neurenix preflight script.py`` sets them.
 
-    >>> from neurenix._jit import intercept
-    >>> def told(trainer, batch, steps, whole_calls): print(steps)
-    >>> with intercept.listening(on_first_step=told):
-    ...     intercept.first_step(None, (), 8, whole_calls=True)
+    >>> from neurenix._jit import hooks
+    >>> def listener(trainer, batch, steps, whole_calls): print(steps)
+    >>> with hooks.listening(on_first_step=listener):
+    ...     hooks.first_step(None, (), 8, whole_calls=True)
     8
 """
 
@@ -24,9 +23,9 @@ on_first_call: Callable[[Callable[..., Any], tuple[Any, ...]], None] | None = No
 
 
 class StopScript(BaseException):
-    """Raised out of the user's script once its first step has been seen.
+    """Raised to end the user's script after its first step.
 
-    Not an ``Exception``: a script that catches those must not catch this.
+    Not an ``Exception``, so that a script's ``except Exception`` does not catch it.
     """
 
 
@@ -35,7 +34,7 @@ def listening(
     on_first_step: FirstStep | None = None,
     on_first_call: Callable[[Callable[..., Any], tuple[Any, ...]], None] | None = None,
 ) -> Iterator[None]:
-    """Fill the slots inside a ``with`` block and empty them after it."""
+    """Set the listeners inside a ``with`` block."""
     module = globals()
     before = module["on_first_step"], module["on_first_call"]
     module["on_first_step"], module["on_first_call"] = on_first_step, on_first_call
@@ -48,19 +47,19 @@ def listening(
 def first_step(
     trainer: Any, batch: tuple[Any, ...], steps_per_epoch: int | None, *, whole_calls: bool
 ) -> None:
-    """Tell the listener, if any, of a trainer about to take its first step.
+    """Call the listener, if any, before a trainer's first step.
 
     Args:
         trainer: the trainer.
-        batch: shapes of inputs, targets and, where the step takes them, weights.
-        steps_per_epoch: steps of an epoch, where that is known.
-        whole_calls: whether every compiled call makes all steps that it can make.
+        batch: shapes of inputs, targets and, if the step takes them, weights.
+        steps_per_epoch: None if unknown.
+        whole_calls: whether every compiled call runs ``steps_per_execution`` steps.
     """
     if on_first_step is not None:
         on_first_step(trainer, batch, steps_per_epoch, whole_calls)
 
 
 def first_call(function: Callable[..., Any], args: tuple[Any, ...]) -> None:
-    """Tell the listener, if any, of a compiled function's first call with ``args``."""
+    """Call the listener, if any, before a compiled function's first call with ``args``."""
     if on_first_call is not None:
         on_first_call(function, args)

@@ -1,7 +1,6 @@
-"""Calls of a training loop of PyTorch inside of a compiled function, and what they are here.
+"""Explain the errors of a PyTorch training loop inside a compiled function.
 
-Owns telling them by JAX's errors about traced values. Outside of a compiled function the optimizer
-says it itself (``neurenix.train.optimizer``).
+Outside a compiled function the optimizer raises them (``neurenix.train.optimizer``).
 """
 
 from __future__ import annotations
@@ -18,14 +17,14 @@ _GRADIENTS = ("backward", "grad", "requires_grad_")
 
 
 def refuse_pytorchs(error: Exception, name: str) -> None:
-    """Raise where the error is of ``optimizer.step()`` or ``loss.backward()``.
+    """Raise if the error was caused by ``optimizer.step()`` or ``loss.backward()``.
 
     Args:
-        error: JAX's.
+        error: raised by JAX.
         name: of the compiled function.
 
     Raises:
-        ArgumentTypeError: so it is; the message has the calls to make.
+        ArgumentTypeError: the error has that cause; the message says what to call instead.
 
     Example:
         >>> refuse_pytorchs(TypeError("another"), "step")

@@ -1,7 +1,4 @@
-"""Random keys among arrays, as the numbers that files and compiled programs take.
-
-Owns the way there and back. It does not own where random numbers come from (``neurenix.random``).
-"""
+"""Convert typed random keys to plain integer arrays and back, for files and compiled programs."""
 
 from __future__ import annotations
 
@@ -12,7 +9,7 @@ import jax.numpy as jnp
 
 
 def is_key(leaf: Any) -> bool:
-    """Whether an array, or the description of one, is of typed random keys.
+    """Return whether an array or a shape has the dtype of typed random keys.
 
     Example:
         >>> is_key(jax.random.key(0)), is_key(jax.random.PRNGKey(0))
@@ -22,7 +19,7 @@ def is_key(leaf: Any) -> bool:
 
 
 def numbers_of(leaf: Any) -> Any:
-    """Return the numbers of random keys, and another array as it is.
+    """Return the data of random keys; any other array is returned unchanged.
 
     Example:
         >>> numbers_of(jax.random.key(7)).tolist(), numbers_of(jnp.ones(2)).tolist()
@@ -32,7 +29,7 @@ def numbers_of(leaf: Any) -> Any:
 
 
 def like(leaf: Any, numbers: Any) -> Any:
-    """Return ``numbers`` as random keys of the kind that ``leaf`` is, or as they are if it is none.
+    """Return ``numbers`` as random keys if ``leaf`` holds keys, else unchanged.
 
     Example:
         >>> key = jax.random.key(7)

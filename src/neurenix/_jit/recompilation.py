@@ -1,7 +1,4 @@
-"""Watch a compiled function and say which argument makes it compile again and again.
-
-Owns the wording and the counting. It compiles nothing.
-"""
+"""Count the compilations of a function and report the argument that causes them."""
 
 from __future__ import annotations
 
@@ -16,11 +13,11 @@ from neurenix._jit.static_keys import exact_key
 from neurenix._nnx import nnx
 
 FIRST_REPORT = 5
-_LONGEST = 60  # characters of a value that is shown
+_LONGEST = 60  # characters of a shown value
 
 
 class Fixed:
-    """A static argument among those that are described, by its value."""
+    """A static argument, compared by value."""
 
     def __init__(self, value: Any) -> None:
         self.value = value
@@ -32,13 +29,13 @@ class Fixed:
 
 
 class RecompilationWarning(UserWarning):
-    """A function has been compiled many times, because an argument changes at every call."""
+    """A function was compiled many times because an argument changes at every call."""
 
 
 class RecompilationWatch:
-    """Counts the programs that one function was compiled to and reports what changed.
+    """Counts the compilations of one function and reports which argument changed.
 
-    The report comes at the fifth program and at each doubling after it.
+    Warns at the fifth compilation and each time the count doubles.
 
     Example:
         >>> watch = RecompilationWatch("train_step")
@@ -55,7 +52,7 @@ class RecompilationWatch:
         self._next_report = FIRST_REPORT
 
     def compiled(self, arguments: Any) -> None:
-        """Note one more compilation, with the arguments (any tree) that caused it."""
+        """Record a compilation and the arguments (any tree) that caused it."""
         self.count += 1
         found = _rows(arguments)
         for path, (key, text) in found.items():
@@ -69,10 +66,10 @@ class RecompilationWatch:
             warnings.warn(self.report(line), RecompilationWarning, stacklevel=level)
 
     def report(self, line: str) -> str:
-        """Return what was compiled how often, which argument changed, and what to do.
+        """Return the warning: how often, which argument changed, and what to do.
 
         Args:
-            line: of the user's, which called it last.
+            line: the user's line of the last call.
         """
         text = f"{self.name} has been compiled {self.count} times, lately at {line}. "
         if not self._changes:
@@ -91,7 +88,7 @@ class RecompilationWatch:
 
 
 class AnewWatch:
-    """Counts functions of one code of which each was called once, as a lambda in a loop is.
+    """Counts functions with the same code that are called once each, as a lambda in a loop.
 
     Example:
         >>> watch = AnewWatch()
@@ -102,14 +99,14 @@ class AnewWatch:
         self._watches: dict[Any, RecompilationWatch] = {}
 
     def first_call(self, function: Any) -> None:
-        """Note a function that is compiled for its first call."""
+        """Record the first call of a function."""
         code = getattr(function, "__code__", None)
         if code is not None:
             watch = self._watches.setdefault(code, RecompilationWatch(function.__name__))
             watch.compiled({})
 
     def next_call(self, function: Any) -> None:
-        """Note that a function is called again: it is not made for each call."""
+        """Record a later call: the function is not made anew for each call."""
         self._watches.pop(getattr(function, "__code__", None), None)
 
 
@@ -124,7 +121,7 @@ def describe(tree: Any) -> dict[str, str]:
 
 
 def parts_of(module: Any) -> dict[str, Any]:
-    """Return what a module is compiled for: arrays and static attributes by their paths.
+    """Return the shapes of a module's arrays and its static attributes, by path.
 
     Example:
         >>> parts = parts_of(nnx.Linear(2, 3, rngs=nnx.Rngs(0)))
@@ -151,7 +148,7 @@ def _is_looked_into(value: Any) -> bool:
 
 
 def _rows(tree: Any) -> dict[str, tuple[Any, str]]:
-    """Return path → what it is compared by, and its text."""
+    """Return path → (comparison key, text)."""
     rows = {}
     for path, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]:
         if isinstance(leaf, Fixed):

@@ -1,7 +1,6 @@
-"""The arguments of a compiled function by their names: which are static, and what is wrong.
+"""The arguments of a compiled function by name: static arguments, and errors that name them.
 
-JAX speaks of ``rest[2]``; users gave ``mode``. Owns static arguments and these errors. It compiles
-nothing.
+JAX's errors name an argument ``rest[2]``; these name the user's parameter.
 """
 
 from __future__ import annotations
@@ -37,24 +36,24 @@ NEEDS_VALUES = (
     jax.errors.TracerBoolConversionError,
     jax.errors.NonConcreteBooleanIndexError,
 )
-"""What JAX raises where traced code asks for the numbers of an array."""
+"""JAX's errors for traced code that needs the values of an array."""
 _TRACED = re.compile(r"\b(?:rest|leaves)((?:\[[^\]]+\]|\.\w+)+)")
 
 
 @dataclass(frozen=True)
 class Static:
-    """Which arguments are part of the program, as ``jax.jit`` says it.
+    """Static arguments, as for ``jax.jit``.
 
     Attributes:
         static_argnums: positions, from 0.
-        static_argnames: names; one parameter may be among both.
+        static_argnames: names; a parameter may be in both.
     """
 
     static_argnums: tuple[int, ...] = ()
     static_argnames: tuple[str, ...] = ()
 
     def places(self, num_args: int, named: Iterable[str]) -> tuple[int, ...]:
-        """Return which of a call's arguments, those by position first, are static."""
+        """Return the indices of a call's static arguments, positional arguments first."""
         first = [place for place in self.static_argnums if place < num_args]
         rest = [num_args + i for i, name in enumerate(named) if name in self.static_argnames]
         return (*first, *rest)
@@ -67,13 +66,13 @@ def static_of(
     *,
     skipped: int = 0,
 ) -> Static:
-    """Return the static arguments of ``function``, whether they are given by place or by name.
+    """Return the static arguments of ``function``, both by position and by name.
 
     Args:
-        function: what is compiled.
+        function: the function to compile.
         names: of parameters.
-        numbers: positions among its arguments, negative ones from the last.
-        skipped: first parameters that the caller does not count.
+        numbers: positions; negative numbers count from the last.
+        skipped: number of leading parameters that positions do not count.
 
     Raises:
         ArgumentError: ``function`` has no such parameter.
@@ -105,7 +104,7 @@ def static_of(
 
 
 def labels(function: Callable[..., Any], num_args: int, named: Iterable[str]) -> list[str]:
-    """Return the parameter of each argument, or ``argument 2`` where the function does not tell.
+    """Return the parameter name of each argument, or ``argument 2`` if it has none.
 
     Example:
         >>> labels(lambda x, *rest, size: x, 2, ["size"])
@@ -113,17 +112,17 @@ def labels(function: Callable[..., Any], num_args: int, named: Iterable[str]) ->
     """
     try:
         parameters = inspect.signature(function).parameters.values()
-    except (TypeError, ValueError):  # of a function that is not written in Python
+    except (TypeError, ValueError):  # not written in Python
         parameters = ()
     known = [one.name for one in parameters if one.kind in _POSITIONAL][:num_args]
     return [*known, *(f"argument {i}" for i in range(len(known), num_args)), *named]
 
 
 def check_static(name: str, label: str, value: Any) -> None:
-    """Check that a static argument can be one.
+    """Check that a static argument is hashable.
 
     Raises:
-        ArgumentTypeError: it cannot be compared with that of the next call.
+        ArgumentTypeError: it is not.
     """
     try:
         hash(value)
@@ -136,10 +135,10 @@ def check_static(name: str, label: str, value: Any) -> None:
 
 
 def refuse_hidden_modules(name: str, values: Any) -> None:
-    """Refuse modules inside of containers: their updates would be lost.
+    """Raise if a container holds a module, whose updates would be lost.
 
     Raises:
-        ArgumentTypeError: there is one.
+        ArgumentTypeError: a container holds a module.
     """
     if any(map(is_module, jax.tree.leaves(values, is_leaf=is_module))):
         raise ArgumentTypeError(
@@ -155,18 +154,18 @@ def explain(
     values: Sequence[Any],
     way_out: Callable[[str], str],
 ) -> None:
-    """Say in the user's words what an argument did in a call that failed with ``error``.
+    """Raise an error that names the argument that made a call fail.
 
     Args:
-        error: JAX's; when it is about an array, a note is added to it.
+        error: raised by JAX; if it is about an array, a note is added to it.
         name: of the function.
-        called: the parameter of each argument.
-        values: the arguments, in the order in which they were traced.
-        way_out: from a parameter to how its value can be fixed.
+        called: the parameter name of each argument.
+        values: the arguments, in traced order.
+        way_out: returns how to make a parameter static.
 
     Raises:
-        ArgumentTypeError: an argument is no array, or the value of an array or of a Python number
-            was needed; or it is a call of PyTorch's training loop.
+        ArgumentTypeError: an argument cannot be traced, the value of a traced array or number is
+            needed, or the function calls PyTorch's training loop.
     """
     if isinstance(error, NeurenixError):
         return
@@ -209,16 +208,16 @@ def explain(
 def explain_devices(
     error: Exception, name: str, called: Sequence[str], values: Sequence[Any]
 ) -> None:
-    """Raise in the user's words when a call failed because its arguments lie apart.
+    """Raise an error that names the arguments on different devices, if these made a call fail.
 
     Args:
-        error: JAX's.
+        error: raised by JAX.
         name: of the function.
-        called: the parameter of each argument.
+        called: the parameter name of each argument.
         values: the arguments, or for a module its arrays.
 
     Raises:
-        DeviceError: arguments were put on different devices.
+        DeviceError: arguments are on different devices.
     """
     if "incompatible devices" not in str(error):
         return
@@ -248,7 +247,7 @@ def _can_be_traced(leaf: Any) -> bool:
 
 
 def of_other_library(value: Any) -> str | None:
-    """Return the library of a tensor that JAX does not take and that has a ``numpy()``, or None."""
+    """Return the library of a TensorFlow or PyTorch tensor, or None."""
     return library_of(value, ("tensorflow", "torch")) if hasattr(value, "numpy") else None
 
 

@@ -1,7 +1,7 @@
-"""What an argument of a compiled function holds that is no array: part of the program, by value.
+"""Static values among the arguments of a compiled function, compared by value.
 
-Owns which values those are (a loss, any other function, a string, an enum, a dtype, a dataclass of
-such) and taking them out of the arrays and putting them back. It compiles nothing.
+Owns which values are static (functions such as a loss, strings, enums, dtypes, dataclasses of
+these), and splitting them from the arrays and merging them again.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _MOST_READ = 64
 
 
 class Constant:
-    """A value that is part of a program; equal to those of its type that compute the same."""
+    """A static value, equal to other static values that compute the same."""
 
     __slots__ = ("_hash", "_key", "value")
 
@@ -47,7 +47,10 @@ class Constant:
 
 
 class Constants:
-    """The constants of one compiled function: a function is read once, an object at every call."""
+    """The static values of one compiled function.
+
+    The key of a function is computed once, that of any other object at every call.
+    """
 
     def __init__(self) -> None:
         self._read: dict[int, Constant] = {}
@@ -57,7 +60,7 @@ class Constants:
         """Return the constant of a value.
 
         Raises:
-            ArgumentError: it is a function that uses a module without being given it.
+            ArgumentError: it is a function that captures a module.
         """
         known = self._read.get(id(value))
         if known is not None and known.value is value:
@@ -81,14 +84,14 @@ def _bounded(held: dict[int, Constant] | set[Constant]) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class Taken:
-    """The constants among the leaves of a tree: where they stand, and what they are."""
+    """The constants among the leaves of a tree, with their positions."""
 
     treedef: Any
     places: tuple[int, ...]
     constants: tuple[Constant, ...]
 
     def back(self, leaves: Iterable[Any]) -> Any:
-        """Return the tree with ``leaves`` in it, in the order of those that are no constants."""
+        """Return the tree from its other leaves, in order."""
         whole = [*leaves]
         for place, constant in zip(self.places, self.constants, strict=True):
             whole.insert(place, constant.value)
@@ -96,10 +99,10 @@ class Taken:
 
 
 def apart(leaves: list[Any], treedef: Any, known: Constants) -> tuple[list[Any], Taken]:
-    """Return the leaves of a tree that are no constants, and those that are.
+    """Split the leaves of a tree into arrays and constants.
 
     Raises:
-        ArgumentError: one of them uses a module without being given it.
+        ArgumentError: a constant captures a module.
 
     Example:
         >>> leaves, treedef = jax.tree.flatten([1.0, {"mode": "fast"}])
@@ -116,10 +119,10 @@ def apart(leaves: list[Any], treedef: Any, known: Constants) -> tuple[list[Any],
 
 
 def without_constants(tree: Any, known: Constants) -> tuple[Any, Taken | None]:
-    """Return a tree with None in the place of its constants, and those; None where it has none.
+    """Return a tree with its constants replaced by None, and these, or None if it has none.
 
     Raises:
-        ArgumentError: as ``apart``.
+        ArgumentError: a constant captures a module.
     """
     leaves, treedef = jax.tree.flatten(tree)
     _, taken = apart(leaves, treedef, known)
@@ -136,7 +139,7 @@ def _is_traced(kind: type) -> bool:
 
 
 def is_constant(value: Any) -> bool:
-    """Tell whether a leaf of the arguments is part of the program rather than traced.
+    """Return whether a leaf of the arguments is static, not traced.
 
     Example:
         >>> [is_constant(value) for value in (len, "mean", 2.0, np.ones(2))]
@@ -158,11 +161,11 @@ def is_constant(value: Any) -> bool:
 
 
 def described(value: Any, kept: Any) -> Any:
-    """Return an argument as ``RecompilationWatch`` takes it: what it is compiled for, by paths.
+    """Return the description of an argument for ``RecompilationWatch``.
 
     Args:
         value: the argument.
-        kept: the same without modules.
+        kept: the argument without modules.
     """
     if is_module(value):
         return parts_of(value)

@@ -1,8 +1,7 @@
-"""The kind of device that a function is traced for, where that is not one of this process's.
+"""The kind of device that a function is traced for, when the process has other devices.
 
-Owns that one word of the trace: the compiler sets it, and layers that have a kernel for some kinds
-read it. A mesh says it too (``AbstractMesh.abstract_device``), but inside ``shard_map`` over a mesh
-of real devices that one is theirs.
+The compiler sets it, and layers with a kernel for some kinds read it. ``AbstractMesh`` has a device
+kind, too (``abstract_device``), but inside ``shard_map`` it is that of the real mesh.
 """
 
 from __future__ import annotations
@@ -15,10 +14,10 @@ _KIND = jax.make_user_context(None)  # part of the keys of JAX's caches of trace
 
 
 def tracing_for(kind: str) -> AbstractContextManager[None]:
-    """Say, while entered, that what is traced is for devices of a kind.
+    """Set the device kind of traced functions inside a ``with`` block.
 
     Args:
-        kind: as JAX names it, such as ``"TPU v5 lite"``; empty for what the process has.
+        kind: JAX's name, such as ``"TPU v5 lite"``; empty for the devices of the process.
 
     Example:
         >>> with tracing_for("TPU v5 lite"):
@@ -29,7 +28,7 @@ def tracing_for(kind: str) -> AbstractContextManager[None]:
 
 
 def traced_kind() -> str | None:
-    """Return the kind of device that is traced for, where it is known.
+    """Return the device kind that is traced for, or None if unknown.
 
     Example:
         >>> traced_kind() is None

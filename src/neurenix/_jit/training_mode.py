@@ -1,16 +1,15 @@
-"""Training or evaluation: the mode of a module, and the arguments of its call that say it.
+"""The mode of a module, training or evaluation, and the call arguments that set it.
 
-Owns the names of such arguments, how one that is left out is given, and what a call that is given
-one tells the calls inside of it. It does not own ``train()`` and ``eval()`` (``neurenix.nn``).
+Does not own ``train()`` and ``eval()`` (``neurenix.nn``).
 
 The mode of a call is the first of these that is known:
 
-1. the argument itself, when it is given and not None;
-2. the argument of the call around it that was given one (as in Keras);
-3. what ``train()`` or ``eval()`` has set; ``fit`` sets training, ``evaluate`` and ``predict`` set
-   evaluation.
+1. the argument of the call, if it is not None;
+2. the argument of the enclosing call (as in Keras);
+3. the mode that ``train()`` or ``eval()`` set; ``fit`` sets training, ``evaluate`` and ``predict``
+   set evaluation.
 
-Where none is known an argument keeps its default, as in a direct call of a new module.
+If none is known, an argument keeps its default, as in a direct call of a new module.
 """
 
 from __future__ import annotations
@@ -27,16 +26,16 @@ import numpy as np
 from neurenix._core.errors import ArgumentTypeError
 from neurenix._nnx import nnx
 
-# Each argument that says the mode, and its value in training.
+# Arguments that set the mode, and their values in training.
 _IN_TRAINING = {"training": True, "train": True, "deterministic": False}
-MARK = "_training"  # the attribute of a module of ours that train() and eval() set or remove
-FROZEN = "_frozen"  # the attribute of layers that were frozen
+MARK = "_training"  # attribute of a Module that train() and eval() set or remove
+FROZEN = "_frozen"  # attribute of frozen layers
 _TOLD = jax.make_user_context(None)  # part of the keys of JAX's caches of traced functions
 
 
 @contextmanager
 def _telling(module: nnx.Module, training: bool | None) -> Iterator[None]:
-    """Tell the calls inside of one of ``module`` the mode that it was given."""
+    """Set the mode of nested calls to that of a call of ``module``."""
     known = vars(module).get(MARK) if _TOLD.value is None else _TOLD.value
     if training is None or training is known:
         yield
@@ -46,16 +45,16 @@ def _telling(module: nnx.Module, training: bool | None) -> Iterator[None]:
 
 
 def mode_of(module: Any) -> bool | None:
-    """Return whether a module trains, or None where nobody has said."""
+    """Return whether a module is in training mode, or None if unknown."""
     return vars(module).get(MARK) if _TOLD.value is None else _TOLD.value
 
 
 def evaluates(layer: Any, own: bool | None) -> bool:
-    """Return whether a layer computes as in evaluation.
+    """Return whether a layer is in evaluation mode.
 
     Args:
-        layer: any layer; a frozen one does so whatever a call is told.
-        own: what ``train()`` and ``eval()`` have set.
+        layer: any layer; a frozen one ignores the mode of the enclosing call.
+        own: the mode set by ``train()`` and ``eval()``.
     """
     if _TOLD.value is None or FROZEN in vars(layer):
         return bool(own)
@@ -63,13 +62,13 @@ def evaluates(layer: Any, own: bool | None) -> bool:
 
 
 def set_mode(module: nnx.Module, *, training: bool) -> None:
-    """Set the mode of ``module``, and of every module inside of it, that keeps one.
+    """Set the mode of ``module`` and of every module inside it.
 
-    A module whose call takes an argument for the mode knows three states, any other module two: a
-    new one is in training, and one compiled program serves it before and after ``eval()``.
+    For a module whose call takes a mode argument, an unset mode differs from training. For any
+    other module they are the same, so that one compiled program serves both.
     """
     for _, node in nnx.iter_graph(module):
-        if not hasattr(type(node), MARK):  # of another library, or no module
+        if not hasattr(type(node), MARK):  # another library's, or not a module
             continue
         if not training or getattr(type(node).__call__, "takes_mode", False):
             object.__setattr__(node, MARK, training)
@@ -78,7 +77,7 @@ def set_mode(module: nnx.Module, *, training: bool) -> None:
 
 
 def arguments_of_mode(parameters: Iterable[inspect.Parameter]) -> tuple[str, ...]:
-    """Return which parameters say the mode: those of such a name that are no inputs.
+    """Return the names of the parameters that set the mode.
 
     Args:
         parameters: of a call, without ``self``.
@@ -94,13 +93,13 @@ def arguments_of_mode(parameters: Iterable[inspect.Parameter]) -> tuple[str, ...
         for index, one in enumerate(parameters)
         if one.name in _IN_TRAINING
         and one.kind in by_name
-        and (index > 0 or one.kind is one.KEYWORD_ONLY)  # the first one is the input
+        and (index > 0 or one.kind is one.KEYWORD_ONLY)  # the first parameter is the input
         and (one.default is one.empty or one.default is None or isinstance(one.default, bool))
     )
 
 
 def inputs_only(signature: inspect.Signature) -> inspect.Signature:
-    """Return the signature of a bound call without the arguments that say the mode.
+    """Return the signature of a bound call without the parameters that set the mode.
 
     Example:
         >>> print(inputs_only(inspect.signature(lambda x, training, mask=None: x)))
@@ -112,20 +111,20 @@ def inputs_only(signature: inspect.Signature) -> inspect.Signature:
 
 
 def give_mode(arguments: inspect.BoundArguments, names: Iterable[str], training: bool) -> None:
-    """Give a call its mode in those arguments called ``names`` that are left out, or None."""
+    """Set the mode arguments ``names`` of a call that are missing or None."""
     for name in names:
         if arguments.arguments.get(name) is None:
             arguments.arguments[name] = _IN_TRAINING[name] is training
 
 
 def following_mode(call: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the ``__call__`` of a module that is given its mode where a call leaves it out.
+    """Return a module's ``__call__`` with missing mode arguments filled in.
 
-    Every such ``__call__`` takes ``training=``, as in Keras: where it has no such parameter, the
-    layers that it calls compute in that mode.
+    The result accepts ``training=``, as in Keras. If ``call`` has no such parameter, the mode
+    applies to the layers that it calls.
 
     Raises:
-        ArgumentTypeError: when called: ``training`` is not True, False or None.
+        ArgumentTypeError: when called, if ``training`` is not True, False or None.
     """
     try:
         parameters = [*inspect.signature(call).parameters.values()][1:]

@@ -1,9 +1,4 @@
-"""Losses and metrics of other libraries, where one of ours is expected.
-
-Owns telling them from functions of JAX, functions that take predictions first among these, and what
-is said of them. It does not own the tables of
-names (``neurenix.losses``, ``neurenix.metrics``).
-"""
+"""Reject losses and metrics of other libraries, and functions that take predictions first."""
 
 from __future__ import annotations
 
@@ -16,9 +11,9 @@ from neurenix._core.errors import ArgumentTypeError
 from neurenix._core.libraries import library_of
 
 _LIBRARIES = frozenset("keras tf_keras tensorflow torch torchmetrics torcheval sklearn".split())
-# Their functions are of operations that have a form for JAX's arrays too.
+# Their functions accept JAX arrays.
 _ALSO_OF_JAX = frozenset({"keras"})
-# What optax, PyTorch, scikit-learn and people call the targets.
+# Names of the targets in optax, PyTorch, scikit-learn and users' code.
 _TARGETS = frozenset(
     "y_true true label labels target targets log_targets ground_truth onehot one_hot".split()
 )
@@ -26,18 +21,18 @@ _PREFIXES = ("", "Binary", "Multiclass", "Multilabel")
 
 
 def refuse_foreign(what: str, value: Any, ours: Iterable[str]) -> None:
-    """Raise when ``value`` is an object, a class or a function of another library.
+    """Raise if ``value`` is an object, a class or a function of another library.
 
-    Called as a function, a metric of Keras would give the value of its sums so far, and one of
-    PyTorch takes predictions first.
+    Called as a function, a Keras metric returns its accumulated value, and a PyTorch metric takes
+    predictions first.
 
     Args:
-        what: what is expected, ``"loss"`` or ``"metric"``.
-        value: what was given.
-        ours: names of the classes of ``neurenix.losses`` or ``neurenix.metrics``.
+        what: ``"loss"`` or ``"metric"``.
+        value: the argument.
+        ours: class names of ``neurenix.losses`` or ``neurenix.metrics``.
 
     Raises:
-        ArgumentTypeError: so it is; the message names the class of ours, if there is one.
+        ArgumentTypeError: ``value`` is another library's; the message names the equivalent class.
     """
     while isinstance(value, functools.partial):
         value = value.func
@@ -58,23 +53,23 @@ def refuse_foreign(what: str, value: Any, ours: Iterable[str]) -> None:
 
 
 def refuse_predictions_first(what: str, function: Any) -> None:
-    """Raise when a function's own names say that it takes predictions first, as those of optax do.
+    """Raise if a function's parameter names show that it takes predictions first, as in optax.
 
-    Called with targets first it would compute something else, and say nothing.
+    With targets first it would silently compute something else.
 
     Args:
-        what: what is expected, ``"loss"`` or ``"metric"``.
-        function: what was given.
+        what: ``"loss"`` or ``"metric"``.
+        function: the argument.
 
     Raises:
-        ArgumentTypeError: so it is; the message holds the function to write.
+        ArgumentTypeError: predictions come first; the message shows the function to write.
 
     Example:
         >>> refuse_predictions_first("loss", lambda labels, logits: labels - logits)
     """
     try:
         names = [p.name for p in inspect.signature(function).parameters.values() if _is_place(p)]
-    except (TypeError, ValueError):  # of a function that is not written in Python
+    except (TypeError, ValueError):  # not written in Python
         return
     first, second = (*names, "", "")[:2]
     if second not in _TARGETS or first in _TARGETS:
@@ -91,7 +86,7 @@ def _is_place(parameter: inspect.Parameter) -> bool:
 
 
 def is_of_library(module: str) -> bool:
-    """Tell whether a module is of a library whose losses and metrics are refused by name.
+    """Return whether a module belongs to a library whose losses and metrics are rejected.
 
     Example:
         >>> is_of_library("keras.src.metrics"), is_of_library("my.metrics")

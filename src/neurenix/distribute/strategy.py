@@ -299,10 +299,10 @@ class Strategy(OptionsExplained):
         """Return a dataset of ``PerReplica`` batches.
 
         Args:
-            function: takes an ``InputContext`` and returns a dataset of *per-replica* batches, which
-                replicas take in turn. Their number must be a multiple of the number of replicas:
-                otherwise iterating raises DataError. (``tf.distribute`` yields empty batches, which
-                a compiled program cannot take.)
+            function: takes an ``InputContext`` and returns a dataset of *per-replica* batches, of
+                which each replica takes the next one in turn. The dataset repeats, or its length is
+                a multiple of the number of replicas; otherwise iterating raises DataError.
+                (``tf.distribute`` yields empty batches, which a compiled program cannot take.)
         """
         context = InputContext(jax.process_count(), jax.process_index(), self.num_replicas_in_sync)
         return PerReplicaDataset(function(context), self)
