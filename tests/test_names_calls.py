@@ -119,7 +119,7 @@ METHODS = {
     "lr": ("compile", r"nx.optim.Adam\(learning_rate\)"),
     "strict": ("load", "every name and shape must fit.*saved.backbone"),
     "map_location": ("load", "not needed"),
-    "overwrite": ("save", "replaced at once"),
+    "overwrite": ("save", "existing file is replaced"),
     "include_optimizer": ("save", r"model.trainer.save\(path\)"),
     "non_blocking": ("to", "not needed"),
 }
@@ -181,7 +181,7 @@ def test_a_trainer_is_told_where_how_a_step_is_built_is_said(name) -> None:
     ("name", "said"),
     [
         ("donate_argnums", r"donate, which is True.*jax.jit\(function, donate_argnums=…\)"),
-        ("in_shardings", "results lie where"),
+        ("in_shardings", "placed like the arrays"),
         ("input_signature", "the first call says it"),
         ("static_argname", "Did you mean 'static_argnames'"),
     ],

@@ -1,8 +1,8 @@
-"""Modules as flat lists of arrays, so that a compiled call pays no walk over the module graph.
+"""Modules as flat lists of arrays, so that a compiled call does not walk the module graph.
 
-``nnx.jit`` walks every module at every call. A :class:`Binding` walks once: it remembers the
-variables, reads and writes their arrays at C speed, and checks cheaply that the structure is the
-one it saw. It owns no compilation and no placement.
+``nnx.jit`` walks every module at every call. A :class:`Binding` walks once: it keeps the variables,
+reads and writes their arrays at C speed, and checks that the structure is unchanged. Does not
+compile or place arrays.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""What names of Keras, PyTorch, TensorFlow, NumPy and JAX are here: hints for near misses."""
+"""Names of Keras, PyTorch, TensorFlow, NumPy and JAX, and their equivalents here, for errors."""

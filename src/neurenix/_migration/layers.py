@@ -1,7 +1,7 @@
-"""What Keras, PyTorch and Flax call layers, their options and arguments, and models' methods.
+"""Names of layers, options, arguments and methods in Keras, PyTorch and Flax, and names here.
 
-Owns these tables, from which a name that is not there is explained. Names that differ in case
-or underscores only need no entry, nor do those that nothing here corresponds to.
+Errors about unknown names use these tables. Names that differ only in case or underscores, or that
+have no equivalent here, need no entry.
 """
 
 from __future__ import annotations
@@ -110,14 +110,14 @@ METHODS = {
 }
 
 _ALL_FIT = (
-    "not to be chosen: every name and shape must fit. For a part, build the model that was saved, "
+    "fixed: every name and shape must fit. For a part, build the model that was saved, "
     "load it, and take its layers: model.backbone = saved.backbone"
 )
 OF_LOAD = {
-    "assign": "not needed: arrays are put where those of the model lie",
+    "assign": "not needed: arrays are placed like those of the model",
     "by_name": _ALL_FIT,
     "filepath": "path",
-    "map_location": "not needed: arrays are put where those of the model lie; model.to(device)",
+    "map_location": "not needed: arrays are placed like those of the model; model.to(device)",
     "skip_mismatch": _ALL_FIT,
     "state_dict": "path, of a file that model.save wrote",
     "strict": _ALL_FIT,
@@ -126,18 +126,18 @@ OF_LOAD = {
 OF_SAVE = {
     "filepath": "path",
     "include_optimizer": "model.trainer.save(path), for weights, optimizer and where training is",
-    "overwrite": "not to be chosen: a file of that name is replaced at once",
-    "save_format": "not to be chosen: it is safetensors",
+    "overwrite": "fixed: an existing file is replaced",
+    "save_format": "fixed: safetensors",
 }
 OF_TO = {
     "copy": "copy.deepcopy(model), before it",
-    "memory_format": "not to be chosen: channels are last",
+    "memory_format": "fixed: channels are last",
     "non_blocking": "not needed: no move waits for the device",
 }
 
 _OF_EACH_LAYER = {
     "activation": "a layer after it, such as nn.ReLU(), or a function such as jax.nn.relu",
-    "data_format": "not to be chosen: channels are last",
+    "data_format": "fixed: channels are last",
     "device": "layer.to(device)",
     "epsilon": "eps",
     "input_shape": "the number of inputs, which comes first",
@@ -166,15 +166,15 @@ _OF_RECURRENCE = {
     "num_layers": "one layer after another",
     "return_sequences": "the first of what a call returns",
     "return_state": "the second of what a call returns",
-    "recurrent_dropout": "not to be had: nn.Dropout between layers",
+    "recurrent_dropout": "not available: nn.Dropout between layers",
     "stateful": "layer(x, state), with the state that the call before returned",
     "time_major": "x.swapaxes(0, 1), since sequences are (N, T, features)",
     "units": "hidden_size",
-    "unroll": "not to be chosen: time is one compiled loop",
+    "unroll": "fixed: time is one compiled loop",
     "zero_output_for_mask": "lengths= of a call, or nx.where(mask[..., None], outputs, 0)",
 }
 _OF_ATTENTION = {
-    "batch_first": "not to be chosen: the batch comes first",
+    "batch_first": "fixed: the batch comes first",
     "d_model": "embed_dim",
     "dropout_rate": "dropout",
     "in_features": "embed_dim",
@@ -217,7 +217,7 @@ _OPTIONS = {
 
 
 def options_of(layer: type) -> dict[str, str]:
-    """Return from options of other libraries to what does the same in a layer of this package.
+    """Return the options of other libraries and their equivalents for a layer.
 
     Example:
         >>> from neurenix import nn
@@ -244,7 +244,7 @@ _OF_EACH_CALL = {
 }
 _STATE = "state, (N, hidden_size), without PyTorch's axis of layers"
 _CALLS_OF_RECURRENCE = {
-    "batch_first": "not to be chosen: sequences are (N, T, features)",
+    "batch_first": "fixed: sequences are (N, T, features)",
     "carry": "state",
     "go_backwards": "reverse=True, when the layer is made",
     "h0": _STATE,
@@ -263,15 +263,15 @@ _CALLS_OF_RECURRENCE = {
     "states": "state",
 }
 _PAIR = "state=(h, c), each (N, hidden_size), without PyTorch's axis of layers"
-_NO_WEIGHTS = "not to be had: a call returns its output alone, since fused kernels keep no weights"
+_NO_WEIGHTS = "not available: a call returns its output alone, since fused kernels keep no weights"
 _CAUSAL = "causal=True, when the layer is made"
-_ALLOWED = "mask, True where a query may look at a key: the opposite of PyTorch's booleans"
+_ALLOWED = "mask, True where a query may attend to a key: the opposite of PyTorch's booleans"
 _CALLS_OF_ATTENTION = {
-    "attention_mask": "mask, booleans (N, T, S), True where a query may look at a key; of tokens "
+    "attention_mask": "mask, booleans (N, T, S), True where a query may attend to a key; of tokens "
     "(N, S), 1 for those that count, key_padding_mask=attention_mask == 0",
     "attn_mask": _ALLOWED,
     "average_attn_weights": _NO_WEIGHTS,
-    "bias": "not to be had: only masks are added to the scores",
+    "bias": "not available: only masks are added to the scores",
     "inputs_k": "key",
     "inputs_q": "query",
     "inputs_v": "value",
@@ -284,8 +284,8 @@ _CALLS_OF_ATTENTION = {
     "use_causal_mask": _CAUSAL,
 }
 OF_DOT_PRODUCT = {
-    "attn_mask": "mask, True where a query may look at a key",
-    "bias": "not to be had: only masks are added to the scores",
+    "attn_mask": "mask, True where a query may attend to a key",
+    "bias": "not available: only masks are added to the scores",
     "dropout_p": "dropout of nn.MultiHeadAttention",
     "enable_gqa": "not needed: the heads of keys may divide those of queries",
     "is_causal": "causal",
@@ -293,7 +293,7 @@ OF_DOT_PRODUCT = {
     "local_window_size": "window",
     "logits_soft_cap": "softcap",
     "q": "query",
-    "scale": "not to be chosen: it is 1 / √D; multiply the queries before",
+    "scale": "fixed: 1 / √D; scale the queries before",
     "v": "value",
 }
 _CALLS = {
@@ -309,7 +309,7 @@ _CALLS = {
 
 
 def arguments_of(layer: type) -> dict[str, str]:
-    """Return from arguments of other libraries' calls to what does the same in a layer's call.
+    """Return the call arguments of other libraries and their equivalents for a layer.
 
     Example:
         >>> from neurenix import nn

@@ -1,13 +1,11 @@
-"""What Keras, PyTorch and optax call what is called otherwise here.
+"""Names of optimizers, schedules, options and methods in Keras, PyTorch and optax, and names here.
 
-Owns tables: names of the package, options of optimizers and of schedules, and what an
-``nx.Optimizer`` in a loop is asked for. Names that differ in case or
-underscores only need no entry, nor do those that nothing here corresponds to.
+Names that differ only in case or underscores, or that have no equivalent here, need no entry.
 """
 
 from __future__ import annotations
 
-# What to write in place of PyTorch's loss.backward() and optimizer.step().
+# The equivalent of PyTorch's loss.backward() and optimizer.step().
 STEP = (
     "optimizer.update(model, gradients), after loss, gradients = "
     "nx.value_and_grad(loss_of)(model); loss_of(model) returns the loss"
@@ -76,7 +74,7 @@ METHODS = {
     f"optimizer.step(): {STEP}",
 }
 
-# What a description is asked for, which has no model nor state.
+# Methods that need the model and state, which an OptimizerSpec does not have.
 METHODS_OF_SPEC = {
     name: "nx.Optimizer(model, optimizer) for a loop of your own. In place of loss.backward() and "
     f"optimizer.step(): {STEP}"

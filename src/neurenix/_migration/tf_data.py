@@ -1,7 +1,4 @@
-"""What a user of ``tf.data`` looks for in a ``Dataset``: functions of several arguments, methods.
-
-Owns how a function of ``map`` is called, and what is said of methods that are not there.
-"""
+"""Methods of ``tf.data.Dataset`` and their equivalents here, and ``map`` with several arguments."""
 
 from __future__ import annotations
 
@@ -34,7 +31,7 @@ _INSTEAD = {
 
 
 def no_attribute(name: str, known: Iterable[str]) -> AttributeError:
-    """Build the error for an attribute that a dataset does not have, with the way to go.
+    """Return the error for a missing attribute of a dataset, with its equivalent.
 
     Example:
         >>> no_attribute("cache", ["map"])
@@ -48,7 +45,7 @@ _OF_DATASETS = {*_INSTEAD, "batch", "map", "repeat", "shard", "shuffle", "skip",
 
 
 def no_stream_attribute(name: str, known: Iterable[str]) -> AttributeError:
-    """Build the error for an attribute that a stream does not have, with the way to go.
+    """Return the error for a missing attribute of a stream, with its equivalent.
 
     Example:
         >>> str(no_stream_attribute("element_specs", ["element_spec"]))
@@ -65,7 +62,7 @@ def no_stream_attribute(name: str, known: Iterable[str]) -> AttributeError:
 
 
 class ToldOfClass(type):
-    """The class of ``Dataset``, for which a class method that is not there names the way too."""
+    """Metaclass of ``Dataset`` that explains missing class methods."""
 
     if not TYPE_CHECKING:  # a type checker would take any attribute for one that exists
 
@@ -74,13 +71,14 @@ class ToldOfClass(type):
 
 
 def of_element(function: Callable[..., Any]) -> Callable[[Any], Any]:
-    """Return ``function`` as one of a whole element.
+    """Return ``function`` as a function of one element.
 
-    One that cannot be called with a single argument gets the parts of a pair or triple as
-    arguments of their own: ``lambda x, y: …``.
+    A function that does not accept a single argument, such as ``lambda x, y: …``, gets the parts of
+    a tuple as separate arguments.
 
     Raises:
-        ArgumentTypeError: ``function`` is none; or, when an element is read, it has other parts.
+        ArgumentTypeError: ``function`` is not callable, or, when called, does not accept the number
+            of parts.
 
     Example:
         >>> of_element(lambda x, y: (y, x))((1, 2)), of_element(lambda both: both[::-1])((1, 2))
@@ -90,7 +88,7 @@ def of_element(function: Callable[..., Any]) -> Callable[[Any], Any]:
         raise ArgumentTypeError(f"map() takes a function, found {function!r}.")
     try:
         signature = inspect.signature(function)
-    except (TypeError, ValueError):  # a builtin that does not say
+    except (TypeError, ValueError):  # a builtin without a signature
         return function
     if _fits(signature, (None,)):
         return function

@@ -1,7 +1,7 @@
-"""What JAX, NumPy, Keras, TensorFlow and PyTorch call what is called otherwise at the top level.
+"""Top-level names of JAX, NumPy, Keras, TensorFlow and PyTorch, and names here.
 
-Owns that table, from which ``nx.<name>`` explains a name that is not there. Names that differ in
-case or underscores only need no entry, nor do those of the packages of ``neurenix``.
+The error of an unknown ``nx.<name>`` uses this table. Names that differ only in case or
+underscores, and names in the packages of ``neurenix``, need no entry.
 """
 
 from __future__ import annotations
@@ -122,7 +122,7 @@ NAMES = {
 
 
 def names() -> dict[str, str]:
-    """Return ``NAMES``, and where the packages of ``neurenix`` have what they have.
+    """Return ``NAMES`` and the names in the packages of ``neurenix``.
 
     Example:
         >>> names()["Linear"], names()["cat"]

@@ -1,7 +1,4 @@
-"""What Keras, PyTorch and JAX call arguments of ``compile``, ``Trainer`` and ``nx.jit``.
-
-Owns these tables, from which an argument that there is not is explained.
-"""
+"""Names of the arguments of ``compile``, ``Trainer`` and ``nx.jit`` in other libraries."""
 
 from __future__ import annotations
 
@@ -47,14 +44,14 @@ _ONLY_MODULES = (
     "donate, which is True by default: the memory of modules' arrays goes to the results. That of "
     "other arrays does not; where it must, jax.jit(function, {0}=…) of a function of arrays"
 )
-_BY_ARRAYS = "not to be chosen: results lie where the arrays of the modules and the inputs lie"
+_BY_ARRAYS = "fixed: results are placed like the arrays of the modules and the inputs"
 OF_JIT = {
-    "backend": "nx.to(model, device), since a function runs where its arrays lie",
-    "compiler_options": "not to be chosen; jax.jit has it",
-    "device": "nx.to(model, device), since a function runs where its arrays lie",
+    "backend": "nx.to(model, device), since a function runs on the device of its arrays",
+    "compiler_options": "not available; jax.jit has it",
+    "device": "nx.to(model, device), since a function runs on the device of its arrays",
     "donate_argnames": _ONLY_MODULES.format("donate_argnames"),
     "donate_argnums": _ONLY_MODULES.format("donate_argnums"),
-    "dynamic": "not there to choose: each shape of the inputs compiles a program of its own",
+    "dynamic": "fixed: each input shape compiles a new program",
     "fullgraph": "not needed: the function is always one program",
     "fun": "function",
     "func": "function",
@@ -63,7 +60,7 @@ OF_JIT = {
     "inline": "not needed",
     "input_signature": "not needed: the first call says it",
     "jit_compile": "not needed: the function is always compiled",
-    "mode": "not to be chosen",
+    "mode": "not available",
     "model": "function",
     "out_shardings": _BY_ARRAYS,
     "reduce_retracing": "static_argnames, and inputs of one shape",
