@@ -198,7 +198,7 @@ def test_what_does_not_fit_is_compiled_once_more_for_its_schedule(monkeypatch, t
         ("INVALID_ARGUMENT: No such compile option: 'foo'", "has no option 'foo'"),
         (
             "INVALID_ARGUMENT: Failed to parse 'abc' into flag xla_tpu_limit_kib:",
-            "'abc' is no value of xla_tpu_limit_kib",
+            "rejects the value 'abc' of xla_tpu_limit_kib",
         ),
     ],
 )
@@ -564,7 +564,7 @@ def test_a_cache_that_cannot_be_written_is_told(tmp_path: Path) -> None:
     blocked.write_text("")
     cache = Cache(blocked / "below")
     cache.store("a", {})
-    assert "could not be kept" in cache.notes[0]
+    assert "could not be cached" in cache.notes[0]
 
 
 def test_the_key_depends_on_everything_that_the_answer_does(monkeypatch) -> None:

@@ -443,12 +443,12 @@ def test_the_work_of_all_groups_is_counted(analyses) -> None:
 
 def test_a_note_is_said_once(analyses) -> None:
     (note,) = analyses["loops"].notes
-    assert "runs as often as the data says" in note
+    assert "depends on data; it counts once" in note
 
 
 def test_what_is_counted_too_low_is_said_to_be(analyses) -> None:
     (note,) = analyses["sorted"].notes
-    assert "no cycles for sort: counted is one pass over the bytes, the least" in note
+    assert "no cycles for sort. It counts as one pass over its bytes, a lower bound" in note
     sorting = sum(o.seconds for o in analyses["sorted"].operations if o.opcode == "sort")
     share = sorting / sum(o.seconds for o in analyses["sorted"].operations)
     assert f"({share:.1%} of the device's time)" in note

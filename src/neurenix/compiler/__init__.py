@@ -1,8 +1,8 @@
-"""The core of preflight: any jittable function, compiled for a TPU slice that is not here.
+"""Compile any jittable function for a TPU slice without TPUs, and analyse the result.
 
-``program`` traces, ``lowering`` brings that into the compiler's language, ``worker`` compiles it in
-a process of its own, ``compile`` runs workers and ``cache`` remembers; ``hlo`` reads
-the result, ``memory``, ``time`` and ``findings`` judge it. ``artefact`` keeps an executable in a
-file. Nothing in here needs a live device but ``loaded``, which runs one; nothing knows of models,
+``program`` traces, ``lowering`` lowers to StableHLO, ``worker`` compiles in a separate process,
+``compile`` runs the workers, and ``cache`` stores their results. ``hlo`` parses the compiled
+program; ``peak_memory``, ``step_time`` and ``findings`` analyse it. ``nxc_format`` writes
+executables to files. Only ``load_compiled`` needs a live device. Nothing here knows models,
 trainers or reports.
 """

@@ -1,7 +1,6 @@
-"""Where arrays lie: specs, meshes of devices that are not here, and what is divided over them.
+"""Describe how arrays are sharded: specs, abstract meshes and the shardings of arguments.
 
-Owns ``spec``, abstract meshes and the placing of arguments. It traces nothing (``program``), and
-the meshes that a user has made are found by ``meshes``.
+It does not trace (``program``); ``meshes`` finds the meshes that a user has built.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ HOST_MEMORIES = ("pinned_host", "unpinned_host")
 
 
 class PartitionedSpec(jax.ShapeDtypeStruct):
-    """A ``jax.ShapeDtypeStruct`` that says how it is divided over a mesh yet unknown."""
+    """A ``jax.ShapeDtypeStruct`` with a partition for a mesh that is not yet known."""
 
     __slots__ = ("partition",)
 
@@ -36,17 +35,16 @@ class PartitionedSpec(jax.ShapeDtypeStruct):
 
 
 class UnplacedSpec(jax.ShapeDtypeStruct):
-    """A ``jax.ShapeDtypeStruct`` of an array that nobody has placed: the compiler may divide it."""
+    """A ``jax.ShapeDtypeStruct`` of an uncommitted array, which the compiler may shard."""
 
     __slots__ = ()
 
 
 def unplaced(leaf: Any) -> Any:
-    """Return the spec of a real array that lies nowhere in particular, and all else as it is.
+    """Return the spec of an uncommitted array; return everything else unchanged.
 
-    ``jax.jit`` leaves the division of such an argument to the compiler where others are laid over
-    devices: of NumPy's arrays, and of those that JAX made without being told where. Random keys
-    and numbers are not divided.
+    ``jax.jit`` lets the compiler shard such arguments if others are sharded: NumPy arrays, and JAX
+    arrays created without a device. Random keys and scalars are not sharded.
 
     Example:
         >>> unplaced(jax.numpy.ones((4, 2)))
@@ -67,19 +65,18 @@ def spec(
     *,
     partition: Sequence[str | tuple[str, ...] | None] | None = None,
 ) -> jax.ShapeDtypeStruct:
-    """Describe an array by shape and dtype, without making it.
+    """Describe an array by shape and dtype, without allocating it.
 
     Args:
-        shape: global sizes.
+        shape: global shape.
         dtype: name or dtype of the elements.
-        partition: for each leading axis the mesh axis that divides it, a tuple of several, or
-            ``None``; left out, the
-            array is whole on every device. Preflight's mesh has one axis, ``"data"``, unless it is
-            told otherwise.
+        partition: for each leading array axis, the mesh axis that shards it, a tuple of mesh axes,
+            or ``None``. By default the array is replicated. The mesh of a preflight has one axis,
+            ``"data"``, unless ``mesh=`` is given.
 
     Raises:
         ShapeError: a size is negative or not an integer.
-        ArgumentTypeError: the dtype is unknown, or the shape or the partition is no sequence.
+        ArgumentTypeError: the dtype is unknown, or the shape or the partition is not a sequence.
 
     Example:
         >>> nx.spec((4096, 128), "bfloat16")
@@ -95,7 +92,7 @@ def spec(
     try:
         resolved = jax.numpy.dtype(dtype)
     except TypeError as error:
-        raise ArgumentTypeError(f"There is no dtype {dtype!r}.") from error
+        raise ArgumentTypeError(f"Unknown dtype {dtype!r}.") from error
     if partition is None:
         return jax.ShapeDtypeStruct(sizes, resolved)
     if isinstance(partition, str) or not isinstance(partition, Iterable):
@@ -118,9 +115,9 @@ def spec(
 def abstract_mesh(
     axes: Mapping[str, int], device_kind: str = "", explicit: Iterable[str] = ()
 ) -> AbstractMesh:
-    """Return a mesh of devices that are only counted, or TPUs of a known kind.
+    """Return a mesh of abstract devices, or of TPUs of a known kind.
 
-    Of the axes in ``explicit`` the types of arrays say whether they divide them.
+    Axes in ``explicit`` have ``AxisType.Explicit``: the types of arrays carry their sharding.
 
     Example:
         >>> abstract_mesh({"data": 8}, "TPU v3").abstract_device.device_kind
@@ -133,20 +130,20 @@ def abstract_mesh(
 
 
 def place(leaf: Any, path: str, mesh: AbstractMesh) -> jax.ShapeDtypeStruct:
-    """Return what is traced for an argument: its shape and type, divided over ``mesh``.
+    """Return the abstract value to trace for an argument, sharded over ``mesh``.
 
-    What lies in the host's memory stays there; an ``UnplacedSpec`` is divided over nothing yet.
+    Arrays in host memory stay there. An ``UnplacedSpec`` gets no sharding.
 
     Raises:
-        ArgumentTypeError: it is neither an array nor a ``spec`` nor a number.
-        ShapeError: the mesh has no axis of its partition, or cannot divide it so.
+        ArgumentTypeError: the argument is not an array, a ``spec`` or a number.
+        ShapeError: the mesh lacks an axis of the partition, or does not divide the shape.
     """
     if isinstance(leaf, (bool, int, float, complex)):
         leaf = jax.typeof(leaf)
     if not hasattr(leaf, "shape") or not hasattr(leaf, "dtype"):
         raise ArgumentTypeError(
-            f"Argument {path} is a {type(leaf).__name__}; arrays and nx.spec(shape, dtype) are "
-            "what can be compiled for."
+            f"Argument {path} is a {type(leaf).__name__}; arguments are arrays or "
+            "nx.spec(shape, dtype)."
         )
     sharding = getattr(leaf, "sharding", None)
     if isinstance(leaf, PartitionedSpec):
@@ -165,9 +162,9 @@ def place(leaf: Any, path: str, mesh: AbstractMesh) -> jax.ShapeDtypeStruct:
 
 
 def host_memory(sharding: Any) -> str | None:
-    """Return the kind of the host's memory that a sharding names, or ``None`` for the device's.
+    """Return the host memory kind that a sharding names, or ``None`` for device memory.
 
-    The device's own goes by several names: an array of this machine's CPU has that of the CPU.
+    Device memory has several names; that of a CPU array is one of them.
 
     Example:
         >>> mesh = abstract_mesh({"data": 1})
@@ -184,7 +181,7 @@ def _check_divides(
 ) -> None:
     if len(partition) > len(shape):
         raise ShapeError(
-            f"Argument {path} has shape {shape}, and a partition for {len(partition)} axes."
+            f"Argument {path} of shape {shape} has a partition of {len(partition)} axes."
         )
     named = [name for names in partition for name in axis_names(names)]
     if twice := [name for name in named if named.count(name) > 1]:
@@ -210,7 +207,7 @@ def _check_divides(
 
 
 def axis_names(entry: Any) -> tuple[str, ...]:
-    """Return the mesh axes that one entry of a partition names.
+    """Return the mesh axes in one entry of a partition.
 
     Example:
         >>> axis_names(None), axis_names("data"), axis_names(("data", "fsdp"))

@@ -1,6 +1,6 @@
-"""From a compiled program to what is said of it: memory, time, operations and findings.
+"""Analyse a compiled program: memory, time, operations and findings.
 
-Owns the order in which the parts are asked; each part owns its own judgement.
+Owns the order of the analyses; each is in its own module.
 """
 
 from __future__ import annotations
@@ -27,15 +27,14 @@ from neurenix.compiler.training import sent_bytes
 from neurenix.compiler.utilization import utilization
 
 _MUCH = 0.05
-"""Of a step, what a choice of branches must make of it to be told; of the memory, what the batches
-of further steps must."""
+"""Smallest share of a step, or of the memory, for which branches, or batches, are mentioned."""
 
 
 @dataclass(frozen=True)
 class Analysis:
-    """The verdict on one program and one slice.
+    """The analysis of one program on one slice.
 
-    ``time`` and ``mfu`` are ``None`` when the compiler refused the program.
+    ``time`` and ``mfu`` are ``None`` if the compiler refused the program.
     """
 
     program: Program
@@ -52,13 +51,13 @@ class Analysis:
 
     @property
     def refused(self) -> str | None:
-        """Why there is no program: the kind of the refusal; ``None`` where it fits."""
+        """The kind of the refusal; ``None`` if the program fits."""
         rules = (finding.rule for finding in self.findings if not self.fits)
         return next((r.removeprefix("refused-") for r in rules if r.startswith("refused-")), None)
 
 
 def analyse(program: Program, where: Slice, answer: Compiled | Refusal) -> Analysis:
-    """Judge the compiler's answer."""
+    """Analyse the compiler's answer."""
     if said := other_compiler(versions()["libtpu"]):
         answer = replace(answer, notes=(*answer.notes, said))
     limit = where.generation.hbm_bytes_per_device
@@ -95,33 +94,33 @@ def _notes(schedule: Schedule, time: StepTime, raw_seconds: float) -> tuple[str,
     for loop in schedule.unknown_loops:
         place = schedule.module.source(loop)
         if place is not None and is_neurenix(place.file):
-            continue  # the step's own, over the steps of a call
+            continue  # Neurenix's loop over the steps of a call
         notes.append(
-            f"The loop at {place or loop.name} runs as often as the data says; it is counted once."
+            f"The trip count of the loop at {place or loop.name} depends on data; it counts once."
         )
     for conditional, spread in schedule.branches.values():
         place = schedule.module.source(conditional)
         if place is not None and is_neurenix(place.file):
-            continue  # the step's own, which changes the weights unless training has diverged
+            continue  # Neurenix's: it skips the update if training diverged
         if spread > _MUCH * raw_seconds:
             notes.append(
-                f"Which branch is taken at {place or conditional.name} the data says; the one that "
-                "takes longest is counted every time. With the shortest every time the step takes "
+                f"The branch taken at {place or conditional.name} depends on data; the longest one "
+                "counts every time. With the shortest one the step takes "
                 f"{spread / raw_seconds:.0%} less."
             )
     if time.unmodelled:
         least = sum(o.seconds for o in schedule.operations.values() if o.uncounted)
         share = percent_text(least / raw_seconds if raw_seconds else 0.0)
         notes.append(
-            f"The compiler gives no cycles for {', '.join(time.unmodelled)}: counted is one pass "
-            f"over the bytes, the least that it takes ({share} of the device's time). It may take "
-            "many times as long, beyond the interval."
+            f"The compiler gives no cycles for {', '.join(time.unmodelled)}. It counts as one pass "
+            f"over its bytes, a lower bound ({share} of the device's time), and may take many "
+            "times as long, beyond the interval."
         )
     return tuple(dict.fromkeys(notes))
 
 
 def _with_batches(why: Finding, program: Program, memory: Memory) -> Finding:
-    """Say of a call of several steps that their batches take much of the memory, if they do."""
+    """Add to a refusal of a multi-step call that its batches take much of the memory."""
     steps = program.traits.steps_per_call
     batches = sum(buffer.padded_bytes for buffer in memory.buffers if buffer.role == "batch")
     if why.rule != "refused-hbm" or batches * (steps - 1) < _MUCH * memory.peak_bytes * steps:

@@ -1,7 +1,7 @@
-"""The arrays among a program's arguments: what each is for, and what one device holds of it.
+"""Describe the arrays among a program's arguments: their roles and per-device shapes.
 
-Owns the list of them, before and after compiling: where nobody has placed an array, the compiler
-divides it. Placing is ``placement``'s.
+Owns the list before and after compiling, because the compiler shards uncommitted arrays.
+``abstract_placement`` places arguments.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from neurenix.compiler.hlo import Module
 
 @dataclass(frozen=True)
 class Leaf:
-    """One array among the arguments: its path, role, global shape and what one device holds.
+    """One array among the arguments: path, role, global shape and per-device shape.
 
-    ``device_shape`` of random keys is that of their data, 32-bit numbers. ``host_memory`` is JAX's
-    name of the host's memory that it lies in, empty for what lies in the device's.
-    ``is_unplaced`` says that the compiler divides it: until it has, ``device_shape`` is that of an
-    argument of this shape that is placed, or else its own.
+    ``device_shape`` of random keys is that of their data, 32-bit integers. ``host_memory`` is JAX's
+    name of the host memory that holds the array; it is empty for device memory. If ``is_unplaced``,
+    the compiler shards the array. Until then ``device_shape`` is that of a placed argument of the
+    same shape, or the global shape.
     """
 
     path: str
@@ -40,12 +40,12 @@ class Leaf:
 
     @property
     def device_bytes(self) -> int:
-        """Bytes of one device's share in its own memory, without padding."""
+        """Bytes of one device's shard in device memory, without padding."""
         return 0 if self.host_memory else self._share_bytes
 
     @property
     def host_bytes(self) -> int:
-        """Bytes of one device's share in the host's memory."""
+        """Bytes of one device's shard in host memory."""
         return self._share_bytes if self.host_memory else 0
 
     @property
@@ -54,7 +54,7 @@ class Leaf:
 
 
 def _bits(dtype: str) -> int:
-    """Return the bits of a number; NumPy counts a whole byte for those of less.
+    """Return the bits of a number; NumPy rounds smaller dtypes up to a byte.
 
     Example:
         >>> _bits("int4"), _bits("bfloat16"), _bits("key<fry>")
@@ -67,9 +67,9 @@ def _bits(dtype: str) -> int:
 
 
 def may_be_divided(args: Any, mesh: AbstractMesh) -> bool:
-    """Whether there is an argument that nobody has placed, and a mesh over which XLA may divide it.
+    """Return whether XLA may shard an uncommitted argument over the mesh.
 
-    Where the mesh of the trace has axes of which types speak, their types say that it is whole.
+    With explicit axes in the mesh of the trace, its type says that it is replicated.
     """
     explicit = any(kind == AxisType.Explicit for kind in mesh.axis_types)
     undecided = any(isinstance(leaf, UnplacedSpec) for leaf in jax.tree.leaves(args))
@@ -77,12 +77,12 @@ def may_be_divided(args: Any, mesh: AbstractMesh) -> bool:
 
 
 def is_placed(leaf: Any) -> bool:
-    """Whether an argument is an array, other than a single number, that somebody has placed."""
+    """Return whether an argument is a committed array other than a scalar."""
     return bool(getattr(leaf, "shape", ())) and not isinstance(leaf, UnplacedSpec)
 
 
 def whole(leaf: Any) -> Any:
-    """Return the spec of what nobody has placed as one of an array that is whole everywhere."""
+    """Return the spec of an uncommitted array as that of a replicated one."""
     if not isinstance(leaf, UnplacedSpec):
         return leaf
     return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, weak_type=leaf.weak_type)
@@ -91,7 +91,7 @@ def whole(leaf: Any) -> Any:
 def shard_shape(
     shape: Sequence[int], partition: Iterable[Any], axes: Mapping[str, int]
 ) -> tuple[int, ...]:
-    """Return the shape of what one device holds of an array.
+    """Return the shape of one device's shard of an array.
 
     Example:
         >>> shard_shape((8, 12, 4), (None, ("a", "b")), {"a": 2, "b": 3})
@@ -104,9 +104,9 @@ def shard_shape(
 
 
 def as_their_like(leaves: Iterable[Leaf]) -> tuple[Leaf, ...]:
-    """Return the leaves, each unplaced one divided as a placed one of its shape: XLA's likely way.
+    """Return the leaves, with each unplaced one sharded like a placed one of its shape.
 
-    Parameters say more than others, of which state is made.
+    That is XLA's likely choice. Parameters take precedence, because state is built from them.
     """
     found = list(leaves)
     likes: dict[tuple[int, ...], tuple[int, ...]] = {}
@@ -120,10 +120,10 @@ def as_their_like(leaves: Iterable[Leaf]) -> tuple[Leaf, ...]:
 
 
 def as_compiled(leaves: tuple[Leaf, ...], module: Module) -> tuple[Leaf, ...]:
-    """Return the leaves, those that nobody has placed as the compiler has divided them."""
+    """Return the leaves, with the shardings that the compiler chose for unplaced ones."""
     entry = module.entry.parameters
     shapes = [entry[number].shapes for number in sorted(entry)]
-    if len(shapes) == 1:  # many parameters are one tuple
+    if len(shapes) == 1:  # many parameters become one tuple
         shapes = [(shape,) for shape in shapes[0]]
     if len(shapes) != len(leaves):
         return leaves

@@ -1,8 +1,7 @@
-"""What the arguments of a training step in plain JAX are for: parameters, optimizer state, batch.
+"""Recognise the roles of a plain JAX training step's arguments: parameters, optimizer, batch.
 
-Owns the recognition of optax's state among arguments and of what has its structure. Where the
-structure does not say it exactly, nothing is said: then every leaf is an ``"argument"``. Models and
-trainers name their roles themselves.
+It looks for optax state and for arguments of its structure. If the structure is ambiguous, every
+leaf is an ``"argument"``. Models and trainers set their roles themselves.
 """
 
 from __future__ import annotations
@@ -18,9 +17,9 @@ ARGUMENT = "argument"
 def roles_of(args: Sequence[Any], out: Any, donated: Sequence[int]) -> tuple[str, ...]:
     """Return a role for each leaf of the arguments, in flattening order.
 
-    ``"optimizer"`` is optax's state, ``"parameters"`` what has the structure and the shapes of its
-    moments, ``"batch"`` the arrays of other arguments that are neither donated nor returned, if all
-    of them have as many rows.
+    ``"optimizer"`` is optax state; ``"parameters"`` has the structure and shapes of its moments;
+    ``"batch"`` is all other arrays that are neither donated nor returned, if they have equal row
+    counts.
 
     Args:
         args: trees of arrays or specs.
@@ -64,7 +63,7 @@ def _of_argument(argument: Any, moments: set[Any]) -> list[str]:
 def _batch(
     args: Sequence[Any], roles: Sequence[Sequence[str]], out: Any, donated: Sequence[int]
 ) -> list[int]:
-    """Return the positions of the arguments that are the batch."""
+    """Return the positions of the arguments that form the batch."""
     results = {_signature(result) for result in (out, *parts(out))}
     found: list[int] = []
     first = 0
@@ -80,7 +79,7 @@ def _batch(
 
 
 def parts(out: Any) -> Sequence[Any]:
-    """Return the parts of a result that is a container, which are what the function returned."""
+    """Return the children of a result that is a container."""
     if isinstance(out, dict):
         return list(out.values())
     return out if isinstance(out, (tuple, list)) else ()
@@ -97,7 +96,7 @@ def _is_optax(node: Any) -> bool:
 
 
 def _moments(args: Any) -> Iterator[Any]:
-    """Yield structure and shapes of all that optax's states hold, numbers left out."""
+    """Yield structure and shapes of everything in optax states, except scalars."""
     for node in jax.tree.leaves(args, is_leaf=_is_optax):
         for value in node if _is_optax(node) else ():
             inner = list(_moments(value))

@@ -1,17 +1,15 @@
-"""What TPU kernels that state no cost compute: JAX's own attention, and any other by its program.
+"""Count the FLOPs and bytes of Pallas TPU kernels that state no cost.
 
-Owns the FLOPs of splash attention by the kernel's name and shapes, and of other Pallas kernels the
-products and blocks that their compiled program shows. It does not own how fast a kernel is
-(``calibration``).
+For JAX's splash attention it uses the kernel's name and shapes; for other kernels, the products and
+blocks in their compiled program. ``calibration`` owns the speed of kernels.
 
-Splash attention:
-
-Products of a block of queries with a block of keys, each 2 T S D, or 2 T S C with values of another
-size: forward two (scores, output); the gradient of queries three (scores again, of the weights, of
-the queries); that of keys and values four; of all in one kernel five. That one gives the gradient
-of the queries in parts, one for each block of keys, an array with one axis more than the queries.
-A sliding window is known by the scope ``window_…`` in which ``nn.splash`` calls the kernel.
-(``jax/experimental/pallas/ops/tpu/splash_attention``, jax 0.10.2.)
+Splash attention computes products of a block of queries with a block of keys, each of 2 T S D
+FLOPs, or 2 T S C for values of another size: two in the forward pass (scores, output), three for
+the gradient of queries (scores, weights, queries), four for the gradient of keys and values, and
+five in the kernel that computes all gradients. The last one returns the gradient of queries in
+parts, one for each block of keys, with an extra leading axis. ``nn.splash`` calls kernels with a
+sliding window in a scope named ``window_…``. (``jax/experimental/pallas/ops/tpu/splash_attention``,
+jax 0.10.2.)
 """
 
 from __future__ import annotations
@@ -31,9 +29,9 @@ from neurenix._jax import register_kernel_dialect
 from neurenix.compiler.hlo import Computation, Instruction
 from neurenix.compiler.shapes import parse_shapes
 
-# How many there are of 2 T S D, and of 2 T S C.
+# Numbers of products of 2 T S D and of 2 T S C FLOPs.
 _PRODUCTS = {"fwd": (1, 1), "dq": (2, 1), "dkv": (2, 2), "all": (3, 2)}
-# Of the model, scores that the backward pass computes again left out: twice the forward pass.
+# The same for model FLOPs: without recomputed scores, the backward pass is twice the forward.
 _MODEL_PRODUCTS = {"fwd": (1, 1), "dq": (1, 0), "dkv": (1, 2), "all": (2, 2)}
 _NAME = re.compile(r"splash_m[hq]a_(fwd|dq|dkv)")
 _WINDOW = re.compile(r"\bwindow_(\d+)\b")
@@ -46,10 +44,10 @@ _BLOCK = re.compile(r'block_(q|kv)(?:_dkv|_dq)?\\?\\?": (\d+)')
 def attention_cost(
     computation: Computation, instruction: Instruction, moved_bytes: int
 ) -> tuple[float, float] | None:
-    """Return FLOPs and bytes of a splash attention kernel; None for every other kernel.
+    """Return FLOPs and bytes of a splash attention kernel; None for any other kernel.
 
-    Under a mask that is computed from positions (the kernel then takes them, as int32 of rank 2)
-    those blocks are counted of which a causal mask, and a window, leave something.
+    If the mask is computed from positions, which are then int32 operands of rank 2, only blocks
+    with unmasked scores count.
     """
     found = _NAME.search(instruction.name) or _NAME.search(instruction.op_name)
     if found is None:
@@ -81,14 +79,14 @@ def attention_model_flops(
 ) -> float | None:
     """Return the FLOPs of a splash attention kernel as MFU counts them; None for other kernels.
 
-    A causal mask leaves half of the products, a window what lies in it, and what the backward pass
-    computes again is left out.
+    A causal mask halves the products, a window keeps those inside it, and recomputation in the
+    backward pass does not count.
 
     Args:
         name: of the kernel.
         operands: dtype and shape of each.
         results: shape of each.
-        window: keys that a query sees; None for all up to its own.
+        window: number of keys that a query sees; None for all earlier keys.
 
     Example:
         >>> operands = [("bfloat16", (8, 512, 128)), ("bfloat16", (2, 512, 128)),
@@ -108,7 +106,7 @@ def attention_model_flops(
 
 
 def window_of(scope: str) -> int | None:
-    """Return the window that the name of a scope tells of, or None.
+    """Return the window in the name of a scope, or None.
 
     Example:
         >>> window_of("jit(step)/window_1024/splash_mha_fwd")
@@ -120,11 +118,11 @@ def window_of(scope: str) -> int | None:
 
 @dataclass(frozen=True)
 class KernelWork:
-    """What the program of a Pallas kernel shows: FLOPs with the types of their operands, and bytes.
+    """The work that a Pallas kernel's program shows: FLOPs by operand type, and bytes.
 
-    ``products`` are all on the matrix unit, with every branch taken; ``sure_products`` are those
-    outside of branches. ``bytes`` are the blocks that the grid fetches and writes back, where their
-    place is a plain choice of the grid's indices.
+    ``products`` are all products on the matrix unit, with every branch taken; ``sure_products``
+    exclude those inside branches. ``bytes`` are the blocks that the grid fetches and writes back,
+    if their position is a plain index of the grid.
     """
 
     products: tuple[tuple[float, tuple[str, ...]], ...]
@@ -133,12 +131,12 @@ class KernelWork:
 
     @property
     def flops(self) -> float:
-        """Of all products."""
+        """FLOPs of all products."""
         return sum(flops for flops, _ in self.products)
 
 
 def kernel_work(instruction: Instruction) -> KernelWork | None:
-    """Read the program of a Pallas kernel; ``None`` where it cannot be read."""
+    """Parse the program of a Pallas kernel; return ``None`` if that fails."""
     found = _BODY.search(instruction.attributes)
     return _read_kernel(found[1]) if found else None
 
@@ -170,7 +168,7 @@ def _read_kernel(body: str) -> KernelWork | None:
 def _add_products(
     operation: Any, times: float, sure: bool, found: list[tuple[float, tuple[str, ...], bool]]
 ) -> None:
-    """Collect the products inside of an operation: FLOPs, types, whether no branch decides."""
+    """Collect the products inside an operation: FLOPs, types, and whether a branch encloses it."""
     name = _name(operation)
     if name == "tpu.matmul":
         left, right = (_array(value) for value in list(operation.operands)[:2])
@@ -192,9 +190,9 @@ def _add_products(
 
 
 def _block_bytes(kernel: Any, functions: dict[str, Any], grid: list[int]) -> Iterator[int]:
-    """Yield the bytes of all fetches of each operand's block, of results of all writes.
+    """Yield the bytes of all fetches of each operand's block and of all writes of results.
 
-    A block stays while the indices that choose it do: those of the grid's last axes change first.
+    A block is fetched again when its indices change; the last grid axis changes fastest.
     """
     arguments = list(kernel.regions[0].blocks[0].arguments)[len(grid) :]
     prefetched = _attribute(kernel, "scalar_prefetch")
@@ -233,7 +231,7 @@ def _integers(attribute: Any) -> list[int]:
 
 
 def _constant(value: Any) -> int | None:
-    """Return the integer that a value always is, if it is one."""
+    """Return the value of an integer constant, else None."""
     owner = value.owner
     if isinstance(owner, ir.Block) or _name(owner) != "arith.constant":
         return None
@@ -242,7 +240,7 @@ def _constant(value: Any) -> int | None:
 
 
 def _array(value: Any) -> tuple[tuple[int, ...], str]:
-    """Return sizes of a vector or a buffer, and the type of its elements as XLA calls it."""
+    """Return the sizes of a vector or buffer, and the XLA name of its element type."""
     shaped = _ARRAY.search(str(value.type))
     if shaped is None:
         raise ValueError(f"{value.type} is no array.")
@@ -267,7 +265,7 @@ def _kernel(named: str, query: Sequence[int], results: Sequence[Sequence[int]]) 
 def _causal_share(
     queries: int, keys: int, block_q: int, block_kv: int, window: int | None = None
 ) -> float:
-    """Return the share of blocks in which some query may look at some key.
+    """Return the share of blocks that contain an unmasked score.
 
     Example:
         >>> _causal_share(1024, 1024, 512, 256)
@@ -276,7 +274,7 @@ def _causal_share(
         0.625
     """
     first = np.arange(0, queries, block_q)
-    last = np.minimum(first + block_q, queries)  # behind it, as of the keys below
+    last = np.minimum(first + block_q, queries)  # one past the last, as for the keys below
     columns = math.ceil(keys / block_kv)
     end = np.minimum(columns, -(-last // block_kv))
     start = 0 if window is None else np.maximum(first - window + 1, 0) // block_kv

@@ -1,7 +1,7 @@
-"""What was compiled before, on disk: one file for each program, target, options and versions.
+"""Cache compilation results on disk, one file per program, target, options and versions.
 
-Owns the key, the file format and its checks. An entry that is damaged counts as absent, and the
-caller is told so; a directory that cannot be written costs the next run its time and nothing else.
+Owns the key, the file format and its checksum. A damaged entry counts as absent and adds a note. If
+the directory is not writable, results are not cached.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def default_directory() -> Path:
 
 
 def versions() -> dict[str, str]:
-    """Return the versions that decide what the compiler answers; ``"absent"`` for a missing one."""
+    """Return the versions that the result depends on; ``"absent"`` for a missing package."""
     return {package: _version(package) for package in ("jax", "jaxlib", "libtpu")}
 
 
@@ -44,7 +44,7 @@ def _version(package: str) -> str:
 
 
 def key(fingerprint: str, request: dict[str, Any]) -> str:
-    """Return the name of an entry: a digest of all that the result depends on.
+    """Return the name of an entry: a digest of all inputs of the result.
 
     Example:
         >>> key("p", {"target": "v5e-8"}) == key("p", {"target": "v6e-8"})
@@ -58,13 +58,13 @@ def key(fingerprint: str, request: dict[str, Any]) -> str:
 
 @dataclass
 class Cache:
-    """A directory of entries. ``notes`` collects what the user should know of it."""
+    """A directory of entries. ``notes`` collects messages for the user."""
 
     directory: Path
     notes: list[str] = field(default_factory=list)
 
     def load(self, name: str) -> dict[str, Any] | None:
-        """Return the entry, or ``None`` when there is none or it is damaged."""
+        """Return the entry, or ``None`` if it is absent or damaged."""
         path = self._path(name)
         try:
             content = path.read_bytes()
@@ -83,7 +83,7 @@ class Cache:
         return json.loads(gzip.decompress(body))
 
     def store(self, name: str, entry: dict[str, Any]) -> None:
-        """Write an entry, whole or not at all."""
+        """Write an entry atomically."""
         body = gzip.compress(json.dumps(entry).encode(), compresslevel=3, mtime=0)
         content = _MAGIC + hashlib.sha256(body).digest() + body
         partial = ""
@@ -94,7 +94,7 @@ class Cache:
                 file.write(content)
             os.replace(partial, self._path(name))
         except OSError as error:
-            self.notes.append(f"The result could not be kept in {self.directory}: {error}.")
+            self.notes.append(f"The result could not be cached in {self.directory}: {error}.")
         finally:
             if partial:
                 Path(partial).unlink(missing_ok=True)

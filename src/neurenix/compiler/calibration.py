@@ -1,24 +1,21 @@
-"""From the compiler's cycles to seconds on hardware: weights, a factor a generation, and doubt.
+"""Convert the compiler's cycles to seconds: weights, a factor per generation, and an interval.
 
-Owns these numbers and where they come from: ``benchmarks/preflight_accuracy.py`` fitted them to 21
-published training runs of 13 configurations (large language models of 8 to 512 billion parameters,
-v4 to tpu7x), whose steps it rebuilds and compiles. With all runs of a configuration left out of the
-fit, estimates of it were off by 4.6 % on average and by 10 % at most. That is a figure for tuned
-dense language models on one or two slices, of the rows that the form of the model was chosen on
-(three rows of 4 and 8 slices among them say nothing of the network alone). Of ten runs that nobody
-had seen, six of dense models on one slice were off by 5.7 % on average and by 11 % at most; 32
-slices were estimated 20 % too fast, a mixture of experts 17 %, ResNet-50 38 % and BERT-large 19 %
-too slow. One MFU for each generation was nearer on the six (2.5 %).
+``benchmarks/preflight_accuracy.py`` fitted the numbers to 21 published training runs of 13
+configurations (language models of 8 to 512 billion parameters, v4 to tpu7x). With all runs of a
+configuration left out of the fit, its estimates were off by 4.6 % on average and 10 % at most. This
+holds for tuned dense language models on one or two slices; the form of the model was chosen on
+these rows. ``docs/preflight-accuracy.md`` compares it with ten unseen runs.
 
-Interval, called the 80 % one: 10 % either way, somewhat wider than 80 % of a normal distribution as
-wide as those errors (7.3 %), since the runs are few and their models alike, for the share of a step
-that is well used matrix products and attention; for the rest of it, and for generations without a
-run, three times that, a judgement. For a program that is unlike those runs (``coverage``) it is 42
-% either way at least, and for each doubling of more than two slices 6 % more: judgements from the
-ten runs. Beyond it what nobody has measured: the low end takes element-wise work at the speed of
-HBM, the high end takes all but those products as long as the compiler's cycles say. Pallas kernels
-other than attention are in none of these runs: they are taken to be as far from products outside of
-kernels as from attention, at the low end at the peak, at the high end like attention.
+The interval, called the 80 % interval, is ±10 % for the share of a step that is well-used matrix
+products and attention: somewhat wider than 80 % of a normal distribution with those errors (7.3 %),
+because the runs are few and similar. For the rest of the step, and for generations without a run,
+it is three times as wide. For a program unlike those runs (``coverage``) it is at least ±42 %, and
+each doubling beyond two slices adds 6 %. The last three are judgements.
+
+Two assumptions have no measurements. The low end runs element-wise work at HBM bandwidth; the high
+end runs everything but those products at the compiler's cycles. Pallas kernels other than attention
+occur in no run: their estimate is the geometric mean of products and attention, their low end the
+peak, and their high end attention.
 """
 
 from __future__ import annotations
@@ -31,9 +28,9 @@ from dataclasses import dataclass
 class Calibration:
     """Seconds = weighted seconds of the schedule × ``factor``.
 
-    ``least`` is how long a matrix product takes at least, over its floor: no program reaches the
-    documented peak. ``deviation`` is half of the interval's width in natural logarithms, for matrix
-    products.
+    ``least`` is the minimum time of a matrix product relative to its floor: no program reaches the
+    documented peak. ``deviation`` is half of the interval's width for matrix products, in natural
+    logarithms.
     """
 
     factor: float
@@ -43,23 +40,23 @@ class Calibration:
 
     @property
     def other_kernel(self) -> float:
-        """What a kernel that is no attention takes over its floor: a judgement, see above."""
+        """Time of a kernel other than attention relative to its floor: a judgement."""
         return math.sqrt(self.least * WEIGHTS["kernel"])
 
     @property
     def kernel_doubt(self) -> float:
-        """What it takes over that at the high end."""
+        """Factor from that time to the high end."""
         return math.sqrt(WEIGHTS["kernel"] / self.least)
 
     def half_width(
         self, share_of_products: float, *, unlike: bool = False, num_slices: int = 1
     ) -> float:
-        """Return half of the interval's width for a step of which such a share is products.
+        """Return half of the interval's width for a step with this share of products.
 
         Args:
             share_of_products: from 0 to 1.
             unlike: whether the program is unlike the published runs.
-            num_slices: that it is divided over.
+            num_slices: number of slices.
 
         Example:
             >>> calibration("v5e").half_width(1.0), calibration("v5e").half_width(0.0)
@@ -76,29 +73,31 @@ class Calibration:
 
 
 WEIGHTS = {"kernel": 2.468, "vector": 0.522, "hbm": 0.718, "ici": 0.688, "host": 0.703}
-"""What seconds of each kind of operation are multiplied with: of attention kernels those at the
-peak of the device, of element-wise work and of copies those by the compiler's cycles, down to what
-their bytes take at the rate of HBM, of others those by the model of transfers."""
+"""Weight of each kind of operation's seconds.
+
+Attention kernels count at the device's peak; element-wise work and copies by the compiler's cycles,
+but at least at HBM bandwidth; the others by the model of transfers.
+"""
 
 PRODUCT_EXPONENT = 0.365
-"""How much of what the compiler's cycles say of a matrix product beyond its floor is believed."""
+"""Exponent of a matrix product's cycles relative to its floor."""
 
 COMPILERS = ("0.0.42.1", "0.0.50.1")
-"""Versions of libtpu that these numbers and those of ``chips`` are for: fitted with and read from
-the first, and checked with both, as the tests are."""
+"""Versions of libtpu for these numbers and those of ``chips``: fitted with the first, checked with
+both."""
 
 WELL_USED = 2.0
-"""Cycles over floor up to which a product is like those of the published runs."""
+"""Largest ratio of cycles to floor in the published runs."""
 
 MULTI_SLICE = 1.055
-"""Of a step on several slices, for what waiting for each other costs them beside the transfers."""
+"""Factor of a step on several slices, for the time that they wait for each other."""
 
 _DEVIATION = 0.10
 _OTHER_WORK = 3.0
 _UNLIKE = 0.35
-"""ResNet-50, the furthest off of its kind, was estimated 38 % too slow: 0.32 in logarithms."""
+"""The largest error, ResNet-50, was 38 %: 0.32 in logarithms."""
 _DOUBLING = 0.06
-"""32 slices, four doublings of two, were estimated 20 % too fast: 0.22 in logarithms."""
+"""32 slices, four doublings of two, were 20 % too fast: 0.22 in logarithms."""
 _RUNS = {
     "v4": (1.001, 1.212, "2 published runs of one model"),
     "v5e": (0.981, 1.11, "5 published runs of 3 models"),
@@ -106,19 +105,19 @@ _RUNS = {
     "v6e": (1.018, 1.357, "7 published runs of 3 models"),
     "tpu7x": (0.987, 1.126, "3 published runs of 2 models"),
 }
-_NONE = Calibration(0.994, 1.151, 0.30, "no published run of this generation; the middle of others")
+_NONE = Calibration(0.994, 1.151, 0.30, "no published run of this generation; median of the others")
 
 DISPATCH_SECONDS = 50e-6
-"""Host time for one dispatched step: what ``fit`` is held to; not measured on a TPU host."""
+"""Host time to dispatch one step: the target of ``fit``, not measured on a TPU host."""
 
 
 def other_compiler(version: str) -> str:
-    """Return what to say of a libtpu that the numbers are not for, or nothing.
+    """Return a warning if the calibration is not for this libtpu, else an empty string.
 
-    The last part of a version is that of a repaired release.
+    The last part of a version, that of bug-fix releases, is ignored.
 
     Args:
-        version: of the package, ``"absent"`` where it is not known.
+        version: of the package; ``"absent"`` if unknown.
 
     Example:
         >>> other_compiler("0.0.42.2"), other_compiler("0.0.51")[:32]
@@ -128,14 +127,14 @@ def other_compiler(version: str) -> str:
         return ""
     here = "a libtpu of an unknown version" if version == "absent" else f"libtpu {version}"
     return (
-        f"The compiler here is {here}; the numbers of chips and the calibration of times are for "
-        f"libtpu {' and '.join(COMPILERS)}. Memory is as this compiler says; times may be further "
-        "off than their interval."
+        f"The compiler here is {here}; chip data and calibration are for libtpu "
+        f"{' and '.join(COMPILERS)}. Memory is exact for this compiler; times may be outside their "
+        "interval."
     )
 
 
 def product_well_used(cycles_seconds: float, floor_seconds: float) -> bool:
-    """Return whether a matrix product takes less than twice its floor by the compiler's cycles."""
+    """Return whether a matrix product's cycles are below twice its floor."""
     return cycles_seconds <= WELL_USED * floor_seconds
 
 
@@ -145,12 +144,11 @@ def product_seconds(
     least: float = 1.0,
     exponent: float = PRODUCT_EXPONENT,
 ) -> float:
-    """Return how long a matrix product is expected to take, before the factor of its generation.
+    """Return the expected time of a matrix product, before the factor of its generation.
 
-    In tuned models products are nearer to the peak than their cycles say, and the more so the
-    further the cycles are from it: ``floor × (cycles / floor) ** exponent``, and at least ``floor
-    × least``. Beyond ``WELL_USED``, where no run shows it, the cycles keep the discount that they
-    have there.
+    In tuned models products run faster than their cycles, the more so the further the cycles are
+    above the floor: ``floor × (cycles / floor) ** exponent``, and at least ``floor × least``.
+    Beyond ``WELL_USED``, where there is no run, the ratio to the cycles stays constant.
 
     Example:
         >>> product_seconds(1.5, 1.0, exponent=0.5)

@@ -1,7 +1,7 @@
-"""How a function that was compiled is called: what an artefact keeps of it beside its arrays.
+"""Record how a compiled function was called, for an artefact.
 
-Owns the places of static arguments, names and modules, as data and against a call. It does not own
-what is compiled (``neurenix.preflight.module_functions``), nor running it (``loaded``).
+Owns the positions of static arguments, names and modules, as data and checked against a call.
+``neurenix.preflight.module_functions`` owns what is compiled; ``load_compiled`` runs it.
 """
 
 from __future__ import annotations
@@ -27,12 +27,11 @@ class Calling:
     """How a function was called when it was compiled.
 
     Attributes:
-        arrays: arguments that are traced: trees of arrays, and modules.
-        fixed: text of each static argument by its place in the call; None where it has none that
-            tells it from others.
-        names: of the last of ``arrays``, those that came by name.
-        modules: places among ``arrays`` of modules, optimizers and metrics. The program takes all
-            of their arrays as one first argument, and returns them as its second result.
+        arrays: number of traced arguments: trees of arrays, and modules.
+        fixed: text of each static argument by its position; None if it has no unique text.
+        names: the last of ``arrays`` that were passed by name.
+        modules: positions among ``arrays`` of modules, optimizers and metrics. The program takes
+            all of their arrays as its first argument and returns them as its second result.
         variables: path of each of these arrays, in order; the first number is that of the module.
     """
 
@@ -43,7 +42,7 @@ class Calling:
     variables: tuple[str, ...] = ()
 
     def as_json(self) -> dict[str, Any]:
-        """Return it as JSON data."""
+        """Return the call as JSON data."""
         return {
             "arguments": self.arrays + len(self.fixed),
             "fixed": {str(place): text for place, text in self.fixed.items()},
@@ -54,10 +53,10 @@ class Calling:
 
     @classmethod
     def of_json(cls, data: Any) -> Calling:
-        """Return what ``as_json`` made data of.
+        """Return the call of ``as_json`` data.
 
         Raises:
-            ValueError: it is none of that.
+            ValueError: the data does not describe a call.
         """
         fixed, count = data["fixed"], data["arguments"]
         lists = [data.get(key, []) for key in ("names", "modules", "variables")]
@@ -77,17 +76,17 @@ class Calling:
         return cls(count - len(fixed), places, *map(tuple, lists))
 
     def traced(self, name: str, args: Sequence[Any], named: Mapping[str, Any]) -> tuple[Any, ...]:
-        """Return what of a call is traced, in order; static arguments may have been left out.
+        """Return the traced arguments of a call, in order. Static arguments may be omitted.
 
         Args:
             name: of the program, for messages.
-            args: given by position.
-            named: given by name.
+            args: positional arguments.
+            named: keyword arguments.
 
         Raises:
-            ArgumentTypeError: there are others than the function was compiled with, or one came by
-                position in place of by name, or the other way round.
-            ArgumentError: a static argument is another than the program was compiled for.
+            ArgumentTypeError: arguments differ in number, or in being positional or named, from
+                those that the function was compiled with.
+            ArgumentError: a static argument differs from the compiled one.
         """
         for given in named:
             if given not in self.names:
@@ -103,7 +102,7 @@ class Calling:
             )
         everything = (*args, *(named[given] for given in self.names))
         if len(everything) != self.arrays + len(self.fixed):
-            return everything  # static ones are left out, or it is no such call at all
+            return everything  # static arguments were omitted, or the count is wrong
         for place, text in self.fixed.items():
             self._check_fixed(name, place, everything[place], text)
         return tuple(arg for place, arg in enumerate(everything) if place not in self.fixed)
@@ -113,7 +112,7 @@ class Calling:
         if text is None:
             raise ArgumentError(
                 f"Argument {place} of {name}, a {type(value).__name__}, is a part of the program, "
-                "and nothing tells which one it was compiled for. Leave all static arguments out."
+                "and its compiled value is unknown. Leave all static arguments out."
             )
         if given != text:
             given = given or f"another {type(value).__name__}"
@@ -123,10 +122,10 @@ class Calling:
             )
 
     def shown(self, place: int) -> str:
-        """Return what a caller calls a traced argument that is no module: its place or its name.
+        """Return the caller's position or name of a traced argument that is not a module.
 
         Args:
-            place: where modules are among them, of the arguments that are none.
+            place: position among the arguments that are not modules.
 
         Example:
             >>> Calling(4, names=("y",), modules=(0, 1)).shown(0), Calling(2, names=("y",)).shown(1)
@@ -140,7 +139,7 @@ class Calling:
         """Return the modules among the traced arguments.
 
         Raises:
-            ArgumentTypeError: there are more or fewer arguments, or one is no module.
+            ArgumentTypeError: the number of arguments differs, or one is not a module.
         """
         if len(arrays) != self.arrays:
             raise ArgumentTypeError(
@@ -155,10 +154,10 @@ class Calling:
         return tuple(arrays[place] for place in self.modules)
 
     def check_variables(self, name: str, binding: Binding) -> None:
-        """Raise unless the modules hold the variables that the program was compiled with.
+        """Check that the modules hold the variables that the program was compiled with.
 
         Raises:
-            ArgumentTypeError: they are of another model.
+            ArgumentTypeError: they belong to another model.
         """
         found = variables_of(binding)
         if found == self.variables:
@@ -176,11 +175,11 @@ def variables_of(binding: Binding) -> tuple[str, ...]:
 
 
 def fixed_text(value: Any) -> str | None:
-    """Return a text that tells a static argument from others, the same in every process.
+    """Return a text that identifies a static argument, the same in every process.
 
-    None where there is none: of an object whose ``repr`` is its address. Of a function it is its
-    name and a hash of its code, which another version of Python compiles to another; what the code
-    finds by name in its module is not looked at.
+    Returns None for an object whose ``repr`` contains its address. A function's text is its name
+    and a hash of its bytecode, which depends on the Python version; globals that the code uses are
+    not included.
 
     Example:
         >>> fixed_text(4), fixed_text(("relu", True)), fixed_text(len), fixed_text(object())
@@ -195,7 +194,7 @@ def fixed_text(value: Any) -> str | None:
         texts = [text for text in parts if text is not None]
         if len(texts) < len(parts):
             return None
-        if isinstance(value, frozenset):  # in another order in each process
+        if isinstance(value, frozenset):  # its order differs between processes
             return f"frozenset({{{', '.join(sorted(texts))}}})"
         if type(value) is tuple:
             return f"({', '.join(texts)}{',' if len(texts) == 1 else ''})"
@@ -203,7 +202,7 @@ def fixed_text(value: Any) -> str | None:
     if isinstance(value, FunctionType):
         digest = _digest_of(value)
         return digest and f"<function {value.__name__} {digest}>"
-    if type(value) in (type(jax.jit(len)), jax.custom_jvp, jax.custom_vjp):  # as they wrap it
+    if type(value) in (type(jax.jit(len)), jax.custom_jvp, jax.custom_vjp):  # wrappers
         inner = fixed_text(value.__wrapped__)
         return inner and f"<{type(value).__name__} {inner}>"
     text = repr(value)
@@ -211,12 +210,12 @@ def fixed_text(value: Any) -> str | None:
 
 
 def _digest_of(function: FunctionType) -> str | None:
-    """Return a hash of a function's code and of what it brings along, or None."""
+    """Return a hash of a function's code, defaults and closure, or None."""
     named = tuple(sorted((function.__kwdefaults__ or {}).items()))
     try:
         cells = tuple(cell.cell_contents for cell in function.__closure__ or ())
         brought = fixed_text((function.__defaults__ or (), named, cells))
-    except (RecursionError, ValueError):  # it brings itself along, or what is not there yet
+    except (RecursionError, ValueError):  # recursive, or an empty cell
         return None
     code = _text_of(function.__code__)
     if brought is None or code is None:

@@ -1,8 +1,7 @@
-"""The user's line that a program is called from, for what lies inside a layer of ours.
+"""Find the user's line that calls a library layer of Neurenix.
 
-Owns finding it on the stack, and the line that stands for it where the stack has ended: a script
-is described after it was stopped at its step. Lines of the program itself are ``hlo``'s and
-``traits``'.
+Owns the search on the stack, and the line that replaces it after a script was stopped at its step.
+``hlo`` and ``jaxpr_facts`` own the lines inside a program.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ _STOPPED_AT: ContextVar[SourceLine | None] = ContextVar("neurenix_stopped_at", d
 
 
 def users_caller() -> SourceLine | None:
-    """Return the user's innermost line on the stack, or where the script was stopped; else None.
+    """Return the user's innermost line, or where the script stopped; else None.
 
     Example:
         >>> with called_from(SourceLine("train.py", 7)):
@@ -29,7 +28,7 @@ def users_caller() -> SourceLine | None:
 
 
 def on_the_stack() -> SourceLine | None:
-    """Return the user's innermost line among the calls that have led here, if any is theirs."""
+    """Return the user's innermost line on the stack, if there is one."""
     frame = sys._getframe(1)
     while frame is not None:
         code = frame.f_code
@@ -41,7 +40,7 @@ def on_the_stack() -> SourceLine | None:
 
 @contextmanager
 def called_from(line: SourceLine | None) -> Iterator[None]:
-    """Let a line stand for the stack inside a ``with`` block; ``None`` changes nothing."""
+    """Use a line instead of the stack inside a ``with`` block; ``None`` changes nothing."""
     token = _STOPPED_AT.set(line or _STOPPED_AT.get())
     try:
         yield

@@ -1,20 +1,19 @@
-"""How long devices take to talk: a model of collectives over ICI and DCN.
+"""Model the time of collectives over ICI and DCN from bytes, hops and links.
 
-Owns bytes, hops and links; the compiler gives collectives no cycles. It does not own when they run
-or what hides them (``time``).
+The compiler gives no cycles for collectives. ``schedule`` decides when they run and what hides
+them.
 
-A ring moves ``bytes (n - 1) / n`` through each device for a gather or a scatter and twice that for
-an all-reduce (scaling-book, ``sharding.md``). How many links carry it at once: two for every whole
-axis of the slice along which the group lies that closes into a ring, and one for every axis that
-does not, or of which the group is a part: the device at the end of a line has one link into it. The
-link's rate is of one direction.
+A ring moves ``bytes (n - 1) / n`` through each device for a gather or a scatter, and twice that for
+an all-reduce (scaling-book, ``sharding.md``). Two links carry it for every slice axis that the
+group spans and that closes into a ring; one link for every other axis, because the device at the
+end of a line has one link. Link rates are per direction.
 
-An exchange of all with all is as slow as the middle of the longest axis, which half of everything
-crosses. A permutation takes each array the shortest way, one axis of the slice after another, and
-is as slow as the link with most arrays; devices are taken to be numbered along the last axis first.
+An all-to-all is as slow as the middle of the longest axis, which half of the data crosses. A
+permutation routes each array the shortest way, one slice axis after another, and is as slow as the
+busiest link. Devices are assumed to be numbered along the last axis first.
 
-Between slices a host is as slow as the bytes that arrive at it, for all its devices. It is checked
-against a published run on two slices only, whose step is mostly something else.
+Between slices, the bytes that arrive at a host for all its devices set the time. This was checked
+against one published run on two slices only, most of whose step is something else.
 """
 
 from __future__ import annotations
@@ -38,13 +37,13 @@ _NO_MORE_THAN_SENT = ("ONE_TO_ONE", "ALL_TO_ALL", "REDUCE_SCATTER")
 
 
 DIRECTIONS = ("ici forwards", "ici backwards")
-"""What exchanges can occupy at the same time: a ring's links carry both ways at once."""
+"""Directions of a ring. Its links carry both at once."""
 
 
 def directions(instruction: Instruction) -> tuple[str, ...]:
-    """Return which directions of the ring an exchange occupies: one for a permutation, else both.
+    """Return the ring directions that an exchange occupies: one for a permutation, else both.
 
-    Round a ring most of the devices' numbers move the short way, and few jump back over its end.
+    In a ring most device numbers move the short way; few wrap around the end.
 
     Example:
         >>> pairs = "source_target_pairs={{0,1},{1,2},{2,0}}"
@@ -59,7 +58,7 @@ def directions(instruction: Instruction) -> tuple[str, ...]:
 
 
 def group_size(instruction: Instruction, default: int) -> int:
-    """Return how many devices take part in one group of a collective.
+    """Return the number of devices in one group of a collective.
 
     Example:
         >>> i = Instruction("a", "all-reduce", (), (), "", "replica_groups=[4,2]<=[8]", False)
@@ -80,7 +79,7 @@ def group_size(instruction: Instruction, default: int) -> int:
 
 
 def links_of(instruction: Instruction) -> str:
-    """Return a name of the links that a collective needs: the same for the same groups.
+    """Return a key for a collective's links: equal for equal groups.
 
     Example:
         >>> groups = "channel_id=1, replica_groups=mesh['a'=2,'b'=4] {'b'}, use_global_device_ids"
@@ -95,13 +94,13 @@ def links_of(instruction: Instruction) -> str:
 
 
 def ici_seconds(instruction: Instruction, where: Slice, *, hops: bool = True) -> float:
-    """Return how long a collective inside a slice takes with nothing else on the links.
+    """Return the time of a collective inside a slice that has the links to itself.
 
     Args:
         instruction: the collective.
         where: the slice.
-        hops: whether the time of the way counts too, which collectives in flight share, or the
-            bytes alone, which they do not.
+        hops: whether to add latency, which collectives in flight share, to the time of the bytes,
+            which they do not share.
 
     Example:
         >>> from neurenix import chips
@@ -142,11 +141,10 @@ def ici_seconds(instruction: Instruction, where: Slice, *, hops: bool = True) ->
 def dcn_bytes(instruction: Instruction, where: Slice) -> float:
     """Return the bytes of a ``send`` or ``recv`` between slices that occupy the device's network.
 
-    A ``send`` counts with what it sends. With k slices more arrives than that: (k - 1) / k of what
-    a gather yields, of which each slice sent 1 / k, and 2 (k - 1) / k of what is summed over all.
-    The ``recv`` counts with what is left, (k - 2) / k of it in both cases: nothing on two slices.
-    A permutation, an exchange of all with all and a sum that is scattered bring no more than is
-    sent.
+    A ``send`` counts the bytes that it sends. With k slices more bytes arrive: (k - 1) / k of the
+    result of a gather, of which each slice sent 1 / k, and 2 (k - 1) / k of an all-reduce. The
+    ``recv`` counts the rest, (k - 2) / k in both cases: nothing on two slices. A permutation, an
+    all-to-all and a reduce-scatter receive no more than they send.
 
     Example:
         >>> from neurenix import chips
@@ -167,19 +165,19 @@ def dcn_bytes(instruction: Instruction, where: Slice) -> float:
 
 
 def dcn_seconds(num_bytes: float, where: Slice) -> float:
-    """Return how long one device's share of a transfer between slices takes."""
+    """Return the time of one device's share of a transfer between slices."""
     devices_per_host = where.chips_per_host * where.devices_per_chip
     return num_bytes * devices_per_host / DCN_BYTES_PER_SECOND_PER_HOST
 
 
 def _links(devices: int, where: Slice) -> int:
-    """Return the links of the device that has fewest into its group."""
+    """Return the link count of the group device with the fewest links into its group."""
     ways = sum((2 if ring else 1) for size, ring in _along(devices, where) if size > 1)
     return ways or (2 if where.chips_per_slice > 2 else 1)
 
 
 def _along(devices: int, where: Slice) -> tuple[tuple[int, bool], ...]:
-    """Return the lengths that a group has along the slice's axes, and which of them are rings."""
+    """Return a group's lengths along the slice's axes, and which of them are rings."""
     whole = _spanned(devices, where)
     chips, rest = divmod(devices, where.devices_per_chip)
     if whole or rest:
@@ -194,12 +192,12 @@ def _along(devices: int, where: Slice) -> tuple[tuple[int, bool], ...]:
 
 
 def _permuted(instruction: Instruction, where: Slice) -> tuple[float, int]:
-    """Return how many arrays of a permutation the busiest link carries, and the longest way."""
+    """Return how many arrays the busiest link of a permutation carries, and the longest route."""
     carried: dict[tuple[tuple[int, ...], int, int], float] = {}
     longest = 1
     for pair in _PAIR.findall(instruction.attributes):
         ends = [int(end) for end in pair]
-        if max(ends) >= where.devices_per_slice:  # the slices do the same, each by itself
+        if max(ends) >= where.devices_per_slice:  # each slice does the same on its own
             continue
         place, target = (_coordinates(end // where.devices_per_chip, where) for end in ends)
         way = 0
@@ -226,7 +224,7 @@ def _coordinates(chip: int, where: Slice) -> list[int]:
 
 
 def _shortest(place: int, target: int, size: int, wraps: bool) -> tuple[int, int, float]:
-    """Return direction, distance and, of what goes there, the share that takes this direction."""
+    """Return direction, distance and the share of the data that takes this direction."""
     forwards = (target - place) % size
     if not wraps:
         return (1 if target > place else -1), abs(target - place), 1.0
@@ -236,7 +234,7 @@ def _shortest(place: int, target: int, size: int, wraps: bool) -> tuple[int, int
 
 
 def _hops(devices: int, where: Slice) -> float:
-    """Return the longest way between two of the group's devices, in links."""
+    """Return the longest distance between two devices of the group, in links."""
     axes = _spanned(devices, where)
     if not axes:
         return max(1, devices // 2)
@@ -244,10 +242,10 @@ def _hops(devices: int, where: Slice) -> float:
 
 
 def _spanned(devices: int, where: Slice) -> tuple[tuple[int, bool], ...]:
-    """Return length and wrap-around of the slice's axes that a group of devices lies along.
+    """Return length and wrap-around of the slice axes that a device group spans.
 
-    Meshes are laid out so that a mesh axis is whole axes of the slice where the sizes allow it, the
-    fewest that do. A group that is no whole axes, such as half of one, spans none.
+    Meshes are laid out so that a mesh axis is a set of whole slice axes if the sizes allow it, as
+    few as possible. A group that is not made of whole axes, such as half of one, spans none.
     """
     axes = tuple(zip(where.topology, where.wraps, strict=True))
     chips, rest = divmod(devices, where.devices_per_chip)

@@ -1,8 +1,7 @@
-"""Compiling for slices that are not here, each in a worker process.
+"""Compile programs for absent slices, each in a worker process.
 
-Owns asking the cache, then a worker, and reading its answer. It turns what
-a worker says, or its silence, into a ``Compiled``, a ``Refusal`` or one clear error. What the
-numbers mean is for ``memory``, ``time`` and ``findings``.
+Looks in the cache, then runs a worker, and turns its answer into a ``Compiled``, a ``Refusal`` or
+an error. ``peak_memory``, ``step_time`` and ``findings`` interpret the numbers.
 """
 
 from __future__ import annotations
@@ -47,24 +46,24 @@ _USED_OF = re.compile(r"Used ([\d.]+)([KMGT]) of ([\d.]+)([KMGT]) hbm")
 _NO_OPTION = re.compile(r"No such compile option: '([^']*)'")
 _NO_VALUE = re.compile(r"Failed to parse '([^']*)' into flag (\w+)")
 _DATA = re.compile(r"\s*\[type\.googleapis\.com/[\w.]*CompilationResultProto='.*?'\]", re.DOTALL)
-"""The answer once more as bytes, which the compiler puts behind its words."""
+"""A serialized copy of the message, which the compiler appends to it."""
 _NO_ANSWER = ("crashed", "timeout")
 _UNITS = {"K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 
 
 @dataclass(frozen=True)
 class CompileOptions:
-    """How to compile.
+    """Options of the compiler and of its workers.
 
     Attributes:
-        compiler_options: XLA's, by name, as ``jax.stages.Lowered.compile`` takes them: texts,
-            numbers and truths. Those that the function's own ``jax.jit`` has are used beside them,
-            and these win. An effort below the default is refused: it makes the program, and so the
-            estimate, five times slower.
-        timeout_seconds: after which a worker is stopped.
-        cache: whether earlier results may be used and this one kept.
-        cache_directory: ``None`` is ``cache.default_directory()``.
-        workers: at most so many at once; ``None`` is half of the cores, at least one.
+        compiler_options: XLA options by name, as for ``jax.stages.Lowered.compile``: strings,
+            numbers and booleans. They override those of the function's own ``jax.jit``. An effort
+            below the default is rejected: it makes the program, and so the estimate, five times
+            slower.
+        timeout_seconds: time limit of a worker.
+        cache: whether to use and store cached results.
+        cache_directory: ``None`` means ``cache.default_directory()``.
+        workers: maximum number of parallel workers; ``None`` means half of the cores, at least one.
     """
 
     compiler_options: Mapping[str, Any] = field(default_factory=dict)
@@ -87,9 +86,9 @@ class CompileOptions:
                 )
             if name.endswith("optimization_effort") and _number(name, value) < 0:
                 raise ArgumentError(
-                    f"compiler_options[{name!r}] is {value}: below the default the compiler leaves "
-                    "out what makes a program fast (measured: 2.5 s became 13.8 s), and an "
-                    "estimate of it would be of no use. Leave the option out."
+                    f"compiler_options[{name!r}] is {value}: below the default the compiler skips "
+                    "optimisations (measured: 2.5 s became 13.8 s), and the estimate would be "
+                    "useless. Remove the option."
                 )
         check_seconds("timeout_seconds", self.timeout_seconds)
         if self.workers is not None and not (isinstance(self.workers, int) and self.workers > 0):
@@ -97,7 +96,7 @@ class CompileOptions:
 
     @property
     def at_once(self) -> int:
-        """How many compilations run side by side."""
+        """Number of parallel compilations."""
         return self.workers or max(1, (os.cpu_count() or 1) // 2)
 
 
@@ -110,12 +109,12 @@ def _number(name: str, value: str | float) -> float:
 
 @dataclass(frozen=True)
 class Compiled:
-    """The compiler's program for one target.
+    """The compiled program for one target.
 
-    ``memory`` holds the byte counts of ``memory_analysis`` for one device, ``hlo`` the text of
-    the optimised module, ``seconds`` what the worker spent, ``notes`` what the cache had to say.
-    ``executable`` is PJRT's serialized program and ``placement`` its devices and divisions, where
-    ``compile_all`` was asked for them.
+    ``memory`` has the byte counts of ``memory_analysis`` for one device, ``hlo`` the text of the
+    optimised module, ``seconds`` the worker's time, ``notes`` the cache's messages. ``executable``
+    is PJRT's serialized program and ``placement`` its devices and shardings; both are set only if
+    ``compile_all`` was called with ``executables=True``.
     """
 
     target: Target
@@ -131,10 +130,10 @@ class Compiled:
 
 @dataclass(frozen=True)
 class Refusal:
-    """No program: ``kind`` is ``"hbm"``, ``"vmem"``, ``"crash"``, ``"timeout"`` or ``"error"``.
+    """No program. ``kind`` is ``"hbm"``, ``"vmem"``, ``"crash"``, ``"timeout"`` or ``"error"``.
 
-    ``needed_bytes`` is what the program would take, where the compiler says so, and ``hlo`` the
-    text of its optimised module, where the compiler came to schedule it.
+    ``needed_bytes`` is the program's memory, if the compiler reports it. ``hlo`` is the text of the
+    optimised module, if the compiler scheduled it.
     """
 
     target: Target
@@ -147,7 +146,7 @@ class Refusal:
 
 
 def options_of(program: Program, options: CompileOptions) -> CompileOptions:
-    """Return the options for a program: its function's own, and ``options`` above them.
+    """Return the options for a program: its function's own, overridden by ``options``.
 
     Raises:
         ArgumentError: the function has an effort below the default.
@@ -165,19 +164,18 @@ def compile_all(
     executables: bool = False,
     explain: bool = False,
 ) -> list[Compiled | Refusal]:
-    """Compile each program for its target, side by side, and return the answers in order.
+    """Compile each program for its target in parallel, and return the answers in order.
 
-    A target whose time is up, or whose compiler crashes, is a ``Refusal``; the others go on.
-    Ctrl-C stops every worker before it is passed on; nothing half-written stays behind. With
-    ``executables`` the answers hold them, and a cached answer without one does not count. With
-    ``explain`` a program for which there is too little HBM is compiled once more, for its schedule.
+    A timeout or a crash of the compiler gives a ``Refusal``; the other programs continue. Ctrl-C
+    stops every worker before it propagates. With ``executables``, answers include the executable,
+    and a cached answer without one is compiled again. With ``explain``, a program that exceeds HBM
+    is compiled once more to get its schedule.
 
     Raises:
-        ArgumentError: the compiler knows no option of a name in ``compiler_options``, or cannot
-            read its value.
+        ArgumentError: ``compiler_options`` has an unknown name or an invalid value.
         DeviceInitializationError: the TPU compiler does not run on this machine.
-        CompilationError: given up, because another compilation of the request failed; or there is
-            no folder for temporary files with room for the program.
+        CompilationError: another compilation of the request failed, or no temporary folder has room
+            for the program.
     """
     options = options or CompileOptions()
     owns = [options_of(program, options) for program, _ in programs]
@@ -199,7 +197,7 @@ def compile_all(
 
 
 def _wait_aloud(futures: Sequence[Future[Any]], names: Sequence[str]) -> None:
-    """Wait for all, or for the first that fails; a person at a terminal sees the seconds pass."""
+    """Wait for all futures or the first failure, and show the elapsed time on a terminal."""
     started = time.monotonic()
     shown = ""
     while True:
@@ -231,7 +229,9 @@ def _compile(
     }
     cache = cache_module.Cache(Path(options.cache_directory or cache_module.default_directory()))
     name = cache_module.key(program.fingerprint, request)
-    use_cache = options.cache and target.platform == "tpu"  # a CPU's answer is for that CPU alone
+    use_cache = (
+        options.cache and target.platform == "tpu"
+    )  # an executable for a CPU fits that CPU only
     entry = cache.load(name) if use_cache else None
     if executables and entry and entry["outcome"] == "compiled" and "executable" not in entry:
         entry = None
@@ -254,7 +254,7 @@ def _compile(
             entry, new = {**entry, "hlo": again.get("hlo", "")}, True
         else:
             cache.notes.append(
-                "What else takes its memory is not known: the compile that was to tell ended with "
+                "The parts of its memory are unknown: the second compilation ended with "
                 f"{again['outcome']} ({again.get('error', '')})."
             )
     if use_cache and new and entry["outcome"] not in _NO_ANSWER:
@@ -264,9 +264,10 @@ def _compile(
 
 @contextmanager
 def compiler_ready(options: CompileOptions | None = None) -> Iterator[Workers]:
-    """Start workers ahead, while programs are still traced, and keep them for the whole block.
+    """Start workers while programs are still traced, and keep them for the whole block.
 
-    A machine on which the TPU compiler does not run starts none; ``compile_all`` says why.
+    If the TPU compiler does not run on this machine, it starts none; ``compile_all`` raises the
+    reason.
     """
     ahead = (options or CompileOptions()).at_once if not _why_not_here() else 0
     with kept_workers(ahead) as workers:
@@ -317,7 +318,7 @@ def _run(
             (folder / "options.bin").write_bytes(lowered.options(request["compiler_options"]))
             (folder / "module.bin").write_bytes(lowered.module)
         (folder / "request.json").write_text(json.dumps(request))
-        # The number of a CPU's devices can be set once in a process.
+        # A process can set the number of CPU devices only once.
         worker = workers.take() if request["target"]["topology_name"] else Worker()
         again = False
         try:
@@ -346,7 +347,7 @@ def _run(
 
 
 def _is_for_hbm(entry: dict[str, Any]) -> bool:
-    """Whether the compiler refused a program because it takes more HBM than there is."""
+    """Return whether the compiler refused a program because it exceeds HBM."""
     text = _DATA.sub("", entry["error"]) if entry["outcome"] == "refused" else ""
     said = ("Ran out of memory on HBM", "memory space hbm")
     return bool(_TOTAL_NEEDED.search(text) or _USED_OF.search(text)) or any(
@@ -390,7 +391,7 @@ def _read(
 
 
 def _check_options(text: str) -> None:
-    """Raise if what the compiler refused is an option and not the program."""
+    """Raise if the compiler rejected an option rather than the program."""
     if unknown := _NO_OPTION.search(text):
         raise ArgumentError(
             f"compiler_options: the TPU compiler (libtpu {cache_module.versions()['libtpu']}) has "
@@ -398,7 +399,7 @@ def _check_options(text: str) -> None:
         )
     if unread := _NO_VALUE.search(text):
         raise ArgumentError(
-            f"compiler_options: {unread[1]!r} is no value of {unread[2]}, the TPU compiler says."
+            f"compiler_options: the TPU compiler rejects the value {unread[1]!r} of {unread[2]}."
         )
 
 
@@ -411,7 +412,7 @@ def _crash_text(entry: dict[str, Any], target: Target) -> str:
     installed = ", ".join(f"{k} {v}" for k, v in cache_module.versions().items())
     return (
         f"The TPU compiler itself crashed ({how}) on this program for {target.name} ({installed}). "
-        "That is a fault of the compiler and not of the program: report it with the program at "
+        "This is a bug of the compiler, not of the program: report it with the program at "
         "https://github.com/jax-ml/jax/issues, and try another slice or version meanwhile."
-        f"\nLast words:\n{entry['error']}"
+        f"\nLast output:\n{entry['error']}"
     )

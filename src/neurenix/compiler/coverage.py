@@ -1,7 +1,7 @@
-"""Whether a program is like the published runs that the model of time was fitted to.
+"""Decide whether a program resembles the published runs of the calibration.
 
-Owns the judgement, whose answer widens the interval. Those runs are training steps of dense
-language models of 8 billion parameters and more; how wide the interval gets is ``calibration``'s.
+A program that does not gets a wider interval (``calibration``). Those runs are training steps of
+dense language models with at least 8 billion parameters.
 """
 
 from __future__ import annotations
@@ -12,15 +12,15 @@ from neurenix.compiler.program import Program
 from neurenix.compiler.training import is_training_step
 
 _LEAST_FLOPS_PER_TOKEN = 2.4e10
-"""Half of what a token of the smallest model of those runs takes, forwards and backwards."""
+"""Half of the training FLOPs per token of the smallest model of those runs."""
 _TOKENS = ("int32", "uint32", "int64", "uint64")
 
 
 def unlike_the_runs(program: Program) -> str:
-    """Return what sets a program apart from the published runs, or nothing.
+    """Return what distinguishes a program from the published runs, or an empty string.
 
-    A mixture of experts is told by the products of ``jax.lax.ragged_dot``; one that is written with
-    dense products over one-hot routes is not told from a dense model.
+    A mixture of experts is recognised by the products of ``jax.lax.ragged_dot``. One with dense
+    products over one-hot routes is not.
 
     Example:
         >>> unlike_the_runs(Program("predict", "", {"data": 1}, (), (), 0.0, 0))

@@ -1,6 +1,6 @@
-"""What the CPU of this machine can execute, to tell whether a program made elsewhere runs on it.
+"""Read this CPU's architecture and instruction sets, to check that a saved program runs on it.
 
-Owns the reading of the architecture and of the instruction sets. Standard library only.
+Uses the standard library only.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from typing import Any
 
 
 def cpu(root: Path = Path("/")) -> dict[str, Any]:
-    """Return ``architecture`` and ``features``, instruction sets by the kernel's names for them.
+    """Return ``architecture`` and ``features``, the instruction sets by the kernel's names.
 
-    Where the kernel names none (not Linux), ``features`` is empty.
+    ``features`` is empty if the kernel lists none (not Linux).
 
     Example:
         >>> sorted(cpu())

@@ -1,7 +1,7 @@
-"""Who made and who reads a value that the compiler only moves.
+"""Find the instructions that define and use a value that the compiler only moves.
 
-Owns the walk over moves without a JAX name, such as a spill from VMEM to HBM and the way back. It
-does not own what a buffer is for (``neurenix.compiler.peak_memory``).
+Follows moves without a JAX name, such as a spill from VMEM to HBM and back.
+``neurenix.compiler.peak_memory`` owns the roles of buffers.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _MOVES = frozenset(
 
 
 class Origins:
-    """Of the instructions of one module.
+    """Definitions and uses of the instructions of one module.
 
     Example:
         >>> from neurenix.compiler.hlo import parse
@@ -45,9 +45,9 @@ class Origins:
         }
 
     def made_by(self, instruction: Instruction) -> Instruction:
-        """Return the named instruction whose value a move without a name moves, else itself.
+        """Return the named instruction whose value an unnamed move moves, else the instruction.
 
-        What an argument or a loop's state is moved from says nothing of who made it.
+        A move of an argument or of a loop's state has no named definition.
         """
         maker, home = instruction, self._homes.get(instruction.name)
         while home is not None and _is_bare_move(maker) and maker.operands:
@@ -58,7 +58,7 @@ class Origins:
         return maker if maker.op_name else instruction
 
     def read_by(self, instruction: Instruction) -> list[Instruction]:
-        """Return the instructions that read what a move without a name moves, else itself."""
+        """Return the readers of the value of an unnamed move, else the instruction itself."""
         home = self._homes.get(instruction.name)
         if home is None or not _is_bare_move(instruction):
             return [instruction]
@@ -67,7 +67,7 @@ class Origins:
 
 def _readers(home: Computation, move: Instruction) -> Iterator[Instruction]:
     seen, reached = {move.name}, [move]
-    for now in reached:  # which grows
+    for now in reached:  # grows during the loop
         for user, _ in home.users.get(now.name, ()):
             if user.name in seen:
                 continue

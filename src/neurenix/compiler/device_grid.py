@@ -1,7 +1,4 @@
-"""The devices of a mesh in the order of its axes: neighbours on an axis are neighbours on ICI.
-
-Owns that order. Which slice and which axes there are is the request's to say.
-"""
+"""Order the devices of a mesh so that neighbours on an axis are neighbours on ICI."""
 
 from __future__ import annotations
 
@@ -13,7 +10,7 @@ from neurenix._jaxlib import slice_devices
 
 
 def devices_of(target: Mapping[str, Any]) -> list[Any]:
-    """Return the devices of a TPU slice that is not here; ``target`` is ``Target.as_json()``."""
+    """Return the devices of an absent TPU slice; ``target`` is ``Target.as_json()``."""
     options: dict[str, Any] = {"chips_per_host_bounds": list(target["chips_per_host_bounds"])}
     if target["num_slices"] > 1:
         options["num_slices"] = target["num_slices"]
@@ -25,8 +22,8 @@ def devices_of(target: Mapping[str, Any]) -> list[Any]:
 def device_grid(devices: Sequence[Any], sizes: tuple[int, ...], num_slices: int) -> Any:
     """Arrange devices along the axes of a mesh.
 
-    Several slices lie along the first axis, and along the next ones as far as it is too short for
-    them; the part of an axis inside a slice comes after the slices.
+    Several slices are placed along the first axis, and along the following axes if the first one is
+    too short. Within an axis, slices come before the devices of a slice.
 
     Returns:
         A NumPy array of devices, of the shape ``sizes``.
@@ -53,8 +50,8 @@ def device_grid(devices: Sequence[Any], sizes: tuple[int, ...], num_slices: int)
 
 
 def _torus_grid(sizes: tuple[int, ...], devices: Sequence[Any]) -> Any:
-    """Arrange the devices of one slice; a mesh axis may be a part of one of the slice's axes."""
-    from jax.experimental import mesh_utils  # all of JAX: only where there is an order to choose
+    """Arrange one slice's devices; a mesh axis may be a part of a slice axis."""
+    from jax.experimental import mesh_utils  # imports all of JAX: only where order matters
 
     return mesh_utils.create_device_mesh(
         sizes, devices=list(devices), allow_split_physical_axes=True

@@ -1,7 +1,7 @@
-"""Which arguments of a function have results that could take over their memory.
+"""Find arguments whose memory results could reuse.
 
-Owns the matching of arguments with results, and what ``jax.jit`` calls an argument that it is to
-donate. Whether that is worth saying is a finding's.
+Matches arguments with results, and writes the ``jax.jit`` options that donate them. ``findings``
+decides whether it matters.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ import jax
 from neurenix.compiler.argument_roles import parts
 
 _MOST = 0.5
-"""Of an argument's bytes that results must match: a step counter may come back as another type."""
+"""Share of an argument's bytes that must match results: a counter may change its dtype."""
 
 
 def replaceable(args: Sequence[Any], out: Any, kept_out: Sequence[int]) -> dict[int, list[int]]:
-    """Return the arguments that results could be written over: place, and leaves that match.
+    """Return the arguments that results could overwrite: position, and matching leaves.
 
-    The leaves are numbered among those of each argument. A result is matched once: first with an
-    argument that has its structure, then with any that has arrays of its shapes and types.
+    Leaves are numbered within each argument. Each result is matched once: first with an argument of
+    its structure, then with any argument that has arrays of its shapes and dtypes.
 
     Args:
         args: trees of arrays or specs.
         out: the tree of abstract results.
-        kept_out: places of arguments that are not to be donated, such as the batch.
+        kept_out: positions of arguments that must not be donated, such as the batch.
 
     Example:
         >>> w, x = jax.ShapeDtypeStruct((4, 4), "float32"), jax.ShapeDtypeStruct((8, 4), "float32")
@@ -47,7 +47,7 @@ def replaceable(args: Sequence[Any], out: Any, kept_out: Sequence[int]) -> dict[
 
 
 def donate_text(names: Sequence[int | str]) -> str:
-    """Return what to give to ``jax.jit`` so that arguments are donated.
+    """Return the ``jax.jit`` options that donate these arguments.
 
     Example:
         >>> donate_text([2, 3]), donate_text([0, "state"])
@@ -62,7 +62,7 @@ def donate_text(names: Sequence[int | str]) -> str:
 
 
 def _taken(leaves: Sequence[Any], left: Counter[Any]) -> list[int]:
-    """Return the leaves that results match, and take these away; none where few of them do."""
+    """Return the leaves that match results, and remove these; none if too few match."""
     results = left.copy()
     matched = []
     for number, leaf in enumerate(leaves):

@@ -1,8 +1,8 @@
-"""What makes two programs the same: operations, shapes, shardings and the lines inside of them.
+"""Compute the digest of a program: operations, shapes, shardings and source lines.
 
-Owns a digest of a StableHLO module in which the lines that *called* the traced function are left
-out, so that the same step asked about from another place is found in the cache. Lines inside of
-the function stay in it: a report names them.
+The digest of a StableHLO module ignores the lines that *called* the traced function, so that the
+cache finds the same step when it is called from elsewhere. Lines inside the function count, because
+reports name them.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def fingerprint(module: str) -> str:
 def _expanded(
     name: str, definitions: dict[str, str], known: dict[str, tuple[str, bool]]
 ) -> tuple[str, bool]:
-    """Return a digest of a location, and whether the entrance is its innermost line."""
+    """Return a digest of a location, and whether its innermost line is the entry point."""
     if name in known:
         return known[name]
     text = definitions.get(name, "")

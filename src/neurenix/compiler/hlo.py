@@ -1,10 +1,10 @@
-"""The text of an optimised HLO module, read into computations and instructions.
+"""Parse the text of an optimised HLO module into computations and instructions.
 
 Owns the grammar: logical lines (an attribute may span several), shapes with tiles and memory
-spaces, operands, called computations, source positions, and the trip counts of loops. It does not
-own what an instruction costs (``neurenix.compiler.schedule``).
+spaces, operands, called computations, source positions, and the trip counts of loops.
+``neurenix.compiler.schedule`` owns the cost of instructions.
 
-The text is read rather than the protocol buffer because no reader of it exists without TensorFlow.
+It parses text because the protocol buffer has no reader without TensorFlow.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _QUOTED = re.compile(r'"(?:[^"\\]|\\.)*"', re.DOTALL)
 _TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"|[()]')
 _COMMENT = re.compile(r"/\*.*?\*/")
 _HEADER = re.compile(r"^(ENTRY )?%?([\w.\-]+) \(.*\{$")
-_END = re.compile(r"^\}(?:, execution_thread=\S+)?$")  # of a computation, on a SparseCore perhaps
+_END = re.compile(r"^\}(?:, execution_thread=\S+)?$")  # of a computation, possibly for a SparseCore
 _INSTRUCTION = re.compile(r"^\s+(ROOT )?%?([\w.\-]+) = ")
 _OPCODE = re.compile(r"\s*([\w\-]+)\(")
 _NAME = re.compile(r"%([\w.\-]+)")
@@ -40,7 +40,7 @@ _LETTERS = {b"n": b"\n", b"r": b"\r", b"t": b"\t"}
 
 
 def unescaped(text: str) -> str:
-    r"""Return a text without XLA's C escapes: quotes, backslashes, and other bytes in octal.
+    r"""Return a text with XLA's C escapes decoded: quotes, backslashes and octal bytes.
 
     Example:
         >>> print(unescaped(r"exp \303\251/it\'s.py"))
@@ -58,7 +58,7 @@ def unescaped(text: str) -> str:
 
 @dataclass(frozen=True)
 class Instruction:
-    """One instruction: what it makes, from what, and the text of its attributes."""
+    """One instruction: opcode, result shapes, operands, and the text of its attributes."""
 
     name: str
     opcode: str
@@ -70,22 +70,22 @@ class Instruction:
 
     @cached_property
     def estimated_cycles(self) -> int | None:
-        """The scheduler's cycles for this instruction; ``None`` where it gives none.
+        """The scheduler's cycles for this instruction; ``None`` if absent.
 
-        -1 is none, and so is what ``cycles_overflow`` tells.
+        -1 and an overflow (``cycles_overflow``) count as absent.
         """
         found = _CYCLES.search(self.attributes)
         return int(found[1]) if found and 0 <= int(found[1]) < _OVERFLOW else None
 
     @cached_property
     def cycles_overflow(self) -> bool:
-        """Whether the compiler's own count overflowed: it writes 2⁶³ - 1 (libtpu 0.0.42.1)."""
+        """Whether the compiler's count overflowed to 2⁶³ - 1 (libtpu 0.0.42.1)."""
         found = _CYCLES.search(self.attributes)
         return found is not None and int(found[1]) >= _OVERFLOW
 
     @cached_property
     def called(self) -> tuple[str, ...]:
-        """Names of the computations that it calls, in the order of its attributes."""
+        """Names of the called computations, in the order of the attributes."""
         names = _CALLED.findall(self.attributes)
         branches = _BRANCHES.search(self.attributes)
         if branches:
@@ -94,12 +94,12 @@ class Instruction:
 
     @cached_property
     def op_name(self) -> str:
-        """The path of JAX names that the instruction comes from, or an empty string."""
+        """The path of the instruction's JAX names, or an empty string."""
         found = _OP_NAME.search(self.attributes)
         return unescaped(found[1]) if found else ""
 
     def attribute(self, name: str) -> str | None:
-        """Return the text of an attribute without spaces, ``None`` when it is absent.
+        """Return the text of an attribute without spaces, or ``None`` if it is absent.
 
         Example:
             >>> i = Instruction("a", "fusion", (), (), "", "kind=kLoop, calls=%f.1", False)
@@ -126,12 +126,12 @@ class Computation:
 
     @cached_property
     def parameters(self) -> dict[int, Instruction]:
-        """Its parameters by number."""
+        """The parameters by number."""
         return {int(i.argument): i for i in self.instructions if i.opcode == "parameter"}
 
     @cached_property
     def users(self) -> dict[str, list[tuple[Instruction, int]]]:
-        """By an instruction's name: those that take its value, and at which position."""
+        """For each instruction name, its users and the operand positions."""
         found: dict[str, list[tuple[Instruction, int]]] = {}
         for user in self.instructions:
             for position, name in enumerate(user.operands):
@@ -140,7 +140,7 @@ class Computation:
 
     @property
     def root(self) -> Instruction:
-        """The instruction whose value the computation returns."""
+        """The instruction that the computation returns."""
         for instruction in reversed(self.instructions):
             if instruction.is_root:
                 return instruction
@@ -170,7 +170,7 @@ class Module:
     _frames: dict[int, SourceLine] = field(default_factory=dict, repr=False)
 
     def source(self, instruction: Instruction) -> SourceLine | None:
-        """Return the innermost line of the user's program behind an instruction, if known."""
+        """Return the innermost line of the user's program for an instruction, if known."""
         found = _FRAME.search(instruction.attributes)
         if found:
             return self._frames.get(int(found[1]))
@@ -178,12 +178,12 @@ class Module:
         return SourceLine(unescaped(found[1]), int(found[2])) if found else None
 
     def trip_count(self, computation: Computation, loop: Instruction) -> int | None:
-        """Return how often the body of ``loop`` runs; ``None`` when the data decides it.
+        """Return how often the body of ``loop`` runs; ``None`` if that depends on data.
 
-        A loop of ``lax.scan`` ends in ``compare(counter, constant), direction=LT``; the counter
-        starts at the constant that the loop's tuple carries in its place. It grows by more than 1
-        where the compiler has unrolled the body. A counter may as well fall, be multiplied, or be
-        compared in another direction.
+        A loop of ``lax.scan`` ends in ``compare(counter, constant), direction=LT``. The counter
+        starts at a constant of the loop's tuple. It grows by more than 1 if the compiler unrolled
+        the body. Counters that decrease, are multiplied, or are compared in another direction are
+        handled too.
         """
         known = _KNOWN_TRIPS.search(loop.attributes)
         if known:
@@ -211,10 +211,10 @@ class Module:
         return trip_count(start, bound, direction or "", *growth)
 
     def _growth(self, loop: Instruction, counter: Instruction) -> tuple[int, int] | None:
-        """Return what one run of the body multiplies the counter with and then adds to it.
+        """Return the factor and the summand by which one run of the body changes the counter.
 
-        ``(1, 1)`` where it is not to be seen how the counter changes, as ``lax.scan`` writes it;
-        ``None`` where something else is done to it.
+        Returns ``(1, 1)``, the form of ``lax.scan``, if the change cannot be found, and ``None`` if
+        it has another form.
         """
         body = self.computations.get(called_as(loop, "body"))
         index = counter.attribute("index")
@@ -242,7 +242,7 @@ class Module:
                 step = 2**step
             if value.opcode in ("multiply", "shift-left"):
                 factor *= step
-            else:  # what is added here is multiplied by what comes after
+            else:  # later factors multiply this summand
                 growth += factor * (step if value.opcode == "add" else -step)
             value = left
         return None
@@ -250,10 +250,10 @@ class Module:
     def _start(
         self, computation: Computation, loop: Instruction, counter: Instruction
     ) -> int | None:
-        """Return the counter's first value: 0 where a loop around has it, None if data decides.
+        """Return the counter's initial value: 0 if a loop carries it, None if data decides.
 
-        In the entry what is no constant comes from data; within a loop XLA carries a constant 0
-        through the tuple of the loop around it.
+        In the entry computation, a value that is not a constant depends on data. Inside a loop XLA
+        carries a constant 0 through the tuple of the enclosing loop.
         """
         unseen = None if computation is self.entry else 0
         state = computation.by_name.get(loop.operands[0])
@@ -270,7 +270,7 @@ class Module:
 
 
 def parse(text: str) -> Module:
-    """Read the text of an optimised HLO module.
+    """Parse the text of an optimised HLO module.
 
     Raises:
         CompilationError: the text is not an HLO module with an entry computation.
@@ -345,7 +345,7 @@ def _read_instruction(line: str) -> Instruction:
 
 
 def _closing(text: str, start: int) -> int:
-    """Return the place of the parenthesis that closes the one at ``start``."""
+    """Return the position of the parenthesis that closes the one at ``start``."""
     plain = text.find(")", start)
     if plain > 0 and text.find("(", start + 1, plain) < 0 and text.find('"', start, plain) < 0:
         return plain
@@ -361,7 +361,7 @@ def _closing(text: str, start: int) -> int:
 
 
 def called_as(instruction: Instruction, role: str) -> str:
-    """Return the name of the computation that plays ``role``, such as ``"body"``; else ``""``."""
+    """Return the name of the computation with this role, such as ``"body"``; else ``""``."""
     found = re.search(rf"{role}=%?([\w.\-]+)", instruction.attributes)
     return found[1] if found else ""
 
@@ -373,7 +373,7 @@ def _integer(instruction: Instruction | None) -> int | None:
 
 
 def _read_frames(lines: list[str]) -> dict[int, SourceLine]:
-    """Resolve the header tables to one source line for each stack frame."""
+    """Resolve the header tables to one source line per stack frame."""
     section = ""
     text: dict[str, dict[int, str]] = {"FileNames": {}, "FunctionNames": {}}
     fields: dict[str, dict[int, dict[str, int]]] = {"FileLocations": {}, "StackFrames": {}}
@@ -404,10 +404,10 @@ def _read_frames(lines: list[str]) -> dict[int, SourceLine]:
 def _user_line(
     number: int, stack: dict[int, dict[str, int]], places: dict[int, SourceLine]
 ) -> SourceLine | None:
-    """Return the innermost line of a frame that is the user's, or else the innermost.
+    """Return the innermost line of a stack frame in user code, else the innermost line.
 
-    Lines outside of the traced function, such as the call of preflight, are not the program's.
-    The text prints the number of the caller's frame plus one; the outermost is its own caller.
+    Lines outside the traced function, such as the call of preflight, do not count. The text has the
+    caller's frame number plus one; the outermost frame is its own caller.
     """
     innermost: SourceLine | None = None
     while number in stack:

@@ -1,9 +1,8 @@
-"""What an instruction has to do, and the least time of it on a device: its floors.
+"""Compute the work of an instruction, and its lower bound on time.
 
-Owns these for one instruction: its products at the peak of the matrix unit, its bytes at the
-rates of HBM and of VMEM; of a Pallas kernel what its author states, what its name and shapes say,
-or what its program shows. It does not own how long the instruction takes beyond them
-(``schedule``).
+The bounds are products at the matrix unit's peak, and bytes at HBM and VMEM bandwidth. For a Pallas
+kernel they come from its stated cost, its name and shapes, or its program. ``schedule`` owns the
+time beyond the bounds.
 """
 
 from __future__ import annotations
@@ -25,20 +24,20 @@ from neurenix.compiler.traffic import moved_bytes
 
 @dataclass(frozen=True)
 class Work:
-    """FLOPs and bytes of one instruction on one device, and what they take at the published rates.
+    """FLOPs and bytes of one instruction on one device, and their time at the published rates.
 
     Attributes:
         flops: on the matrix unit.
-        bytes: from and to HBM, padding included.
+        bytes: HBM traffic, padding included.
         compute_seconds: of all products at the peak of their types, with every branch of a kernel
             taken.
-        sure_seconds: the same of those outside of branches.
-        transfer_seconds: of the bytes from and to HBM.
-        vmem_seconds: of the bytes from and to VMEM.
-        products: on the matrix unit, but for those in a kernel.
+        sure_seconds: the same without products inside branches.
+        transfer_seconds: of the HBM traffic.
+        vmem_seconds: of the VMEM traffic.
+        products: on the matrix unit, except those in a kernel.
         kernel: whether it is a Pallas kernel.
-        stated: whether it is one whose cost is known as a whole: stated, or an attention of JAX.
-        attention: whether it is JAX's attention, which published runs have.
+        stated: whether it is a kernel of known cost: stated, or JAX's attention.
+        attention: whether it is JAX's attention, which published runs use.
     """
 
     flops: float
@@ -54,14 +53,14 @@ class Work:
 
     @property
     def floor_seconds(self) -> float:
-        """The least time of the instruction."""
+        """Lower bound on the time of the instruction."""
         return max(self.sure_seconds, self.transfer_seconds, self.vmem_seconds)
 
 
 def work_of(
     module: Module, computation: Computation, instruction: Instruction, generation: Generation
 ) -> Work:
-    """Return what an instruction of a computation has to do on a device of a generation.
+    """Return the work of an instruction on a device of a generation.
 
     Example:
         >>> from neurenix.chips import generation
@@ -89,7 +88,7 @@ def work_of(
         compute = sure = flops / generation.peak_flops_per_second["bfloat16"]
     elif shown:
         flops = shown.flops
-        moved = moved if inside else max(moved, shown.bytes)  # blocks of VMEM cost nothing
+        moved = moved if inside else max(moved, shown.bytes)  # blocks in VMEM cost no HBM traffic
         compute, sure = (
             sum(part / peak_of(dtypes, generation) for part, dtypes in parts)
             for parts in (shown.products, shown.sure_products)

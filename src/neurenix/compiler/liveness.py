@@ -1,13 +1,12 @@
-"""Which buffers lie in a device's memory together: live ranges over a scheduled program.
+"""Compute live ranges over a scheduled program, and its peak memory.
 
-Owns the flattening of the schedule (loops and branches stand where they are called), what shares
-memory, and the moment at which most is in use. It does not own the totals or what a buffer is for
-(``neurenix.compiler.peak_memory``).
+Flattens the schedule (loops and branches at their calls), finds which values share memory, and
+finds the peak. ``neurenix.compiler.peak_memory`` owns totals and the roles of buffers.
 
-What shares memory is read from the program: tuples, bitcasts, loops and branches hand buffers on,
-``input_output_alias`` names the donated arguments, and the compiler writes into each instruction's
-``aliasing_operands`` which operands its results may overwrite. Where in memory a buffer lies the
-text does not say, so what is lost between buffers is not seen.
+Sharing is read from the program: tuples, bitcasts, loops and branches forward buffers,
+``input_output_alias`` names the donated arguments, and each instruction's ``aliasing_operands``
+lists the operands that its results may overwrite. The text has no addresses, so fragmentation is
+not seen.
 """
 
 from __future__ import annotations
@@ -27,17 +26,16 @@ _DONATED = re.compile(r"\{([\d, ]*)\}: \((\d+), \{([\d, ]*)\}")
 _SAME = ("bitcast", "opt-barrier", "add-dependency", "domain", "custom-call-update", "async-update")
 
 Tree = int | tuple["Tree", ...]
-"""Values as a program nests them; a number is an array's."""
+"""A nested tuple of value numbers, one per array."""
 
 
 @dataclass
 class Value:
-    """A stretch of memory from the first instruction that writes it to the last that reads it.
+    """A buffer, from the first instruction that writes it to the last one that reads it.
 
-    ``start`` and ``end`` count instructions of the flattened schedule; ``-1`` and a very large
-    number stand for what lies there before and after. ``writers`` and ``readers`` are the
-    instructions in between, each with its place in the schedule; ``parameter`` is the number of
-    the entry's parameter that it is.
+    ``start`` and ``end`` are positions in the flattened schedule; ``-1`` and a very large number
+    mean before and after it. ``writers`` and ``readers`` are the instructions in between with their
+    positions; ``parameter`` is the number of the entry parameter, if the value is one.
     """
 
     shape: Shape
@@ -50,13 +48,13 @@ class Value:
 
     @property
     def bytes(self) -> int:
-        """Bytes with the padding of the tiles."""
+        """Bytes, including the padding of tiles."""
         return self.shape.padded_bytes
 
 
 @dataclass(frozen=True)
 class Peak:
-    """The moment at which most bytes are in use, and the values that are."""
+    """The point of highest memory use, and the values live there."""
 
     position: int
     bytes: int
@@ -64,7 +62,7 @@ class Peak:
 
 
 def values(module: Module) -> list[Value]:
-    """Return every stretch of memory of a scheduled module, those that share it as one.
+    """Return the values of a scheduled module; values that share memory are one.
 
     Example:
         >>> from neurenix.compiler.hlo import parse
@@ -86,7 +84,7 @@ def values(module: Module) -> list[Value]:
 
 
 def peak(found: Iterable[Value], spaces: tuple[int, ...] = (HBM,)) -> Peak:
-    """Return the first moment at which most bytes of the memory ``spaces`` are in use."""
+    """Return the first point of highest use of the memory ``spaces``."""
     kept = [v for v in found if v.shape.memory_space in spaces and v.bytes]
     steps: dict[int, int] = {}
     for value in kept:
@@ -102,7 +100,7 @@ def peak(found: Iterable[Value], spaces: tuple[int, ...] = (HBM,)) -> Peak:
 
 
 class _Walk:
-    """One pass over the schedule; ``_shared`` is a forest in which a root stands for its tree."""
+    """One pass over the schedule. ``_shared`` is a union-find forest of values."""
 
     def __init__(self, module: Module) -> None:
         self.module = module
@@ -137,7 +135,7 @@ class _Walk:
         return [v for index, v in enumerate(self._values) if self._shared[index] == index]
 
     def _overwrite(self, position: int, operands: list[int], results: list[int]) -> None:
-        """Let each result take over an operand of its size that nobody reads any more."""
+        """Let each result reuse an operand of equal size that has no later reader."""
         for result in results:
             new = self._root(result)
             for operand in operands:
@@ -194,7 +192,7 @@ class _Walk:
         return made[0] if len(made) == 1 else tuple(made)
 
     def _loop(self, loop: Instruction, state: Tree) -> Tree:
-        """Body, condition and result of a loop work in the memory of its first state."""
+        """Let body, condition and result of a loop share the memory of its initial state."""
         for role in ("condition", "body"):
             computation = self.module.computations.get(called_as(loop, role))
             if computation is None:
@@ -207,7 +205,7 @@ class _Walk:
         return state
 
     def _branches(self, conditional: Instruction, given: list[Tree]) -> Tree:
-        """All branches leave their results in the same memory."""
+        """Let the results of all branches share memory."""
         results: list[Tree] = []
         for name, argument in zip(conditional.called, given, strict=True):
             result, _ = self._computation(self.module.computations[name], argument)
@@ -222,7 +220,7 @@ class _Walk:
     def _start(
         self, instruction: Instruction, operands: list[Tree], given_shapes: list[Shape]
     ) -> Tree:
-        """Of an asynchronous operation: operands handed on, results, and what it needs."""
+        """Process an asynchronous start: forwarded operands, results and scratch memory."""
         given = [leaf for operand in operands for leaf in _leaves(operand)]
         shapes = instruction.shapes
         if instruction.opcode == "copy-start" and len(shapes) > 1 and given:
@@ -315,7 +313,7 @@ def _at(tree: Tree, index: Iterable[int]) -> Tree:
 
 
 def _groups(attributes: str) -> list[list[int]]:
-    """Return the lists of operands and results, numbered one after another, that may share."""
+    """Return the lists of operands and results, numbered consecutively, that may share memory."""
     start = attributes.find('"aliasing_operands"')
     end = attributes.find("]}]", start)
     if start < 0 or end < 0:

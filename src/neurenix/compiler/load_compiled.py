@@ -1,11 +1,10 @@
-"""Running a compiled program from its file, without compiling.
+"""Run a compiled program from its file, without compiling.
 
-Owns the checks that need this machine (versions, devices, slice), the hand-over to PJRT, and the
-call. The file and its own checks are in ``artefact``.
+Checks versions, devices and slice of this machine, loads the executable into PJRT, and calls it.
+``nxc_format`` owns the file and its own checks.
 
-What has been run and what has not: the whole way, execution included, on CPUs, one device and
-eight. For TPUs every step up to PJRT's ``deserialize_executable`` is tested; no TPU executable has
-been run from a file yet.
+On CPUs everything is tested, including execution on one and on eight devices. For TPUs every step
+up to PJRT's ``deserialize_executable`` is tested; no TPU executable has been run from a file yet.
 """
 
 from __future__ import annotations
@@ -40,22 +39,22 @@ from neurenix.simulation import simulated
 
 
 class LoadedProgram:
-    """A compiled program on this machine's devices; calling it compiles nothing.
+    """A compiled program on this machine's devices. Calling it does not compile.
 
-    Call it with the arguments of the function that was compiled: the same positions and names, with
-    arrays of the same global shapes and dtypes. A Python number is one of them where their dtype
-    holds it, and a NumPy array of 64 bits where ``jax.jit`` makes it one of 32. Modules, optimizers
-    and metrics are given as modules of the same variables, and hold the new arrays after the call,
-    as with ``nx.jit``. Static arguments, which are part of the program, are given again as they
-    were, or all left out. Arrays that are not on the devices yet are put there, divided as
-    ``shardings`` says. Donated arguments are deleted by the call.
+    Call it like the compiled function: the same positions and names, with arrays of the same global
+    shapes and dtypes. Python numbers are accepted if the dtype can hold them, and 64-bit NumPy
+    arrays if ``jax.jit`` converts them to 32 bits. Modules, optimizers and metrics are passed as
+    modules with the same variables and hold the new arrays after the call, as with ``nx.jit``.
+    Static arguments are part of the program: pass the same values again, or omit all of them.
+    Arrays are transferred to the devices if necessary, sharded as ``shardings`` says. The call
+    deletes donated arguments.
 
-    Dictionaries, lists and tuples of the result are as the function returned them; a dataclass or
-    another registered node comes back as a dictionary of its fields, and is taken back as such.
+    Dictionaries, lists and tuples in the result keep their structure. A dataclass or another
+    registered node is returned, and accepted, as a dictionary of its fields.
 
     Attributes:
         artefact: the file's content.
-        mesh: of the devices that it runs on.
+        mesh: the mesh of its devices.
     """
 
     def __init__(self, artefact: Artefact, devices: Sequence[Any]) -> None:
@@ -77,28 +76,26 @@ class LoadedProgram:
             ]
             for entry in manifest["arguments"]:
                 jax.numpy.dtype(entry["dtype"])
-        except Exception as error:  # whatever JAX raises for names and sizes that it does not know
-            raise ArtefactError(
-                f"The manifest of {artefact.path} is not a valid one: {error}"
-            ) from error
+        except Exception as error:  # JAX raises various types for invalid names and sizes
+            raise ArtefactError(f"The manifest of {artefact.path} is invalid: {error}") from error
         self._executable = _deserialize(artefact, devices)
         self._bindings = Bindings()
 
     @property
     def shardings(self) -> dict[str, NamedSharding]:
-        """How each argument is divided, by its path, such as ``"0.layers.0.kernel"``."""
+        """Sharding of each argument by its path, such as ``"0.layers.0.kernel"``."""
         return dict(zip(self._arguments, self._placed, strict=True))
 
     def __call__(self, *args: Any, **named: Any) -> Any:
         """Run the program once.
 
         Raises:
-            ArgumentTypeError: an argument is missing, is not known, or has another dtype; one
-                comes by name that came by position, or the other way round; a module has other
-                variables; or a donated array is given twice, to this call or an earlier one.
-            ArgumentError: a static argument is another than the program was compiled for.
+            ArgumentTypeError: an argument is missing, unknown or of another dtype; it is positional
+                instead of named, or the reverse; a module has other variables; or a donated array
+                is passed twice, in this call or in an earlier one.
+            ArgumentError: a static argument differs from the compiled one.
             ShapeError: an argument has another shape.
-            ArtefactError: the results are others than the file says.
+            ArtefactError: the results differ from those that the file lists.
         """
         name, calling = self.artefact.manifest["name"], self._calling or Calling(len(args))
         arrays = calling.traced(name, args, named)
@@ -112,16 +109,16 @@ class LoadedProgram:
         return binding.update(self._run_on_leaves, binding.read_apart(), rest)
 
     def _run_on_leaves(self, leaves: list[Any], rest: list[Any]) -> tuple[Any, list[Any]]:
-        """Run the program on the arrays of modules; return its result, and their arrays after it.
+        """Run the program on the arrays of modules; return its result and their new arrays.
 
-        Random keys cross as their numbers.
+        Random keys are passed as their key data.
         """
         out, after = self._run(([numbers_of(leaf) for leaf in leaves], rest))
         return out, list(map(like, leaves, after))
 
     def _run(self, args: tuple[Any, ...]) -> Any:
         given = self._matched(args)
-        with jax.enable_x64(True):  # a program keeps its 64-bit types, whoever calls it
+        with jax.enable_x64(True):  # the program keeps its 64-bit types in every caller's mode
             arrays = [
                 jax.device_put(leaf, sharding)
                 for leaf, sharding in zip(given, self._placed, strict=True)
@@ -140,29 +137,29 @@ class LoadedProgram:
             ]
         except ValueError as error:
             raise ArtefactError(
-                f"The manifest of {self.artefact.path} is not that of its executable, which leaves "
-                f"other results. Do not run it; copy it again from where it was made. ({error})"
+                f"The manifest of {self.artefact.path} does not match its executable, which gives "
+                f"other results. Do not run it; copy it again from its source. ({error})"
             ) from error
         return pytree_json.build(self.artefact.manifest["output_tree"], iter(results))
 
     def _explain_donation(
         self, given: Sequence[Any], arrays: Sequence[jax.Array], error: Exception
     ) -> None:
-        """Raise for an array that was given twice, once or twice of them to be donated.
+        """Raise for an array that is passed twice and donated at least once.
 
-        Told by the memory, which may be asked for now only: asking waits for what computes it.
+        It compares buffers. This waits for their computation, so it runs only after an error.
         """
         donated = {path for path, entry in self._arguments.items() if entry["donated"]}
         first: dict[int, str] = {}
         for path, leaf, array in zip(self._arguments, given, arrays, strict=True):
-            if not isinstance(leaf, jax.Array):  # of a NumPy array each argument is a copy
+            if not isinstance(leaf, jax.Array):  # NumPy arrays are copied
                 continue
             other = first.setdefault(array.addressable_data(0).unsafe_buffer_pointer(), path)
             if other != path and donated & {other, path}:
                 raise ArgumentTypeError(
                     f"Arguments {other} and {path} of {self.artefact.manifest['name']} are one "
                     f"array, and {other if other in donated else path} is donated: its memory is "
-                    "given to the results. Give a copy for one of them: jnp.copy(…)."
+                    "reused by the results. Pass a copy for one of them: jnp.copy(…)."
                 ) from error
 
     def _matched(self, args: tuple[Any, ...]) -> list[Any]:
@@ -179,9 +176,9 @@ class LoadedProgram:
         return [_checked(given[path], entry) for path, entry in self._expected.items()]
 
     def _shown(self, path: str) -> str:
-        """Return what messages call an argument: a module's array by its path in the module.
+        """Return the name of an argument in messages: for a module's array, its path in the module.
 
-        Others are called as the caller counts or names them, static ones not counted.
+        For others it is the caller's position or name, without static arguments.
         """
         if self._calling is None:
             return path
@@ -203,24 +200,24 @@ def load_compiled(path: str | os.PathLike[str], *, sha256: str | None = None) ->
     Nothing is compiled. CPU executables have been run from files; TPU executables have not (see
     the module).
 
-    Loading runs the machine code in the file. Load only files of people whom you trust.
+    Loading runs the machine code in the file. Load only files from people whom you trust.
 
     Args:
         path: of the file.
-        sha256: what the whole file must have, as ``neurenix compile`` printed it; left out, the
-            file is checked against itself only.
+        sha256: expected digest of the whole file, as printed by ``neurenix compile``. By default
+            only the file's own checksums are verified.
 
     Returns:
-        A callable that takes the arguments of the function that was compiled.
+        A callable that takes the arguments of the compiled function.
 
     Raises:
-        ArtefactError: in this order: the file is no artefact or cut short, its manifest is of
-            another schema, a member was changed, it was made by other versions of jax, jaxlib or
-            libtpu, or for another slice than this one.
-        ArgumentTypeError: the path or the sum is of another type.
-        DeviceNotFoundError: it is for a TPU, and there is none here; or for more CPU devices than
-            there are.
-        DeviceInitializationError: there is a TPU and it does not start.
+        ArtefactError: in this order: the file is not an artefact or is truncated; its manifest has
+            another schema; a member was changed; it was written by other versions of jax, jaxlib or
+            libtpu; or it is for another slice.
+        ArgumentTypeError: the path or the digest has another type.
+        DeviceNotFoundError: it is for a TPU and there is none, or for more CPU devices than there
+            are.
+        DeviceInitializationError: there is a TPU that does not start.
 
     Example:
         On the laptop, and then on the TPU machine::
@@ -244,10 +241,10 @@ def load_compiled(path: str | os.PathLike[str], *, sha256: str | None = None) ->
 
 
 def check_slice(artefact: Artefact, topology: TPUTopology) -> None:
-    """Raise unless the devices here are the slice that the program was compiled for.
+    """Check that the devices are the slice that the program was compiled for.
 
     Raises:
-        ArtefactError: another slice; the message names both.
+        ArtefactError: it is another slice; the message names both.
     """
     wanted = chips.resolve(artefact.target)
     if (topology.slice_name, topology.num_devices) != (wanted.name, wanted.num_devices):
@@ -261,10 +258,10 @@ def check_slice(artefact: Artefact, topology: TPUTopology) -> None:
 def arrange(artefact: Artefact, devices: Sequence[Any]) -> list[Any]:
     """Return the devices in the order of the program's mesh.
 
-    The executable knows its devices by number, and their places decide which links it uses.
+    The executable refers to devices by number, and their coordinates decide which links it uses.
 
     Raises:
-        ArtefactError: the devices are numbered in another way than the compiler's.
+        ArtefactError: the compiler numbered the devices differently.
     """
     numbered = {device.id: device for device in devices}
     ids = artefact.manifest["device_ids"]
@@ -273,7 +270,7 @@ def arrange(artefact: Artefact, devices: Sequence[Any]) -> list[Any]:
         list(getattr(numbered[number], "coords", ())) for number in ids
     ]:
         raise ArtefactError(
-            f"The devices of this machine are numbered in another way than those that "
+            f"This machine numbers its devices differently from those that "
             f"{artefact.path} was compiled for ({artefact.target}). Compile it again on this "
             "machine, and report it at https://github.com/jax-ml/jax/issues."
         )
@@ -322,7 +319,7 @@ def _cpu_devices(artefact: Artefact) -> list[Any]:
 
 def _deserialize(artefact: Artefact, devices: Sequence[Any]) -> Any:
     client = devices[0].client
-    # In the order of the mesh: the runtime ends the process when results lie in another.
+    # In mesh order: otherwise the runtime aborts the process.
     ordered = DeviceList(tuple(devices))
     try:
         return client.deserialize_executable(artefact.executable, executable_devices=ordered)
@@ -346,7 +343,7 @@ def _checked(leaf: Any, entry: dict[str, Any]) -> Any:
     elif isinstance(leaf, (np.ndarray, np.generic)):
         leaf = _canonical(leaf, dtype)
     if not hasattr(leaf, "shape") or not hasattr(leaf, "dtype"):
-        raise ArgumentTypeError(f"Argument {path} is a {type(leaf).__name__}, and not an array.")
+        raise ArgumentTypeError(f"Argument {path} is a {type(leaf).__name__}, not an array.")
     if tuple(leaf.shape) != shape:
         raise ShapeError(
             f"Argument {path} has shape {tuple(leaf.shape)}; the program was compiled for {shape}."
@@ -360,7 +357,7 @@ def _checked(leaf: Any, entry: dict[str, Any]) -> Any:
 
 
 def _canonical(array: Any, dtype: np.dtype) -> Any:
-    """Return a NumPy array as ``jax.jit`` takes it: of 32 bits where types of 64 are off."""
+    """Return a NumPy array as ``jax.jit`` takes it: with 32 bits unless x64 is enabled."""
     narrows = array.dtype != dtype and array.dtype.kind in "iufc"
     if narrows and jax.dtypes.canonicalize_dtype(array.dtype) == dtype:
         with np.errstate(over="ignore"):
@@ -369,10 +366,10 @@ def _canonical(array: Any, dtype: np.dtype) -> Any:
 
 
 def _number(value: complex, path: str, dtype: np.dtype) -> Any:
-    """Return a Python number as one of ``dtype``; of a float only digits are lost.
+    """Return a Python number as a scalar of ``dtype``; a float may lose digits.
 
     Raises:
-        ArgumentTypeError: it is another number then.
+        ArgumentTypeError: ``dtype`` cannot represent it.
     """
     kind = np.complexfloating if isinstance(value, complex) else np.inexact
     rounds = isinstance(value, (float, complex)) and jax.numpy.issubdtype(dtype, kind)

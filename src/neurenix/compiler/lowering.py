@@ -1,7 +1,7 @@
-"""A program as the compiler takes it: a module for its devices, and XLA's options.
+"""Lower a program to the compiler's input: a module for its devices, and XLA options.
 
-Owns the last step before compiling, which needs JAX and no device, so that the process that
-compiles needs libtpu and no JAX. Where the program came from is ``program``'s.
+This last step before compiling needs JAX but no device, so the process that compiles needs libtpu
+but no JAX. ``program`` traces.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ from neurenix._jax import (
 )
 
 _MOST_PARAMETERS = 2000
-"""Of a TPU's program, after which JAX hands them over as one tuple."""
+"""Number of parameters of a TPU program above which JAX passes them as one tuple."""
 
 
 @dataclass(frozen=True)
 class Lowered:
-    """Bytecode of StableHLO, and what the compiler is told of its parameters and results.
+    """StableHLO bytecode, and its parameters and results as the compiler sees them.
 
     Attributes:
-        module: the bytecode, with the user's source lines inside.
-        num_devices: that the module is divided over, those of a mesh that the function names where
-            no argument lies on one.
-        undecided: for each parameter, whether the compiler is to divide it.
-        num_results: arrays that it returns.
+        module: the bytecode, including the user's source lines.
+        num_devices: number of devices; that of a mesh inside the function if no argument is
+            sharded.
+        undecided: for each parameter, whether the compiler chooses its sharding.
+        num_results: number of returned arrays.
     """
 
     module: bytes
@@ -45,18 +45,17 @@ class Lowered:
     num_results: int
 
     def options(self, named: Mapping[str, Any]) -> bytes:
-        """Return ``CompileOptions`` serialized.
+        """Return serialized ``CompileOptions``.
 
         Args:
-            named: XLA's own, as ``jax.stages.Lowered.compile`` takes them.
+            named: XLA options, as for ``jax.stages.Lowered.compile``.
 
         Raises:
-            ArgumentError: JAX cannot read the value of an option.
+            ArgumentError: JAX rejects the value of an option.
         """
         told = _compile_options(self.num_devices, named)
         told.parameter_is_tupled_arguments = len(self.undecided) > _MOST_PARAMETERS
-        # What is given lies where its partition says, if it has one; of what has none, and of what
-        # is returned, the compiler decides.
+        # Arguments keep their partitions. The compiler shards arguments without one, and results.
         building = told.executable_build_options
         building.allow_spmd_sharding_propagation_to_parameters = list(self.undecided)
         building.allow_spmd_sharding_propagation_to_output = [True] * self.num_results
@@ -66,23 +65,23 @@ class Lowered:
 def lower(
     traced: Any, args: Sequence[jax.ShapeDtypeStruct], num_devices: int, platform: str = "tpu"
 ) -> tuple[Lowered, tuple[int, ...], str]:
-    """Lower what ``jax.jit`` has traced for devices that are not here.
+    """Lower a traced function for absent devices.
 
     Args:
         traced: a ``jax.stages.Traced``.
-        args: what it was traced with; one without a sharding is divided by the compiler.
-        num_devices: that the program is divided over.
-        platform: JAX's name of what they are.
+        args: its arguments; the compiler chooses the sharding of those without one.
+        num_devices: number of devices.
+        platform: JAX's name of the platform.
 
     Returns:
-        What the compiler takes, which of the arguments are its parameters, and its module as text
-        with locations.
+        The compiler's input, the indices of the arguments that are parameters, and the module's
+        text with locations.
     """
     stage = lowered(traced, platform)
     module: Any = stage.compiler_ir("stablehlo").operation
     kept = kept_arguments(stage)
     undecided = tuple(args[index].sharding is None for index in kept)
-    if num_partitions(module) == 1:  # no argument tells JAX of the devices, or there is one
+    if num_partitions(module) == 1:  # no argument is sharded, or there is one device
         given = set(traced.donate_argnums)
         divided_over(module, num_devices, {n for n, index in enumerate(kept) if index in given})
     bytecode = io.BytesIO()
@@ -99,7 +98,7 @@ def _compile_options(num_devices: int, options: Mapping[str, Any]) -> Any:
             compile_options(num_devices, {name: value})
         except (TypeError, ValueError) as error:
             raise ArgumentError(
-                f"compiler_options[{name!r}] has a value that JAX does not take: {value!r}."
+                f"compiler_options[{name!r}] has a value that JAX rejects: {value!r}."
             ) from error
     with with_shardy():
         return compile_options(num_devices, options)

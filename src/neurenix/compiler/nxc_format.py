@@ -1,19 +1,18 @@
-"""The file format of a compiled program, ``step.nxc``. Experimental: it may change.
+"""Read and write a compiled program as one file, ``step.nxc``. Experimental: it may change.
 
-Owns the container, its manifest and the checks of both. Does not own compiling (``compile.py``) or
-running (``load_compiled.py``).
+Owns the container, its manifest and their checks. ``compile`` compiles, and ``load_compiled`` runs
+what was read.
 
-An artefact is a ZIP file of three members, stored and not compressed, and of nothing else::
+An artefact is a ZIP file with exactly three uncompressed members::
 
     manifest.json    what the program is, for which devices, versions, arguments and results
     executable.bin   the executable as PJRT serializes it
     program.bin      the program before it was compiled (StableHLO, as jax.export writes it)
 
-The manifest names the size and the SHA-256 of the other two; the comment of the ZIP file names the
-SHA-256 of the manifest. No member is a pickle, and reading one runs nothing of it. *Running* an
-executable runs whatever is in it: hashes inside of a file show damage and careless changes, not a
-file that somebody made anew. Take artefacts from people whom you trust, or compare the file's
-``sha256`` with one that came another way.
+The manifest has the sizes and SHA-256 digests of the other two; the comment of the ZIP file has the
+digest of the manifest. No member is a pickle, and reading a file runs no code from it. *Running* an
+executable runs its machine code: digests inside a file detect damage, not forgery. Use artefacts
+from people whom you trust, or compare ``sha256`` with a digest from another channel.
 """
 
 from __future__ import annotations
@@ -39,11 +38,11 @@ from neurenix.compiler.compile import Compiled, CompileOptions
 from neurenix.compiler.program import Program
 
 SCHEMA = 1
-"""Of the manifest. A reader refuses every other."""
+"""Version of the manifest. Readers reject every other version."""
 
 _COMMENT = b"neurenix-artefact manifest-sha256="
 _MEMBERS = ("manifest.json", "executable.bin", "program.bin")
-_WHEN = (1980, 1, 1, 0, 0, 0)  # the earliest that ZIP knows: equal content, equal bytes
+_WHEN = (1980, 1, 1, 0, 0, 0)  # the earliest ZIP date, so that equal content gives equal bytes
 _ARRAY = {
     "shape": [int],
     "dtype": str,
@@ -56,7 +55,7 @@ _FORM = {
     "platform": str,
     "target": {"name": str, "num_devices": int},
     "versions": {},
-    "axes": [[(str, int)]],  # a name and a size each
+    "axes": [[(str, int)]],  # name and size
     "device_ids": [int],
     "coordinates": [[int]],
     "machine": {},
@@ -70,7 +69,7 @@ _FORM = {
     "libtpu_init_args": str,
     "members": {name: {"bytes": int, "sha256": str} for name in _MEMBERS[1:]},
 }
-"""Of the manifest: a list of one kind, a dictionary with these keys at least, or one of several."""
+"""Types of the manifest: a list of one type, a dictionary with at least these keys, or a union."""
 
 
 @dataclass(frozen=True)
@@ -79,11 +78,11 @@ class Artefact:
 
     Attributes:
         path: of the file.
-        manifest: what the file says of the program, as JSON data. ``target`` is the slice,
-            ``versions`` are those of jax, jaxlib, libtpu and neurenix that made it, ``arguments``
-            and ``outputs`` have a path, shape, dtype and partition each, ``fingerprint`` is that
-            of the program before it was compiled. ``call`` says how the function was called, where
-            that was not with arrays by position alone: see ``calling``.
+        manifest: description of the program as JSON data. ``target`` is the slice, ``versions``
+            those of jax, jaxlib, libtpu and neurenix that wrote it; ``arguments`` and ``outputs``
+            have a path, shape, dtype and partition each; ``fingerprint`` is that of the program
+            before compilation. ``call`` describes a call that is not of positional arrays only: see
+            ``calling``.
         sha256: of the whole file, in hexadecimal digits.
         executable: PJRT's bytes.
         program: ``jax.export``'s bytes.
@@ -102,7 +101,7 @@ class Artefact:
 
     @property
     def calling(self) -> Calling | None:
-        """How the function was called, where not with arrays by position alone."""
+        """How the function was called, if not with positional arrays only."""
         call = self.manifest.get("call")
         return None if call is None else Calling.of_json(call)
 
@@ -122,20 +121,20 @@ def write(
     options: CompileOptions,
     call: Calling | None = None,
 ) -> Artefact:
-    """Write a compiled program to a file, whole or not at all.
+    """Write a compiled program to a file atomically.
 
     Args:
-        path: of the file, usually ``….nxc``; what is there is replaced.
-        program: before it was compiled.
+        path: of the file, usually ``….nxc``; an existing file is replaced.
+        program: the program before compilation.
         answer: of ``compile_all(…, executables=True)``.
-        options: that it was compiled with.
-        call: how the function is called, where not with arrays by position alone.
+        options: of the compilation.
+        call: how the function is called, if not with positional arrays only.
 
     Raises:
         ArgumentError: the program cannot be run from a file, or the file cannot be written.
     """
     if problem := _problem(program, answer):
-        raise ArgumentError(f"{program.name} cannot be kept in a file: {problem}.")
+        raise ArgumentError(f"{program.name} cannot be written to a file: {problem}.")
     members = {"executable.bin": answer.executable, "program.bin": program.serialized}
     manifest = _manifest(program, answer, options) | (
         {} if call is None else {"call": call.as_json()}
@@ -162,27 +161,27 @@ def write(
 
 
 def read(path: str | os.PathLike[str], *, sha256: str | None = None) -> Artefact:
-    """Read an artefact and check that it is whole. Nothing in it is run.
+    """Read an artefact and verify it. It runs no code from the file.
 
     Args:
         path: of the file.
-        sha256: what the whole file must have, where the caller knows it.
+        sha256: expected digest of the whole file, if known.
 
     Raises:
-        ArtefactError: no such file; not an artefact, or cut short; a manifest of another schema;
-            a member that is not what the manifest says; another ``sha256``.
+        ArtefactError: the file is missing, not an artefact or truncated; the manifest has another
+            schema; a member does not match the manifest; or ``sha256`` differs.
     """
     where = Path(path)
     try:
         content = where.read_bytes()
-    except (OSError, ValueError) as error:  # the second for a path that no system takes
+    except (OSError, ValueError) as error:  # ValueError: an invalid path
         why = error.strerror if isinstance(error, OSError) else error
         raise ArtefactError(f"{str(where)!r} cannot be read: {why}.") from error
     found = hashlib.sha256(content).hexdigest()
     if sha256 is not None and found != sha256.strip().lower():
         raise ArtefactError(
-            f"{where} is not the file that was asked for: its sha256 is {found}, and {sha256} was "
-            "expected. Do not run it; copy it again from where it was made."
+            f"{where} is not the expected file: its sha256 is {found}, and {sha256} was "
+            "expected. Do not run it; copy it again from its source."
         )
     members, comment = _unpack(where, content)
     described = members["manifest.json"]
@@ -197,11 +196,11 @@ def read(path: str | os.PathLike[str], *, sha256: str | None = None) -> Artefact
 
 
 def check_versions(artefact: Artefact) -> None:
-    """Raise unless the packages that made the executable are those installed here.
+    """Check that the installed packages are those that wrote the executable.
 
     Raises:
-        ArtefactError: another version; the message names both and the command that installs the
-            one of the file.
+        ArtefactError: a version differs; the message names both and the command that installs the
+            file's version.
     """
     packages = ["jax", "jaxlib"] + ["libtpu"] * (artefact.manifest["platform"] == "tpu")
     made, here = artefact.manifest["versions"], cache.versions()
@@ -220,7 +219,7 @@ def check_versions(artefact: Artefact) -> None:
 def _problem(program: Program, answer: Compiled) -> str:
     if program.traits.callbacks:
         lines = ", ".join(str(c.source or c.primitive) for c in program.traits.callbacks[:3])
-        return f"it calls the host ({lines}), and a file holds no code of the host's"
+        return f"it calls the host ({lines}), and the file has no host code"
     if "problem" in answer.placement:
         return answer.placement["problem"]
     if not answer.executable:
@@ -278,7 +277,7 @@ def _manifest(program: Program, answer: Compiled, options: CompileOptions) -> di
 
 
 def _device_shape(leaf: Leaf, division: Mapping[str, Any], program: Program) -> Sequence[int]:
-    """Return what a device holds, by the compiler's division where nobody has placed the leaf."""
+    """Return a leaf's per-device shape; for an uncommitted leaf, by the compiler's sharding."""
     if not leaf.is_unplaced:
         return leaf.device_shape
     return shard_shape(leaf.shape, division["partition"], program.axes)
@@ -289,8 +288,8 @@ def _unpack(where: Path, content: bytes) -> tuple[dict[str, bytes], bytes]:
         with zipfile.ZipFile(io.BytesIO(content)) as file:
             entries = file.infolist()
             if not file.comment.startswith(_COMMENT):
-                raise ArtefactError(f"{where} is a ZIP file, and not a Neurenix artefact.")
-            # Two members of one name, a packed or a foreign one: not written by us.
+                raise ArtefactError(f"{where} is a ZIP file, not a Neurenix artefact.")
+            # Duplicate, compressed or unknown members: not written by Neurenix.
             if sorted(entry.filename for entry in entries) != sorted(_MEMBERS) or any(
                 entry.compress_type != zipfile.ZIP_STORED for entry in entries
             ):
@@ -351,7 +350,7 @@ def _checked_manifest(where: Path, described: bytes) -> dict[str, Any]:
             wrong = ["machine"]
         try:
             calling = Calling.of_json(manifest.get("call", Calling(0).as_json()))
-            if calling.modules:  # whose arrays are the second result
+            if calling.modules:  # their arrays are the second result
                 (kind, (_, after)), count = manifest["output_tree"], len(calling.variables)
                 whole = (kind, after[0], len(after[1])) == ("tuple", "list", count)
                 wrong = wrong if whole else ["call"]
@@ -360,7 +359,7 @@ def _checked_manifest(where: Path, described: bytes) -> dict[str, Any]:
         if len(manifest["members"]) != len(_MEMBERS[1:]):
             wrong = ["members"]
     if wrong:
-        raise ArtefactError(f"The manifest of {where} is not a valid one: see {', '.join(wrong)}.")
+        raise ArtefactError(f"The manifest of {where} is invalid: see {', '.join(wrong)}.")
     return manifest
 
 

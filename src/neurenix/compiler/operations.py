@@ -1,8 +1,8 @@
-"""What one instruction of the optimised program is: matrix products, collectives, kernels, copies.
+"""Classify instructions of the optimised program: matrix products, collectives, kernels, copies.
 
-Owns reading these from the instruction and the computations that it calls, and the record of what
-one adds to a step. It does not own how many bytes it moves (``traffic``), what it takes at least
-(``work``) and in the schedule (``schedule``), or what should be said of it (``findings``).
+Reads an instruction and the computations that it calls, and records what it adds to a step.
+``traffic`` owns its bytes, ``instruction_cost`` its lower bound, ``schedule`` its time, and
+``findings`` the advice.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from neurenix.compiler.shapes import Shape
 
 _COST_ESTIMATE = re.compile(r'"cost_estimate":\{"flops":"?(\d+)"?.*?"bytes_accessed":"?(\d+)')
 
-_RATES = {  # by the beginning of a type's name: XLA's, then JAX's
+_RATES = {  # by prefix of the dtype name: XLA's, then JAX's
     "f8": "float8", "s8": "int8", "u8": "int8", "s4": "int4", "u4": "int4",
     "float8": "float8", "int8": "int8", "uint8": "int8", "int4": "int4", "uint4": "int4",
 }  # fmt: skip
@@ -42,12 +42,11 @@ _STRUCTURE = frozenset(
 
 @dataclass(frozen=True)
 class MatrixProduct:
-    """One product on the matrix unit: rows × depth times depth × columns, ``batch`` times.
+    """One product on the matrix unit: (rows × depth) · (depth × columns), ``batch`` times.
 
-    For a convolution rows are output positions, depth is the kernel's inputs: on average, where
-    some of the kernel lies beside the operand. ``flops`` are two for each multiply and add that
-    there is. ``highest`` is whether it was asked for at float32
-    precision, which takes several passes.
+    For a convolution, rows are output positions and depth is the kernel's inputs; depth is an
+    average where the kernel overlaps padding. ``flops`` counts two for each multiply-add.
+    ``highest`` is whether float32 precision was requested, which takes several passes.
     """
 
     batch: int
@@ -64,20 +63,19 @@ class MatrixProduct:
 class Operation:
     """An instruction with all its repetitions in one step.
 
-    ``seconds`` is what it adds to the step before the factor of its generation; for a collective or
-    a transfer, what is not hidden behind compute. ``floor_seconds`` is what its FLOPs and bytes
-    would need at the device's peak, ``cycles_seconds`` what the compiler's own cycles say; zero
-    where there are none, and ``uncounted`` if nothing else says how long it takes. ``unstated`` is
-    a Pallas kernel of which only the products and the blocks are known, ``attention`` one that
-    published runs have. ``kind`` is what it is bound by:
+    ``seconds`` is its contribution to the step before the generation's factor; for a collective or
+    a transfer, the part that compute does not hide. ``floor_seconds`` is the time of its FLOPs and
+    bytes at the device's peak. ``cycles_seconds`` is the time by the compiler's cycles: zero if
+    there are none, and ``uncounted`` if the time is otherwise unknown. ``unstated`` marks a Pallas
+    kernel of which only products and blocks are known, ``attention`` a kernel that occurs in
+    published runs. ``kind`` is what bounds it:
 
     - ``"compute"``: the matrix unit;
-    - ``"hbm"``: bytes from and to memory;
-    - ``"vector"``: element-wise work that, by the compiler's cycles, takes over twice as long as
-      its bytes;
-    - ``"overhead"``: the fixed cost of an operation that has little to do;
-    - ``"ici"`` and ``"dcn"``: exchanges inside of a slice and between slices;
-    - ``"host"``: values that are offloaded to the host's memory and fetched from it.
+    - ``"hbm"``: memory traffic;
+    - ``"vector"``: element-wise work whose cycles exceed twice the time of its bytes;
+    - ``"overhead"``: the fixed cost of a small operation;
+    - ``"ici"`` and ``"dcn"``: collectives inside a slice and between slices;
+    - ``"host"``: values offloaded to host memory and fetched from it.
     """
 
     name: str
@@ -99,7 +97,7 @@ class Operation:
     attention: bool = False
 
     def add(self, other: Operation, count: int = 1) -> None:
-        """Count ``other``, the same operation, so many times more."""
+        """Add ``other``, the same operation, this many times."""
         self.seconds += other.seconds * count
         self.floor_seconds += other.floor_seconds * count
         self.busy_seconds += other.busy_seconds * count
@@ -113,7 +111,7 @@ class Operation:
         self.attention = other.attention
 
     def divide(self, steps: int) -> None:
-        """Count the part of one of so many steps."""
+        """Keep the share of one of several steps."""
         if steps == 1:
             return
         self.seconds /= steps
@@ -126,9 +124,9 @@ class Operation:
 
     @property
     def well_used_product(self) -> bool:
-        """Whether its time is as sure as published runs make it: they consist of such products.
+        """Whether its time is as certain as the published runs make it.
 
-        Attention kernels count among them.
+        They consist of well-used products; attention kernels count among them.
         """
         if not self.products:
             return self.kind == "compute" and self.attention
@@ -136,7 +134,7 @@ class Operation:
 
     @property
     def transfer(self) -> bool:
-        """Whether it runs beside others, and ``busy_seconds`` are those of its bytes."""
+        """Whether it overlaps others, so that ``busy_seconds`` are those of its bytes."""
         return self.opcode.endswith("-start") or self.opcode in ("send", "recv")
 
     @property
@@ -147,7 +145,7 @@ class Operation:
 
 
 def _parts(path: str) -> list[str]:
-    """Return a path's parts: slashes within parentheses are those of a name."""
+    """Return the parts of a path; slashes within parentheses belong to a name."""
     depth, parts = 0, [""]
     for letter in path:
         depth += (letter == "(") - (letter == ")")
@@ -159,17 +157,17 @@ def _parts(path: str) -> list[str]:
 
 
 def _untransformed(part: str) -> str:
-    """Return a part of a name without JAX's transformations around it; its own parentheses stay."""
+    """Return a name without JAX's transformations around it; keep its own parentheses."""
     while found := _TRANSFORM.fullmatch(part):
         part = found[1] or ""
     return part
 
 
 def peak_of(dtypes: Sequence[str], generation: Generation) -> float:
-    """Return the FLOP/s at which operands are multiplied: those of the slower type of the two.
+    """Return the FLOP/s at which operands are multiplied: that of the slower type.
 
     Args:
-        dtypes: as XLA or as JAX calls them, ``"s8"`` or ``"int8"``.
+        dtypes: by XLA's or JAX's name, ``"s8"`` or ``"int8"``.
         generation: of the device.
 
     Example:
@@ -188,7 +186,7 @@ def peak_of(dtypes: Sequence[str], generation: Generation) -> float:
 
 
 def base_opcode(instruction: Instruction) -> str:
-    """Return the opcode without the ``-start`` or ``-done`` of its asynchronous halves.
+    """Return the opcode without the suffix ``-start`` or ``-done``.
 
     Example:
         >>> base_opcode(Instruction("a", "all-reduce-start", (), (), "", "", False))
@@ -198,7 +196,7 @@ def base_opcode(instruction: Instruction) -> str:
 
 
 def inner_instructions(module: Module, instruction: Instruction) -> list[Instruction]:
-    """Return the instruction and all that it calls, however deep, loops left out."""
+    """Return the instruction and everything that it calls, recursively, without loops."""
     found = [instruction]
     if instruction.opcode in ("while", "conditional"):
         return found
@@ -210,7 +208,7 @@ def inner_instructions(module: Module, instruction: Instruction) -> list[Instruc
 
 
 def matrix_products(module: Module, instruction: Instruction) -> list[MatrixProduct]:
-    """Return the products on the matrix unit that an instruction contains."""
+    """Return the products on the matrix unit inside an instruction."""
     found: list[MatrixProduct] = []
     for name in instruction.called if instruction.opcode == "fusion" else ():
         computation = module.computations.get(name)
@@ -268,12 +266,12 @@ def _dot_sizes(instruction: Instruction, left: Shape) -> tuple[int, int]:
 def _convolution_sizes(
     instruction: Instruction, left: Shape, kernel: Shape
 ) -> tuple[int, float, int]:
-    """Return batch, depth and columns of a convolution, the form of every product on a TPU.
+    """Return batch, depth and columns of a convolution, the form of every TPU product.
 
-    Only the positions of the kernel that meet a number of the operand are work. XLA writes batch
-    dimensions of a matrix product as spatial ones, either dilated by their own size and slid over
-    with a stride of it, so that only the diagonal is left, or as a kernel that slides over a
-    single number between zeros.
+    Only kernel positions that meet an element of the operand are work. XLA writes the batch
+    dimensions of a matrix product as spatial ones: either dilated by their size with a stride of
+    it, so that only the diagonal remains, or as a kernel that slides over one element between
+    zeros.
     """
     labels = re.fullmatch(r"(\w+)_(\w+)->(\w+)", instruction.attribute("dim_labels") or "")
     if labels is None or len(labels[2]) != len(kernel.sizes):
@@ -293,7 +291,7 @@ def _convolution_sizes(
 
 
 def _windows(window: str) -> Iterator[tuple[int, int, int, int, int]]:
-    """Yield size, stride, padding before, dilation of the operand and of the kernel, by axis."""
+    """Yield size, stride, leading padding, and dilation of operand and kernel, by axis."""
     sizes = _numbers(window, "size")
     rest = [_numbers(window, name) for name in ("stride", "pad", "lhs_dilate", "rhs_dilate")]
     defaults = (1, 0, 1, 1)
@@ -306,7 +304,7 @@ def _windows(window: str) -> Iterator[tuple[int, int, int, int, int]]:
 
 
 def _met(places: int, outputs: int, size: int, step: int, low: int, left_gap: int, gap: int) -> int:
-    """Return how many pairs of an output and a kernel's position meet a number of the operand."""
+    """Return the number of pairs of output and kernel positions that meet an operand's element."""
     last = (places - 1) * left_gap
     met = 0
     for position in range(size):
@@ -324,25 +322,25 @@ def _met(places: int, outputs: int, size: int, step: int, low: int, left_gap: in
 
 
 def _numbers(window: str, name: str) -> list[int]:
-    """Return one number for each axis; of a pair such as the padding's, the first."""
+    """Return one number per axis; of a pair such as padding, the first."""
     found = re.search(rf"\b{name}=([-\dx_]+)", window)
     return [int(part.split("_")[0]) for part in found[1].split("x")] if found else []
 
 
 HOST_MEMORY = 5
-"""XLA's memory space of pinned host memory."""
+"""XLA's memory space for pinned host memory."""
 
 
 def touches_host(instruction: Instruction) -> bool:
-    """Whether a transfer has an end in the host's memory."""
+    """Return whether one end of a transfer is in host memory."""
     return any(shape.memory_space == HOST_MEMORY for shape in instruction.shapes)
 
 
 def leaves_device(instruction: Instruction) -> bool:
-    """Whether a transfer between device and host goes to the host.
+    """Return whether a transfer between device and host goes to the host.
 
-    An update of a slice does; of a copy and of the fetch of a slice the first shape is what is
-    written.
+    An update of a slice does. For a copy or the fetch of a slice, the first shape is the
+    destination.
 
     Example:
         >>> from neurenix.compiler.shapes import parse_shapes
@@ -358,20 +356,20 @@ def leaves_device(instruction: Instruction) -> bool:
 
 
 def host_bytes(instruction: Instruction) -> int:
-    """Return the bytes that a transfer moves between device and host: its end on the device."""
+    """Return the bytes of a transfer between device and host, at the device end."""
     return max(
         (s.padded_bytes for s in instruction.shapes if s.memory_space != HOST_MEMORY), default=0
     )
 
 
 def kernel_cost(instruction: Instruction) -> tuple[float, float] | None:
-    """Return FLOPs and bytes that the author of a Pallas kernel states, if he states them."""
+    """Return the FLOPs and bytes that a Pallas kernel states, if any."""
     found = _COST_ESTIMATE.search(instruction.attributes)
     return (float(found[1]), float(found[2])) if found else None
 
 
 def is_kernel(instruction: Instruction) -> bool:
-    """Whether this is a Pallas kernel."""
+    """Return whether this is a Pallas kernel."""
     return (
         instruction.opcode == "custom-call"
         and instruction.attribute("custom_call_target") == "tpu_custom_call"
@@ -379,7 +377,7 @@ def is_kernel(instruction: Instruction) -> bool:
 
 
 def reduces_and_scatters(module: Module, instruction: Instruction) -> bool:
-    """Whether this is a fusion of an all-reduce with the slice of it that each device keeps."""
+    """Return whether a fusion is an all-reduce and each device's slice of it."""
     return any(
         "reduce-scatter" in name
         for inner in inner_instructions(module, instruction)
@@ -388,7 +386,7 @@ def reduces_and_scatters(module: Module, instruction: Instruction) -> bool:
 
 
 def collective_inside(module: Module, instruction: Instruction) -> Instruction | None:
-    """Return the collective that a fusion carries, or the instruction itself when it is one."""
+    """Return the collective inside a fusion, or the instruction itself if it is one."""
     for inner in inner_instructions(module, instruction):
         if base_opcode(inner) in COLLECTIVES:
             return inner

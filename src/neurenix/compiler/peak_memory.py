@@ -1,19 +1,17 @@
-"""What a program takes of a device's HBM at its peak, and where it goes.
+"""Compute a program's peak HBM use and its breakdown.
 
-Owns the peak, its division into roles and the padding of each buffer. It does not decide whether a
-program fits: the compiler did, by compiling it. Live ranges are ``liveness``'s.
+Owns the peak, its roles and the padding of buffers. The compiler decides whether a program fits;
+``liveness`` owns live ranges.
 
-What the compiler holds against the limit is the most bytes that are live together (libtpu
-0.0.42.1, found by compiling up to the first refusal: a scanned program is accepted at 15.66 GiB
-live and refused at the next batch with the 15.86 GiB that are live there; the limit is 15.75, and
-arguments + outputs + temporaries were 19.3). Of the counts of ``memory_analysis``,
-``temp_size_in_bytes`` counts what never lies there together, ``peak_memory_in_bytes`` is the number
-sought but adds VMEM where little HBM is in use, and with values on the host it is arguments plus
-host bytes and so of no use; code is in none of them. So ``peak_bytes`` is the sum of what the
-schedule keeps in HBM, held between the bounds that these counts give. Of 66 compiled programs
-of 1 GB and more, models of the published table and of the tests, the sum alone is within 0.2 % of
-``peak_memory_in_bytes`` for 52 and between 2.5 % below and 1.1 % above it for the others.
-The buffers, their roles and lines are an estimate of the same kind: what the schedule says.
+The compiler compares the largest number of live bytes with the limit. (Found with libtpu 0.0.42.1
+by compiling up to the first refusal: a scanned program with 15.66 GiB live is accepted and one with
+15.86 GiB is refused; the limit is 15.75 GiB, while arguments + outputs + temporaries were 19.3.) Of
+the counts of ``memory_analysis``, ``temp_size_in_bytes`` includes bytes that are never live
+together; ``peak_memory_in_bytes`` is the peak, but includes VMEM if little HBM is in use, and is
+arguments plus host bytes if values are on the host. Code is in none of them. So ``peak_bytes`` is
+the schedule's peak in HBM, clamped to the bounds of these counts. For 66 compiled programs of 1 GB
+and more, the schedule's peak is within 0.2 % of ``peak_memory_in_bytes`` for 52, and within -2.5 %
+to 1.1 % for the others. Buffers, roles and lines are estimates from the same schedule.
 """
 
 from __future__ import annotations
@@ -39,12 +37,11 @@ _DTYPES = {"pred": "bool", "bf16": "bfloat16", "f16": "float16", "f32": "float32
 
 @dataclass(frozen=True)
 class Buffer:
-    """An array as it lies in one device's memory: bytes without and with padding.
+    """An array in one device's memory: bytes without and with padding.
 
-    ``role`` is that of an argument, or of what is there at the peak beside the arguments:
-    ``"activations"`` (written forward, read backward), ``"gradients"`` (written backward, read by
-    what follows), ``"new results"`` or ``"temporaries"``. ``source`` is the line
-    that makes it, where that is known.
+    ``role`` is that of an argument, or at the peak one of ``"activations"`` (written in the forward
+    pass, read in the backward pass), ``"gradients"`` (written in the backward pass, read later),
+    ``"new results"`` and ``"temporaries"``. ``source`` is the line that creates it, if known.
     """
 
     path: str
@@ -57,18 +54,19 @@ class Buffer:
 
 @dataclass(frozen=True)
 class Memory:
-    """Bytes of HBM on one device, and ``host_bytes`` of what the program keeps on the host.
+    """HBM bytes on one device, and ``host_bytes`` in host memory.
 
-    ``roles`` divides the arguments: parameters, optimizer, batch, …, padding included; beside them
-    ``"constants"``, what is left of the arrays that the program captured. ``buffers`` are the
-    arguments but for those on the host, ``temporaries`` what is live at the peak beside them, above
-    a thousandth of it and from large to small. ``temporaries_bytes`` is all that is not an argument
-    or a new result; ``activations_bytes`` and ``gradients_bytes`` are parts of it. ``code_bytes``
-    is not part of the peak: the compiler does not count it. Of a program that was refused
-    ``outputs_bytes`` are those that lie there at the peak, and none counts as aliased. Where it was
-    refused before it was scheduled, or nobody asked for its schedule, only ``peak_bytes`` (if the
-    compiler said it), ``limit_bytes`` and the arguments are known; ``temporaries_bytes`` is then
-    the difference, and ``activations_bytes`` and ``gradients_bytes`` are ``None``.
+    ``roles`` splits the arguments with their padding: parameters, optimizer, batch and so on, and
+    ``"constants"``, the captured arrays that remain. ``buffers`` are the arguments in device
+    memory; ``temporaries`` the other live values at the peak above a thousandth of it, in
+    descending order. ``temporaries_bytes`` is everything but arguments and new results; it includes
+    ``activations_bytes`` and ``gradients_bytes``. ``code_bytes`` is not part of the peak, because
+    the compiler does not count it.
+
+    For a refused program, ``outputs_bytes`` are those live at the peak, and none counts as aliased.
+    If it was refused before scheduling, or without a requested schedule, only ``peak_bytes`` (if
+    the compiler reported it), ``limit_bytes`` and the arguments are known; ``temporaries_bytes`` is
+    then the difference, and ``activations_bytes`` and ``gradients_bytes`` are ``None``.
     """
 
     peak_bytes: int
@@ -88,12 +86,12 @@ class Memory:
 
     @property
     def headroom_bytes(self) -> int:
-        """What is left; negative when it does not fit."""
+        """Free bytes; negative if the program does not fit."""
         return self.limit_bytes - self.peak_bytes
 
 
 def largest(memory: Memory, share: float = 0.01) -> tuple[Buffer, ...]:
-    """Return arguments and temporaries of at least ``share`` of the peak, from large to small.
+    """Return arguments and temporaries of at least ``share`` of the peak, largest first.
 
     Example:
         >>> wide, small = (Buffer(n, "batch", "float32[2]", 8, b) for n, b in (("w", 99), ("s", 1)))
@@ -122,7 +120,7 @@ def of_compiled(
         lowest = min(max(fixed, counted - _ON_CHIP_BYTES), highest)
     peak_bytes = min(max(top.bytes, lowest), highest)
     temporaries = peak_bytes - fixed
-    # Arrays that a function has captured are loaded with its code, on every device.
+    # Captured arrays are loaded with the code, on every device.
     code = stats["generated_code_size_in_bytes"]
     constants = min(_constant_bytes(module), code) if program.constant_bytes else 0
     held = {"constants": constants} if constants else {}
@@ -149,13 +147,12 @@ def of_compiled(
 def of_refused(
     program: Program, module: Module | None, needed_bytes: int | None, *, limit_bytes: int
 ) -> Memory:
-    """Return what is known of a program that ran out of memory.
+    """Return the known memory of a program that ran out of memory.
 
     Args:
-        program: what was to be compiled.
-        module: its schedule, which tells what lies there together; ``None`` where there is none,
-            and only the arguments are known, without padding.
-        needed_bytes: what the compiler says that it needs.
+        program: the refused program.
+        module: its schedule; without one (``None``) only the arguments are known, without padding.
+        needed_bytes: the need reported by the compiler.
         limit_bytes: HBM of a device.
     """
     buffers = _without_padding(program) if module is None else _arguments(program, module)
@@ -189,7 +186,7 @@ def of_refused(
 
 
 def _host_bytes(stats: dict[str, int]) -> int:
-    """Return the bytes in the host's memory; results in the place of arguments count once."""
+    """Return the bytes in host memory; results aliased to arguments count once."""
     return sum(
         -num_bytes if "alias" in name else num_bytes
         for name, num_bytes in stats.items()
@@ -198,9 +195,9 @@ def _host_bytes(stats: dict[str, int]) -> int:
 
 
 def _constant_bytes(module: Module) -> int:
-    """Return the bytes of the arrays that are written in a program, with the types that are left.
+    """Return the bytes of the constant arrays in a program, in their final types.
 
-    An array of one number, repeated, is none any more: the compiler keeps the number.
+    An array of one repeated number does not count: the compiler keeps the number.
     """
     return sum(
         shape.padded_bytes
@@ -213,9 +210,9 @@ def _constant_bytes(module: Module) -> int:
 
 
 def _arguments(program: Program, module: Module) -> tuple[Buffer, ...]:
-    """Match the leaves with the entry's parameters, which keep their order.
+    """Match the leaves with the entry parameters, which keep their order.
 
-    What lies in the host's memory takes none of the device's, and is left out.
+    Arguments in host memory are omitted.
     """
     parameters = sorted(
         (i for i in module.entry.instructions if i.opcode == "parameter"),
@@ -241,15 +238,15 @@ def _buffer(leaf: Leaf, padded_bytes: int) -> Buffer:
 
 
 def _made(module: Module, top: Peak) -> list[Buffer]:
-    """Describe what lies there at the peak beside the arguments."""
+    """Describe the values live at the peak, except arguments."""
     origins = Origins(module)
     return [_live_buffer(module, origins, v, top) for v in top.live if v.parameter is None]
 
 
 def _live_buffer(module: Module, origins: Origins, value: Value, top: Peak) -> Buffer:
-    """Describe a value by whoever wrote it last before the peak, and had a name to say.
+    """Describe a value by its last named writer before the peak.
 
-    What the compiler only moved there, from VMEM for example, was written by whoever made it.
+    For a value that the compiler only moved, such as from VMEM, that is the writer of the original.
     """
     writers = [(at, origins.made_by(i)) for at, i in value.writers]
     readers = [(at, reader) for at, i in value.readers for reader in origins.read_by(i)]
@@ -273,7 +270,7 @@ def _role(
     readers: Sequence[tuple[int, Instruction]],
     position: int,
 ) -> str:
-    """Say what a value at the peak is there for, by JAX's names of what wrote and will read it."""
+    """Return the role of a value at the peak, by the JAX names of its writers and readers."""
     written = [_phase(i) for at, i in writers if at <= position and i.op_name]
     read = {_phase(i) for at, i in readers if at >= position and i.op_name}
     if not written:
@@ -286,9 +283,9 @@ def _role(
 
 
 def _phase(instruction: Instruction) -> str:
-    """Return where JAX's differentiation put an operation; recomputation is of the backward pass.
+    """Return the phase of an operation; recomputation belongs to the backward pass.
 
-    ``jax.grad`` names what it differentiates ``jvp(…)`` and the way back ``transpose(jvp(…))``.
+    ``jax.grad`` names the forward pass ``jvp(…)`` and the backward pass ``transpose(jvp(…))``.
     """
     name = instruction.op_name
     if "transpose(" in name:
@@ -297,7 +294,7 @@ def _phase(instruction: Instruction) -> str:
 
 
 def _name(op_name: str) -> str:
-    """Return JAX's name of an operation without the calls around the step.
+    """Return the JAX name of an operation without the calls around the step.
 
     Example:
         >>> _name("jit(call)/call_exported/jit(step)/jvp(Linear_0)/dot_general")

@@ -1,8 +1,8 @@
-"""A program as data: a jittable function traced for a mesh of devices that are not here.
+"""Trace a jittable function for a mesh of absent devices, and describe it as data.
 
-Owns tracing on an abstract mesh, exporting, and the list of leaves with roles and partitions. It
-does not own specs and meshes (``placement``), what is said of a function that cannot be traced
-(``untraceable``), or the compiler (``compile``).
+Owns tracing on an abstract mesh, exporting, and the leaves with roles and partitions.
+``abstract_placement`` owns specs and meshes, ``untraceable`` the messages of functions that cannot
+be traced, and ``compile`` the compiler.
 """
 
 from __future__ import annotations
@@ -52,29 +52,28 @@ from neurenix.compiler.untraceable import NoArray, check_results, explained
 
 @dataclass(frozen=True)
 class Program:
-    """A program as data, and what is known of it before it is compiled.
+    """A traced program and its properties before compilation.
 
     Attributes:
         name: of the function.
-        fingerprint: the same for the same program, wherever it is asked about from.
+        fingerprint: equal for equal programs, wherever they are called.
         axes: mesh axes and their sizes.
         leaves: the arguments that the program uses, in the order of the compiled parameters.
-        donated: indices into ``leaves`` of the arguments whose memory outputs take over.
-        model_flops: floating-point operations of all devices together for one call, from the
-            matrix products and convolutions of the program as written; recomputation excluded.
-        output_bytes: global bytes of the outputs in the memory of the devices.
-        lowered: as the compiler takes it for an estimate; ``None`` of what was read from a file.
-        serialized: ``jax.export`` bytes, from which executables are made; empty where nobody asked
-            for them.
-        traits: what the program as written shows and the compiled one does not.
-        platform: that it was lowered for.
-        unused: paths of the arguments that the program does not look at.
-        output_tree: of its result, as ``plain_tree`` describes one.
-        captured: arrays that it holds without having been given them.
-        compiler_options: XLA's, which the function was compiled with.
-        replaceable: arguments that results could be written over, by the position or the name that
-            donates them: indices into ``leaves`` of those that match.
-        called_from: the user's line that was about to call it, where there is one.
+        donated: indices into ``leaves`` of the donated arguments.
+        model_flops: floating-point operations of all devices for one call, from the matrix products
+            and convolutions of the program as written, without recomputation.
+        output_bytes: global bytes of the outputs in device memory.
+        lowered: the compiler's input for an estimate; ``None`` for a program read from a file.
+        serialized: ``jax.export`` bytes for executables; empty unless requested.
+        traits: properties of the program as written that the compiled program does not show.
+        platform: platform of the lowering.
+        unused: paths of the arguments that the program does not use.
+        output_tree: of its result, as written by ``pytree_json``.
+        captured: arrays captured by closure.
+        compiler_options: XLA options of the function's own ``jax.jit``.
+        replaceable: arguments that results could overwrite, by the position or name that donates
+            them: indices into ``leaves`` of those that match.
+        called_from: the user's line that was about to call it, if any.
     """
 
     name: str
@@ -97,29 +96,28 @@ class Program:
 
     @property
     def constant_bytes(self) -> int:
-        """Bytes of the arrays that it holds without having been given them."""
+        """Bytes of the arrays captured by closure."""
         return sum(array.num_bytes for array in self.captured)
 
     @property
     def num_devices(self) -> int:
-        """Devices that the program is for."""
+        """Number of devices."""
         return math.prod(self.axes.values())
 
 
 @dataclass(frozen=True)
 class TraceOptions:
-    """How a function is traced.
+    """Options of tracing.
 
-    ``donate_argnums`` are positions of whole arguments, and ``donatable`` is by what the caller
-    donates each: its position or name, None where there is no way. ``leaf_roles`` names a role for
-    each leaf of all arguments in flattening order; left empty, they are told from optax's state, if
-    there is one. ``platform`` and ``device_kind`` are JAX's names, the second for what differs
-    between generations, such as attention kernels. ``numbers`` are parameters that were given
-    Python numbers, for the error that their values are needed. ``explicit`` are axes of which the
-    types of arrays speak, as ``jax.make_mesh`` makes them. ``any_mesh`` says that a mesh of the
-    function's own, of as many devices, may take the place of ``axes``. ``compiler_options`` are
-    those that the function was compiled with. ``exported`` says that an executable is to be made of
-    the program, and not an estimate.
+    ``donate_argnums`` are positions of whole arguments. ``donatable`` has, for each argument, the
+    position or name that donates it, or None if it cannot be donated. ``leaf_roles`` names a role
+    for each leaf of all arguments in flattening order; if empty, roles follow from optax state.
+    ``platform`` and ``device_kind`` are JAX's names; the second matters for code that differs
+    between generations, such as attention kernels. ``numbers`` are parameters that received Python
+    numbers, for error messages. ``explicit`` are the explicit axes of the mesh, as of
+    ``jax.make_mesh``. ``any_mesh`` allows a mesh of the function's own with as many devices to
+    replace ``axes``. ``compiler_options`` are those of the function's own ``jax.jit``. ``exported``
+    requests an export, from which executables are made.
     """
 
     donate_argnums: tuple[int, ...] = ()
@@ -145,17 +143,17 @@ def trace(
     """Trace ``function(*args)`` for a mesh and lower it.
 
     Args:
-        function: pure and jittable; a function that is already jitted will do.
-        args: trees of arrays or ``spec``s. A ``NamedSharding`` on a leaf keeps its partition;
-            its mesh axes must be among ``axes``.
-        axes: mesh axis names and sizes; their product is the number of devices.
+        function: pure and jittable; it may be jitted already.
+        args: trees of arrays or ``spec``s. A ``NamedSharding`` on a leaf keeps its partition; its
+            mesh axes must be among ``axes``.
+        axes: mesh axis names and sizes, whose product is the device count.
         options: donation, roles and a name.
 
     Raises:
-        ShapeError: an array cannot be divided as its partition says.
+        ShapeError: the mesh does not divide an array as its partition says.
         ArgumentTypeError: an argument is neither an array nor a ``spec``.
         ArgumentError: the function cannot be traced; the message names the line.
-        CompilationError: it uses an operation that JAX does not have for the platform.
+        CompilationError: JAX lacks one of its operations on the platform.
 
     Example:
         >>> import jax.numpy as jnp
@@ -169,7 +167,7 @@ def trace(
             raise ArgumentError(
                 f"donate_argnums names argument {number}, and there are {len(args)} arguments."
             )
-    # Programs are divided by Shardy, also where JAX_USE_SHARDY_PARTITIONER turns it off.
+    # Use Shardy even if JAX_USE_SHARDY_PARTITIONER disables it.
     with with_shardy(), outside_of_meshes(), tracing_for(options.device_kind):
         mesh = abstract_mesh(axes, options.device_kind, options.explicit)
         return _trace_on(function, args, mesh, options)
@@ -178,7 +176,7 @@ def trace(
 def _trace_on(
     function: Callable[..., Any], args: Sequence[Any], mesh: AbstractMesh, options: TraceOptions
 ) -> Program:
-    """Trace on a mesh, or on the function's own where it takes no other."""
+    """Trace on a mesh, or on the function's own mesh if it rejects the first."""
     try:
         return _trace(function, args, mesh, options)
     except ArgumentError as error:
@@ -205,9 +203,10 @@ def _other_mesh(own: AbstractMesh, asked: AbstractMesh, error: ArgumentError) ->
 def _trace(
     function: Callable[..., Any], args: Sequence[Any], mesh: AbstractMesh, options: TraceOptions
 ) -> Program:
-    """Trace, with what nobody has placed left to the compiler where ``jax.jit`` leaves it so.
+    """Trace; leave the sharding of uncommitted arrays to the compiler where ``jax.jit`` does.
 
-    That is where a placed array is used, or the function itself names a mesh of as many devices.
+    ``jax.jit`` does so if a committed array is used, or if the function has a mesh of as many
+    devices.
     """
     undecided = may_be_divided(args, mesh)
     if undecided and any(map(is_placed, jax.tree.leaves(args))):
@@ -219,7 +218,7 @@ def _trace(
     if not undecided or not named:
         return program
     others = (own for own in named if own.shape_tuple != mesh.shape_tuple)
-    own = next(others, None) if options.any_mesh else None  # Neurenix's layers name the mesh given
+    own = next(others, None) if options.any_mesh else None  # Neurenix's layers use the given mesh
     if own is not None:
         mesh = abstract_mesh(own.shape, options.device_kind, options.explicit)
     return _traced(function, args, mesh, options)[0]
@@ -228,11 +227,11 @@ def _trace(
 def _traced(
     function: Callable[..., Any], args: Sequence[Any], mesh: AbstractMesh, options: TraceOptions
 ) -> tuple[Program, Any]:
-    """Return the program, and its jaxpr as written."""
+    """Return the program and its jaxpr as written."""
     paths, tree = jax.tree_util.tree_flatten_with_path(tuple(args))
     names = [leaf_path(path) for path, _ in paths]
     placed = [place(leaf, name, mesh) for (_, leaf), name in zip(paths, names, strict=True)]
-    with jax.sharding.use_abstract_mesh(mesh):  # for partitions that name its axes alone
+    with jax.sharding.use_abstract_mesh(mesh):  # for partitions that name only axes
         before = compiled_before(function, placed, tree)
     donated = _donated(args, options.donate_argnums) or donated_already(before)
 
@@ -257,7 +256,7 @@ def _traced(
             f"{mesh.size}. Take a slice with as many devices, or name the mesh's axes alone."
         )
     if not jaxpr.out_avals:
-        raise ArgumentError(f"{name} returns no array, so there is nothing to compile.")
+        raise ArgumentError(f"{name} returns no array; there is nothing to compile.")
     out = jax.tree.unflatten(out_tree[0], jaxpr.out_avals)
     carried = traits_module.recompiles(args, out, donate_argnums=_whole(args, donated))
     kept = {leaf: place for place, leaf in enumerate(made.kept)}
@@ -299,10 +298,10 @@ def _traced(
 
 @dataclass(frozen=True)
 class _Made:
-    """What JAX makes of a function.
+    """The products of tracing and lowering.
 
-    ``jaxpr`` is as written, ``compiled`` without calls of the host; ``kept`` are the arguments that
-    the program uses, and ``text`` is its module's.
+    ``jaxpr`` is as written, ``compiled`` is without host callbacks, ``kept`` are the arguments that
+    the program uses, and ``text`` is that of its module.
     """
 
     jaxpr: Any
@@ -339,7 +338,7 @@ def _lowered(
                     jitted, platforms=[options.platform], disabled_checks=[pallas]
                 )
                 serialized = bytes(exported(*placed).serialize())
-    except Exception as error:  # whatever tracing raises is explained, its cause beside it
+    except Exception as error:  # explained, with the original as its cause
         told = explained(error, name, options.numbers, compiled)
         if told is error:
             raise
@@ -349,9 +348,9 @@ def _lowered(
 
 @contextmanager
 def _deep_locations() -> Iterator[None]:
-    """Keep enough of each operation's call stack to reach from a layer to the user's own line.
+    """Keep enough call stack per operation to reach the user's line from a layer.
 
-    Errors keep all of theirs too, in which ``mesh_in`` looks.
+    Errors keep their whole stack too, which ``meshes`` searches.
     """
     wanted = {"jax_traceback_in_locations_limit": _FRAMES, "jax_traceback_filtering": "off"}
     before = {option: getattr(jax.config, option) for option in wanted}
@@ -368,7 +367,7 @@ _FRAMES = 40
 
 
 def _spans(args: Sequence[Any]) -> list[range]:
-    """Return where the leaves of each argument stand among those of all."""
+    """Return the ranges of each argument's leaves among all leaves."""
     ends = list(itertools.accumulate(len(jax.tree.leaves(argument)) for argument in args))
     return [range(start, end) for start, end in itertools.pairwise([0, *ends])]
 
@@ -376,7 +375,7 @@ def _spans(args: Sequence[Any]) -> list[range]:
 def _named_leaves(
     options: TraceOptions, args: Sequence[Any], kept: Mapping[int, int], found: Mapping[int, Any]
 ) -> dict[int | str, tuple[int, ...]]:
-    """Return leaves of arguments, by what donates each argument, numbered as those in use."""
+    """Return leaves by the name that donates their argument, numbered as the used ones."""
     names = options.donatable or range(len(args))
     spans = _spans(args)
     numbered = {names[n]: [spans[n][leaf] for leaf in leaves] for n, leaves in found.items()}
@@ -392,6 +391,6 @@ def _donated(args: Sequence[Any], argnums: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def _whole(args: Sequence[Any], leaves: tuple[int, ...]) -> tuple[int, ...]:
-    """Return the positions of the arguments of which all leaves are donated."""
+    """Return the positions of arguments whose leaves are all donated."""
     given = set(leaves)
     return tuple(n for n, own in enumerate(_spans(args)) if own and given.issuperset(own))

@@ -1,9 +1,8 @@
-"""Trees of arrays as plain data, so that a file can hold the shape of a result without pickle.
+"""Describe trees of arrays as JSON data, so that files need no pickle.
 
-Owns the description and what is built from it. Dictionaries, lists, tuples and ``None`` come back
-as they were, but for keys that are neither text nor ``int``, which become text; a dataclass, a
-named tuple or any other registered node comes back as a dictionary of its fields, because the file
-names no code.
+Dictionaries, lists, tuples and ``None`` are restored exactly, except that keys other than strings
+and integers become strings. Dataclasses, named tuples and other registered nodes are restored as
+dictionaries of their fields, because the file names no code.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ import jax
 
 
 def describe(tree: Any) -> Any:
-    """Return the structure of ``tree`` as data that JSON keeps, leaves in flattening order.
+    """Return the structure of ``tree`` as JSON data, with leaves in flattening order.
 
     Example:
         >>> describe({"loss": 1.0, "state": (2.0, None)})
@@ -34,10 +33,10 @@ def describe(tree: Any) -> Any:
 
 
 def build(described: Any, leaves: Iterator[Any]) -> Any:
-    """Return the tree that ``describe`` described, with ``leaves`` in it.
+    """Return the described tree with ``leaves`` in it.
 
     Raises:
-        ValueError, TypeError: the description is none of ``describe``'s.
+        ValueError, TypeError: the description is invalid.
 
     Example:
         >>> build(describe({"loss": 1.0, "state": (2.0, None)}), iter("ab"))
@@ -57,7 +56,7 @@ def build(described: Any, leaves: Iterator[Any]) -> Any:
 
 
 def count_leaves(described: Any) -> int:
-    """Return how many leaves a described tree has.
+    """Return the number of leaves of a described tree.
 
     Example:
         >>> count_leaves(describe([1, (2, None)]))
@@ -67,7 +66,7 @@ def count_leaves(described: Any) -> int:
 
 
 def _key(entry: Any) -> str | int:
-    """Return the name or number by which a parent knows this child."""
+    """Return the name or number of this child in its parent."""
     for attribute in ("name", "key", "idx"):
         if hasattr(entry, attribute):
             value = getattr(entry, attribute)

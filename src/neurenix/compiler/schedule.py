@@ -1,10 +1,10 @@
-"""The walk over a program's schedule: what waits for what, and how long each part takes.
+"""Walk over a program's schedule: what waits for what, and how long each part takes.
 
-Owns the walk: cycles of compute, transfers and collectives that run beside it and are waited for
-where the program waits, loops times their trip counts and their conditions once more, of branches
-the dearest. What remains visible of a transfer is *exposed*. It does not own what an instruction
-has to do at least (``work``), what a collective costs (``collectives``) or how the sum becomes
-seconds of hardware (``time``).
+Compute adds its cycles; transfers and collectives run beside it until the program waits for them;
+loops count by their trip counts, with their conditions once more; of several branches the longest
+counts. The part of a transfer that compute does not hide is *exposed*. ``instruction_cost`` owns
+lower bounds, ``collectives`` the cost of collectives, and ``step_time`` the conversion to seconds
+of hardware.
 """
 
 from __future__ import annotations
@@ -39,27 +39,25 @@ from neurenix.compiler.operations import (
 )
 
 _OVERHEAD_SECONDS = 5e-6
-"""Below, an operation well above its floor is overhead: a judgement. What takes longer is worth a
-look of its own, at what it computes or moves."""
+"""An operation well above its floor is overhead if it is shorter than this: a judgement."""
 _OVERHEAD_OVER_FLOOR = 3
-"""Times its floor that an operation of mere overhead takes: a judgement. At twice its floor half of
-the time is work, and it is called by what that is."""
+"""Smallest ratio of time to floor of overhead: a judgement. At twice the floor half is work."""
 _VECTOR_OVER_TRANSFER = 2
-"""Times its bytes' time that element-wise work takes: a judgement. The rate of memory is the
-published one, which no program reaches, so that less is memory still."""
+"""Smallest ratio of time to the time of its bytes for element-wise work: a judgement. Below it the
+operation is bound by memory, because no program reaches the published bandwidth."""
 _UNMODELLED_SECONDS = 1e-6
-"""Above, an operation that the compiler gives no cycles is named to the user: a judgement. Many are
-shorter (a reshape, a counter), and would fill the list without changing the step."""
+"""Report an operation without cycles if it is longer than this: a judgement. Many are shorter (a
+reshape, a counter) and do not matter."""
 _SEARCHING = ("gather", "reduce-window", "scatter", "select-and-scatter", "sort")
-"""What goes over its numbers many times or takes them row by row, as the compiler's own routines do
-(TopK, Cholesky): a pass over the bytes says nothing of its time, least of all in VMEM."""
+"""Operations that pass over their data many times or row by row, as the compiler's own routines do
+(TopK, Cholesky). One pass over the bytes does not estimate their time."""
 _FEW_NUMBERS = 8 * 128
-"""Up to so many, the numbers of one register, it is not named."""
+"""Operations with at most this many elements, one register, are not reported."""
 _WITHOUT_TIME = ("AllocateBuffer", "ConcatBitcast")
-_PLAIN = ("fusion", "copy", "convert", "broadcast")  # whose time is that of their bytes
+_PLAIN = ("fusion", "copy", "convert", "broadcast")  # bound by their bytes
 HOST_LANES = ("from host", "to host")  # PCIe carries both ways at once
 _ON_SCALARS = frozenset("add and compare convert copy multiply not or subtract xor".split())
-"""What counters are compared with: a scalar unit's work, nothing beside a turn of any loop."""
+"""Operations on loop counters: their time on the scalar unit is negligible."""
 _CHANNEL = re.compile(r"channel_id=(\d+)")
 
 
@@ -73,15 +71,14 @@ class _Pending:
 
 @dataclass
 class Schedule:
-    """The walk over one program for one slice; ``operations`` is filled by ``run``.
+    """The walk over one program for one slice; ``run`` fills ``operations``.
 
-    ``calibrated`` is whether operations are weighed as published runs have it (``calibration``), or
-    left as the compiler's cycles and the model of transfers have them. ``steps`` is how many steps
-    the program makes in loops that are counted. Filled by ``run`` are also
-    ``unknown_loops``, which were counted once, ``unmodelled``, by name what the compiler gives no
-    cycles, ``branches``, by name the conditionals and how many seconds a step takes less if it
-    always takes the cheapest branch, and ``links``, by the links that carry them seconds of the
-    bytes of each instruction.
+    ``calibrated`` selects the weights of the published runs (``calibration``) instead of the
+    compiler's cycles and the model of transfers. ``steps`` is the number of steps in counted loops.
+    ``run`` also fills ``unknown_loops``, which count once; ``unmodelled``, the names of
+    instructions without cycles; ``branches``, by conditional the seconds that a step saves if it
+    always takes the shortest branch; and ``links``, by link the seconds of the bytes of each
+    instruction.
     """
 
     module: Module
@@ -102,7 +99,7 @@ class Schedule:
         return self._of_one_step(seconds)
 
     def _of_one_step(self, seconds: float) -> float:
-        """Return the seconds of one step, and make one step of what was found for several."""
+        """Return the seconds of one step, and scale the results of several steps to one."""
         for operation in self.operations.values():
             operation.divide(self.steps)
         for name, (conditional, spread) in self.branches.items():
@@ -114,15 +111,14 @@ class Schedule:
 
     @property
     def factor(self) -> float:
-        """Estimated seconds for a second of the schedule, by the published runs."""
+        """Estimated seconds per second of the schedule, by the published runs."""
         several = MULTI_SLICE if self.where.num_slices > 1 else 1.0
         return calibration(self.where.generation.name).factor * several
 
     def _queue(self, seconds: float) -> float:
-        """Return the seconds by which the busiest links take longer than the whole schedule.
+        """Return the seconds by which the busiest links exceed the whole schedule.
 
-        They belong to the collectives, alone or in a fusion, whose bytes these links carry one
-        after the other.
+        They are added to the collectives, alone or in a fusion, that share these links.
         """
         busiest = max(self.links.values(), key=lambda carried: sum(carried.values()), default={})
         missing = sum(busiest.values()) / self.factor - seconds
@@ -168,7 +164,7 @@ class Schedule:
             kind, duration = self._transfer(instruction)
             if kind == "ici":
                 self._occupy(instruction, count)
-            if kind != "hbm":  # whose rate is that of the memory itself
+            if kind != "hbm":  # "hbm" has its own bandwidth
                 duration *= self._weight(kind)
             lanes = self._lanes(instruction, kind)
             finish = max([now, *(free[lane] for lane in lanes)]) + duration
@@ -210,7 +206,7 @@ class Schedule:
         return seconds + (trips + 1) * self._computation(condition, count * (trips + 1))
 
     def _dearest(self, conditional: Instruction, count: int) -> float:
-        """Walk over all branches, and keep what the one that takes longest does."""
+        """Walk over all branches, and keep the operations of the longest one."""
         tried: list[tuple[float, Schedule]] = []
         for computation in self._called(conditional):
             alone = Schedule(self.module, self.where, self.calibrated)
@@ -235,7 +231,7 @@ class Schedule:
         return seconds
 
     def _occupy(self, instruction: Instruction, count: int) -> None:
-        """Count the bytes of a collective, alone or in a fusion, for the links that it needs."""
+        """Add the bytes of a collective, alone or in a fusion, to its links."""
         collective = collective_inside(self.module, instruction)
         if collective is None:
             return
@@ -278,7 +274,7 @@ class Schedule:
         return "hbm", moved / generation.hbm_bandwidth_bytes_per_second_per_device
 
     def _lanes(self, instruction: Instruction, kind: str) -> tuple[str, ...]:
-        """Return what transfers queue for."""
+        """Return the queues of a transfer."""
         if kind == "ici":
             return directions(instruction)
         if kind == "host":
@@ -358,9 +354,9 @@ class Schedule:
     def _without_cycles(
         self, computation: Computation, instruction: Instruction, work: Work
     ) -> tuple[float, bool]:
-        """Return the time of what the compiler gives no cycles, and whether it is the least only.
+        """Return the time of an instruction without cycles, and whether it is only a lower bound.
 
-        The user is told of the latter.
+        The report names those.
         """
         if _takes_nothing(instruction):
             return 0.0, False
@@ -381,7 +377,7 @@ class Schedule:
         return transfer, uncounted
 
     def _searching(self, instruction: Instruction) -> Instruction | None:
-        """Return what of an instruction takes longer than a pass over its numbers, if anything."""
+        """Return the part of an instruction that needs more than one pass over its data, if any."""
         for inner in inner_instructions(self.module, instruction):
             routine = inner.opcode == "custom-call" and not _takes_nothing(inner)
             if routine or inner.opcode in _SEARCHING:
@@ -415,7 +411,7 @@ class Schedule:
 
 
 def _bound(work: Work, compute: float, floor: float, seconds: float) -> str:
-    """Return the kind of an operation by what most of its time goes to."""
+    """Return the kind of an operation by the largest part of its time."""
     if floor < seconds / _OVERHEAD_OVER_FLOOR and seconds < _OVERHEAD_SECONDS:
         return "overhead"
     if compute > work.transfer_seconds:
@@ -427,14 +423,14 @@ def _bound(work: Work, compute: float, floor: float, seconds: float) -> str:
 
 
 def _takes_time(instruction: Instruction) -> bool:
-    """Return whether an instruction of a loop's condition is more than arithmetic on scalars."""
+    """Return whether an instruction in a loop's condition is more than scalar arithmetic."""
     if instruction.opcode in _ON_SCALARS:
         return any(math.prod(shape.sizes) > 1 for shape in instruction.shapes)
     return instruction.opcode not in FREE
 
 
 def _takes_nothing(instruction: Instruction) -> bool:
-    """Return whether this is a call of a routine that only names memory, or says what holds."""
+    """Return whether this is a call that only names memory or states a fact."""
     target = instruction.attribute("custom_call_target") or ""
     return target in _WITHOUT_TIME or target.startswith("Assume")
 

@@ -1,7 +1,6 @@
-"""Shapes of the optimised program: element type, sizes, tiles and memory space.
+"""Parse shapes of the optimised program: element type, sizes, tiles and memory space.
 
-Owns how many bytes a buffer takes once it is laid out in tiles. It does not own where the buffers
-lie in time (``neurenix.compiler.peak_memory``).
+Owns the bytes of a tiled buffer. ``neurenix.compiler.peak_memory`` owns live ranges.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ _BITS = {
 class Shape:
     """One array of the optimised program.
 
-    ``memory_space`` is 0 for HBM, 1 for VMEM, others for smaller memories and host memory (5).
+    ``memory_space`` is 0 for HBM, 1 for VMEM, 5 for host memory, and another for smaller memories.
     """
 
     dtype: str
@@ -45,12 +44,12 @@ class Shape:
 
     @property
     def logical_bytes(self) -> int:
-        """Bytes of the elements alone."""
+        """Bytes of the elements, without padding."""
         return -(-math.prod(self.sizes) * self.bits // 8)
 
     @functools.cached_property
     def padded_bytes(self) -> int:
-        """Bytes of the buffer with the padding of its tiles.
+        """Bytes of the buffer, including the padding of its tiles.
 
         Example:
             >>> parse_shapes("f32[7,1000]{1,0:T(8,128)}")[0].padded_bytes
@@ -69,7 +68,7 @@ class Shape:
 
     @property
     def in_hbm(self) -> bool:
-        """Whether the buffer lies in the accelerator's main memory."""
+        """Whether the buffer is in the accelerator's main memory."""
         return self.memory_space == 0
 
     def __str__(self) -> str:
@@ -77,7 +76,7 @@ class Shape:
 
 
 def parse_shapes(text: str) -> tuple[Shape, ...]:
-    """Read every array of a shape, tuples flattened in order.
+    """Return every array of a shape, with tuples flattened in order.
 
     Example:
         >>> [str(s) for s in parse_shapes("(f32[8,128]{1,0:T(8,128)S(1)}, s32[]{:T(128)})")]

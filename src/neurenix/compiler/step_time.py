@@ -1,9 +1,8 @@
-"""How long a step takes: the schedule's seconds as an estimate for hardware, with its interval.
+"""Estimate the time of a step on hardware from the schedule, with an interval.
 
-Owns the estimate and its floor: no step is shorter than its operations at the device's peak, its
-bytes in HBM, or the bytes of the busiest links. It does not own the walk over the schedule
-(``schedule``), what one instruction has to do (``work``) or the numbers fitted to published runs
-(``calibration``).
+Owns the estimate and its lower bounds: its operations at the device's peak, its bytes at HBM
+bandwidth, and the bytes of the busiest links. ``schedule`` owns the walk, ``instruction_cost`` the
+work of instructions, and ``calibration`` the numbers fitted to published runs.
 """
 
 from __future__ import annotations
@@ -14,16 +13,18 @@ from dataclasses import dataclass
 from neurenix.compiler.calibration import DISPATCH_SECONDS, Calibration, calibration
 from neurenix.compiler.schedule import Schedule
 
-_PASSES = 10  # over the bytes of what has no cycles, at most: a judgement, for the interval
+_PASSES = (
+    10  # most passes over the bytes of an operation without cycles: a judgement, for the high end
+)
 
 
 @dataclass(frozen=True)
 class StepTime:
-    """Seconds of one step: an estimate, never a measurement.
+    """Seconds of one step: an estimate, not a measurement.
 
-    ``low`` to ``high`` is the 80 % interval, in which four of five measured steps are to lie.
-    ``bound`` is what most of the time goes to, a kind of ``Operation`` or ``"host"``; ``shares`` is
-    every kind's part of the device's time.
+    ``low`` to ``high`` is the 80 % interval, meant to contain four of five measured steps.
+    ``bound`` is the largest part of the time, a kind of ``Operation`` or ``"host"``; ``shares`` is
+    the share of each kind in the device's time.
     """
 
     seconds: float
@@ -44,17 +45,17 @@ def step_time(
     steps_per_call: int = 1,
     unlike: str = "",
 ) -> StepTime:
-    """Turn the schedule's seconds into an estimate with an interval around it and a bound.
+    """Convert the schedule's seconds to an estimate with an interval and a bound.
 
-    No step is shorter than its operations at the device's peak, its bytes in HBM, or the bytes that
-    the same links carry, one collective after the other.
+    The lower bounds are the operations at the device's peak, the bytes at HBM bandwidth, and the
+    bytes that the same links carry one collective after another.
 
     Args:
         schedule: after ``run``.
-        raw_seconds: what ``run`` returned.
-        batch_bytes_per_device: of input that the host sends for one step.
-        steps_per_call: steps that the host starts with one dispatch.
-        unlike: what sets the program apart from the published runs, or nothing (``coverage``).
+        raw_seconds: result of ``run``.
+        batch_bytes_per_device: input that the host sends for one step.
+        steps_per_call: steps in one dispatch.
+        unlike: what distinguishes the program from the published runs, or empty (``coverage``).
     """
     where = schedule.where
     factors: Calibration = calibration(where.generation.name)
@@ -70,7 +71,7 @@ def step_time(
             sure += op.seconds
             continue
         slower += max(0.0, op.cycles_seconds - op.seconds)
-        if op.uncounted:  # one pass over its bytes; nobody knows how many it makes
+        if op.uncounted:  # counted as one pass over its bytes; the number of passes is unknown
             slower += (_PASSES - 1) * op.seconds
         kernel = op.kind == "compute" and not op.products
         if kernel:
@@ -107,7 +108,7 @@ def step_time(
 
 
 def _basis(factors: Calibration, unlike: str, num_slices: int) -> str:
-    """Return what the estimate rests on, and what of the program was in none of it."""
+    """Return the basis of the estimate, and the parts of the program that it does not cover."""
     several = f"{num_slices} slices" if num_slices > 2 else ""
     told = " and ".join(filter(None, (unlike, several)))
     return factors.basis + (f", none like it: {told}" if told else "")

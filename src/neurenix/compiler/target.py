@@ -1,7 +1,6 @@
-"""What is compiled for: a slice, as the plain data that a worker process is handed.
+"""Describe the target of a compilation as plain data for a worker process.
 
-Owns the translation of ``chips.Slice`` to the arguments of libtpu's topology. It does not parse
-names (``neurenix.chips``).
+Converts a ``chips.Slice`` to the arguments of libtpu's topology. ``neurenix.chips`` parses names.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ _CPU = re.compile(r"cpu(?:[-:]([1-9]\d{0,3}))?")
 
 @dataclass(frozen=True)
 class CpuHost:
-    """The CPU of a machine as a target: ``num_devices`` virtual devices."""
+    """A machine's CPU as a target: ``num_devices`` virtual devices."""
 
     num_devices: int
 
@@ -27,7 +26,7 @@ class CpuHost:
 
 
 def cpu_host(name: object) -> CpuHost | None:
-    """Return the CPU that ``"cpu"`` or ``"cpu-8"`` names, ``None`` for every other name.
+    """Return the CPU named ``"cpu"`` or ``"cpu-8"``; ``None`` for any other name.
 
     Example:
         >>> cpu_host("cpu-8")
@@ -45,13 +44,13 @@ def platform_of(where: Slice | CpuHost) -> str:
 
 
 def kind_of(where: Slice | CpuHost) -> str:
-    """Return JAX's name of the kind of device, such as ``"TPU v3"``; empty for CPUs."""
+    """Return JAX's name of the device kind, such as ``"TPU v3"``; empty for CPUs."""
     return "" if isinstance(where, CpuHost) else where.generation.device_kind
 
 
 @dataclass(frozen=True)
 class Target:
-    """Arguments of ``jax.experimental.topologies.get_topology_desc``, and the slice's name."""
+    """Arguments of ``jax.experimental.topologies.get_topology_desc``, and the name of the slice."""
 
     name: str
     topology_name: str
@@ -62,7 +61,7 @@ class Target:
 
     @classmethod
     def of(cls, where: Slice | CpuHost) -> Target:
-        """Build the target of a slice.
+        """Return the target of a slice.
 
         Example:
             >>> from neurenix import chips
@@ -86,5 +85,5 @@ class Target:
         return "tpu" if self.topology_name else "cpu"
 
     def as_json(self) -> dict[str, object]:
-        """Return plain data for the worker and for the key of the cache."""
+        """Return plain data for the worker and for the cache key."""
         return asdict(self)

@@ -1,11 +1,10 @@
-"""How many bytes an instruction of the optimised program moves, to and from which memory.
+"""Count the bytes that an instruction of the optimised program reads and writes, by memory.
 
-Owns what of an operand is read: all of it, or a slice that the instruction takes; and what of a
-result is written: all, or the part that an update replaces. It does not own how long that takes
-(``work``).
+Of an operand it counts all, or the slice that the instruction reads; of a result all, or the part
+that an update replaces. ``instruction_cost`` owns the time.
 
-A scatter, like the update of a slice, is in place: where its operand is needed afterwards, the
-compiler has written a copy of it before. The rows that it changes are read, changed and written.
+A scatter is in place, like an update of a slice: if its operand is needed afterwards, the compiler
+copies it first. It reads and writes the rows that it changes.
 """
 
 from __future__ import annotations
@@ -21,10 +20,10 @@ _TAKES_A_PART = ("dynamic-slice", "slice", "gather")
 def moved_bytes(
     module: Module, computation: Computation, instruction: Instruction
 ) -> tuple[int, int]:
-    """Return the bytes that are moved from and to HBM, and from and to VMEM, padding included.
+    """Return the bytes moved from and to HBM, and from and to VMEM, padding included.
 
-    Of an operand that is sliced the slice counts, of one that is updated in place nothing or, by
-    a scatter, as much as the updates; of a result that is such an operand the update.
+    A sliced operand counts as its slice. An operand updated in place counts nothing, or for a
+    scatter as much as the updates; a result that is such an operand counts as the update.
 
     Example:
         >>> from neurenix.compiler.hlo import parse
@@ -51,7 +50,7 @@ def moved_bytes(
             if shape.memory_space in moved:
                 share = shape.padded_bytes if part is None else min(part, whole)
                 moved[shape.memory_space] += share
-                part = part and 0  # a part is of the whole, counted once
+                part = part and 0  # a part of an array that is already counted
     for shape, written in _written(module, computation, instruction):
         if shape.memory_space in moved:
             moved[shape.memory_space] += written
@@ -59,7 +58,7 @@ def moved_bytes(
 
 
 def _read(module: Module, computation: Computation, user: Instruction, position: int) -> int | None:
-    """Return how many bytes ``user`` takes of the operand at a position; ``None`` for all."""
+    """Return the bytes that ``user`` reads of the operand at a position; ``None`` for all."""
     if user.opcode in _TAKES_A_PART and position == 0:
         return sum(shape.padded_bytes for shape in user.shapes)
     if user.opcode == "dynamic-update-slice" and position == 0:
@@ -77,7 +76,7 @@ def _read(module: Module, computation: Computation, user: Instruction, position:
 
 
 def _read_by_all(module: Module, computation: Computation, value: Instruction) -> int | None:
-    if value is computation.root:  # handed on whole to whoever called
+    if value is computation.root:  # the caller gets all of it
         return None
     total = 0
     for user, position in computation.users.get(value.name, ()):
@@ -96,7 +95,7 @@ def _read_by_all(module: Module, computation: Computation, value: Instruction) -
 def _written(
     module: Module, computation: Computation, instruction: Instruction
 ) -> Iterator[tuple[Shape, int]]:
-    """Yield each array of the result, and how many bytes of it are written."""
+    """Yield each array of the result, and the bytes written to it."""
     for shape, source in zip(
         instruction.shapes, _sources(module, computation, instruction), strict=False
     ):
@@ -108,14 +107,15 @@ def _update(
 ) -> Instruction | None:
     """Return what an update of a slice or a scatter writes into one of its operands.
 
-    A scatter of several arrays has them first, then the indices, then the updates of each.
+    The operands of a scatter of several arrays are the arrays, the indices and the updates, in this
+    order.
     """
     first = len(instruction.shapes) + 1 if instruction.opcode == "scatter" else 1
     return computation.by_name.get(instruction.operands[first + position])
 
 
 def _is_result(computation: Computation, value: Instruction) -> bool:
-    """Return whether a value is what the computation returns, or a part of it, and nothing else."""
+    """Return whether a value is only used as the result of the computation, or as a part of it."""
     if value is computation.root:
         return True
     users = computation.users.get(value.name, ())
@@ -126,7 +126,7 @@ def _is_result(computation: Computation, value: Instruction) -> bool:
 
 
 def _overwrites(computation: Computation, scatter: Instruction, position: int) -> bool:
-    """Return whether a scatter inside of a fusion changes what the fusion was given."""
+    """Return whether a scatter inside a fusion changes an operand of the fusion."""
     value = computation.by_name.get(scatter.operands[position])
     while value is not None and value.opcode == "bitcast":
         value = computation.by_name.get(value.operands[0])
@@ -136,7 +136,7 @@ def _overwrites(computation: Computation, scatter: Instruction, position: int) -
 def _sources(
     module: Module, computation: Computation, instruction: Instruction, *, fused: bool = False
 ) -> list[Instruction | None]:
-    """Return, for each array of the result, what is written into it in place, if anything is."""
+    """Return, for each array of the result, what updates it in place, if anything."""
     if instruction.opcode == "dynamic-update-slice":
         return [_update(computation, instruction)]
     if instruction.opcode == "scatter":

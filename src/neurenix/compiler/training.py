@@ -1,7 +1,6 @@
-"""Which programs are training steps, and what the host sends for one.
+"""Recognise training steps, and count the input that the host sends for one.
 
-Owns what is known of how a program is called. That the trainer's step has this name is
-``preflight``'s doing.
+``preflight`` gives the trainer's step its name.
 """
 
 from __future__ import annotations
@@ -12,16 +11,16 @@ from neurenix.compiler.peak_memory import Memory
 from neurenix.compiler.program import Program
 
 TRAINERS_STEP = "training step"
-"""The name of the program that a trainer's step becomes; no function can have it."""
+"""Name of the program of a trainer's step; no function can have it."""
 
 
 def is_trainers_step(program: Program) -> bool:
-    """Return whether it is the step of a ``Trainer`` or of a compiled model."""
+    """Return whether this is the step of a ``Trainer`` or of a compiled model."""
     return program.name == TRAINERS_STEP
 
 
 def is_training_step(program: Program) -> bool:
-    """Return whether it trains: a trainer's step, or a function that is given an optimizer.
+    """Return whether it trains: a trainer's step, or a function with an optimizer argument.
 
     Example:
         >>> is_training_step(Program("predict", "", {"data": 1}, (), (), 0.0, 0))
@@ -31,10 +30,10 @@ def is_training_step(program: Program) -> bool:
 
 
 def sent_bytes(program: Program, memory: Memory) -> int:
-    """Return the bytes of input that every device is sent for one step.
+    """Return the input bytes that the host sends to each device for one step.
 
-    Those of a training step's batch. The arguments of other functions may stay on the device from
-    call to call, and nothing says whether they do.
+    They are the batch of a training step. Arguments of other functions may stay on the device
+    between calls, so they do not count.
     """
     if not is_training_step(program):
         return 0
@@ -43,13 +42,13 @@ def sent_bytes(program: Program, memory: Memory) -> int:
 
 
 def of_several_steps(program: Program, steps: int, *, counted: bool) -> Program:
-    """Return the program of a call that makes several steps, told as one step of it is told.
+    """Return the program of a multi-step call, described like one of its steps.
 
     Args:
         program: of the call.
-        steps: that it makes.
-        counted: whether their number stands in the program. Otherwise its loop over them counts
-            once as it is.
+        steps: number of steps in a call.
+        counted: whether the trip count is in the program. Otherwise its loop over the steps counts
+            once.
     """
     traits = replace(program.traits, steps_per_call=steps, steps_counted=steps if counted else 1)
     times = traits.steps_counted

@@ -1,7 +1,4 @@
-"""How much of the chips' peak a step uses.
-
-Owns MFU and the peak that it is measured against; the seconds are ``time``'s.
-"""
+"""Compute MFU and the peak FLOP/s that it is relative to."""
 
 from __future__ import annotations
 
@@ -10,7 +7,7 @@ from neurenix.compiler.schedule import Schedule
 
 
 def peak_flops_per_second(schedule: Schedule) -> float:
-    """Return a device's peak for the types that a program multiplies, weighed by their work.
+    """Return a device's peak for the types that a program multiplies, weighted by work.
 
     Args:
         schedule: after ``run``.
@@ -27,21 +24,21 @@ def peak_flops_per_second(schedule: Schedule) -> float:
 def utilization(
     schedule: Schedule, model_flops: float, seconds: float, num_devices: int
 ) -> float | None:
-    """Return MFU: model FLOPs over what the devices' peak does in that time; None without any.
+    """Return MFU: model FLOPs over the FLOPs at the devices' peak; None without model FLOPs.
 
-    Counted are at most the FLOPs of the products and kernels of the compiled program, those of
-    recomputation among them. Where XLA merges equal products, or computes the part of one that is
-    used, the rest of the model's FLOPs is work that no device does.
+    Model FLOPs count at most as many as the products and kernels of the compiled program have,
+    recomputation included. If XLA merges equal products, or computes only the used part of one, no
+    device computes the rest.
 
     Args:
         schedule: after ``run``.
         model_flops: of all devices for one step.
         seconds: of one step.
-        num_devices: that share the work.
+        num_devices: number of devices.
     """
     if not model_flops:
         return None
     operations = schedule.operations.values()
-    if not any(op.unstated and not op.flops for op in operations):  # who knows what that computes
+    if not any(op.unstated and not op.flops for op in operations):  # a kernel of unknown FLOPs
         model_flops = min(model_flops, num_devices * sum(op.flops for op in operations))
     return model_flops / (seconds * peak_flops_per_second(schedule) * num_devices)

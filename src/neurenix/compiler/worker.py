@@ -1,11 +1,10 @@
-"""The process that compiles: ``python -m neurenix.compiler.worker PID``.
+"""Compile in a separate process: ``python -m neurenix.compiler.worker PID``.
 
-Owns the meeting with libtpu, so that its crash, its lock and its memory are not the user's. For
-each directory that it is told, a line of its input, it reads ``request.json``, has the program
-compiled that lies beside it (``worker_estimates``, ``worker_executables``), and writes
-``result.json``, whole or not at all, when everything else is written. It ends with its input, or
-with a code that says which error of the system kept it from its files; where the process that asked
-was killed, it removes the folders that nobody else would. It judges nothing.
+The process isolates libtpu's crashes, lock and memory. For each directory named in a line of its
+input, it reads ``request.json``, compiles the program in that directory (``worker_estimates``,
+``worker_executables``), and finally writes ``result.json`` atomically. It exits when its input
+ends, or with a code for a file error. If the requesting process was killed, it removes the
+temporary folders.
 """
 
 from __future__ import annotations
@@ -27,14 +26,17 @@ from neurenix._core.parent import when_parent_ends
 from neurenix.compiler.workers import FOLDERS, NOT_WRITTEN
 
 _MOST_RESIDENT_BYTES = 2 * 2**30
-_REMOVALS, _PAUSE_SECONDS = 5, 0.2  # of folders: libtpu makes its own again for a log
+_REMOVALS, _PAUSE_SECONDS = (
+    5,
+    0.2,
+)  # retries of removing folders: libtpu may recreate its own for a log
 
 
 def main(parent: str) -> NoReturn:
-    """Compile what each directory asks for, until the input ends.
+    """Compile the request of each directory until the input ends.
 
     Args:
-        parent: process id of the one that asks.
+        parent: process id of the requesting process.
     """
     told: list[Path] = []
 
@@ -43,17 +45,17 @@ def main(parent: str) -> NoReturn:
         os._exit(3)
 
     when_parent_ends(leave, parent=int(parent))
-    with suppress(ImportError):  # ahead of the first request, whose answer says what is missing
+    with suppress(ImportError):  # import early; the first request reports what is missing
         importlib.import_module("neurenix.compiler.worker_estimates")
     try:
         _serve(told)
     except OSError as error:
-        if not all(folder.exists() for folder in told):  # removed: whoever asks is gone
+        if not all(folder.exists() for folder in told):  # removed: the parent is gone
             _remove(told)
-        # Not sys.exit: what is left to be printed may have no room either.
+        # Not sys.exit: flushing the output may fail for want of space too.
         os._exit(NOT_WRITTEN + (error.errno or errno.EIO))
-    _remove(told)  # whoever asks has closed the input by being gone
-    os._exit(0)  # libtpu would write its logs once more
+    _remove(told)  # the parent is gone and thereby closed the input
+    os._exit(0)  # skip libtpu's last logs
 
 
 def _serve(told: list[Path]) -> None:
@@ -62,17 +64,17 @@ def _serve(told: list[Path]) -> None:
         told[:] = [folder]
         request = json.loads((folder / "request.json").read_text())
         result: dict[str, Any] = {"seconds": {}}
-        executable = None  # of an estimate, freed once it is answered
+        executable = None  # freed after the answer of an estimate
         try:
             executable = _compile(folder, request, result)
             result["outcome"] = "compiled"
-        except OSError:  # of a file; the compiler's own errors are others
+        except OSError:  # a file error; the compiler raises other types
             raise
-        except Exception as error:  # whatever the compiler raises is its answer, and is handed over
+        except Exception as error:  # any error of the compiler is its answer
             result["outcome"] = "refused"
             result["error_type"] = type(error).__name__
             result["error"] = str(error) or "".join(traceback.format_exception(error)[-2:])
-        # The number of a CPU's devices can be set once, and memory is not given back.
+        # The CPU device count can be set once, and memory is not returned.
         small = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 < _MOST_RESIDENT_BYTES
         result["again"] = small and bool(request["target"]["topology_name"])
         partial = folder / "result.json.partial"
@@ -93,7 +95,7 @@ def _compile(folder: Path, request: dict[str, Any], result: dict[str, Any]) -> A
 
 
 def _untold() -> list[Path]:
-    """Return the folders of the input that were never read: it was killed before jax was loaded."""
+    """Return the folders of unread input: the parent was killed before jax was imported."""
     try:
         os.set_blocking(0, False)
         left = os.read(0, 2**16)
@@ -103,7 +105,7 @@ def _untold() -> list[Path]:
 
 
 def _remove(told: list[Path]) -> None:
-    """Remove this process's own folder and those it was told, by their names Neurenix's."""
+    """Remove this process's folder and the given ones, if their names are Neurenix's."""
     known = [Path(os.environ.get("TPU_LOG_DIR", "")), *told]
     folders = [folder for folder in known if folder.name.startswith(FOLDERS)]
     for _ in range(_REMOVALS):

@@ -1,8 +1,8 @@
-"""What a worker does for an estimate: compile a module, without JAX.
+"""Compile a module for an estimate, without JAX.
 
-Owns the way from ``module.bin`` and ``options.bin``, which ``lowering`` made, to the optimised
-program's text and the compiler's count of its memory. For a program that takes more memory than
-there is the compiler gives out no executable; its schedule is in what it dumps, if it is told to.
+Turns ``module.bin`` and ``options.bin`` of ``lowering`` into the optimised program's text and the
+compiler's memory counts. If a program exceeds memory, the compiler returns no executable; with a
+dump requested, its schedule is read from the dump.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ _DUMP = "dump"
 
 
 def compile_for_estimate(folder: Path, request: dict[str, Any], result: dict[str, Any]) -> Any:
-    """Compile what lies in ``folder``, write ``optimized.hlo`` there and fill in ``result``.
+    """Compile the request in ``folder``, write ``optimized.hlo`` there and fill in ``result``.
 
     Returns:
-        The executable, of which nothing is wanted any more: to free it takes milliseconds.
+        The executable. Freeing it takes milliseconds, which the caller does after the answer.
     """
     started = time.perf_counter()
     target = request["target"]
@@ -47,11 +47,11 @@ def compile_for_estimate(folder: Path, request: dict[str, Any], result: dict[str
 
 
 def _keep_dumped(folder: Path) -> None:
-    """Keep the schedule of a program that was refused once it was scheduled, as that of others."""
+    """Copy the dumped schedule of a refused program to where others have theirs."""
     for dumped in (folder / _DUMP).glob("*.after_optimizations.txt"):
         dumped.replace(folder / "optimized.hlo")
 
 
 def memory_of(stats: Any) -> dict[str, int]:
-    """Return XLA's byte counts for one device by their names."""
+    """Return XLA's byte counts for one device by name."""
     return {name: int(getattr(stats, name)) for name in dir(stats) if name.endswith("_in_bytes")}

@@ -1,7 +1,7 @@
-"""What a worker does for an executable: compile a program by way of JAX, and say how it is called.
+"""Compile a program to an executable with JAX, and describe its inputs and outputs.
 
-Owns the way from ``program.bin``, an exported program, to ``executable.bin`` and to its devices and
-divisions, which JAX reads out of an executable; and compiling for CPUs.
+Turns the exported ``program.bin`` into ``executable.bin`` and its devices and shardings, which JAX
+reads from the executable. It also compiles for CPUs.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from neurenix.compiler.worker_estimates import memory_of
 
 
 def compile_executable(folder: Path, request: dict[str, Any], result: dict[str, Any]) -> None:
-    """Compile what lies in ``folder``, write its two results there and fill in ``result``."""
+    """Compile the request in ``folder``, write its two results there and fill in ``result``."""
     started = time.perf_counter()
     mesh = _mesh(request)
     result["seconds"]["topology"] = time.perf_counter() - started
@@ -33,16 +33,16 @@ def compile_executable(folder: Path, request: dict[str, Any], result: dict[str, 
     mesh = _with_axis_types(mesh, exported)
     with ExitStack() as stack:
         stack.enter_context(with_shardy())
-        stack.enter_context(jax.enable_x64(True))  # it keeps its 64-bit types, whoever traced it
+        stack.enter_context(jax.enable_x64(True))  # the program keeps its 64-bit types
         function, arguments = _callable_of(exported, mesh)
-        if not any(argument.sharding for argument in arguments):  # none says which devices
+        if not any(argument.sharding for argument in arguments):  # no argument names the devices
             stack.enter_context(jax.set_mesh(mesh))
         jitted = jax.jit(function, donate_argnums=tuple(request["donated"]), keep_unused=True)
         lowered = jitted.lower(*arguments)
         started = time.perf_counter()
         try:
             compiled = lowered.compile(compiler_options=request["compiler_options"] or None)
-        except Exception as error:  # a private class: JAX names the divisions of results
+        except Exception as error:  # a private type: JAX converts the shardings of results
             if "mesh_shape" not in str(error):
                 raise
             raise ValueError(f"{_unnamed(mesh)}. JAX said: {error}") from error
@@ -80,7 +80,7 @@ def _callable_of(exported: export.Exported, mesh: Any) -> tuple[Any, list[Any]]:
     used = exported.module_kept_var_idx
 
     def call(*given: Any) -> Any:
-        """Take what the program uses; the rest is not a parameter of the compiled program."""
+        """Take only the arguments that the program uses; others are not parameters."""
         whole: list[Any] = [jax.numpy.empty(a.shape, a.dtype) for a in exported.in_avals]
         for index, value in zip(used, given, strict=True):
             whole[index] = value
@@ -91,7 +91,7 @@ def _callable_of(exported: export.Exported, mesh: Any) -> tuple[Any, list[Any]]:
 
 
 def _with_axis_types(mesh: Any, exported: Any) -> Any:
-    """Return the mesh with the types of axes (automatic, explicit) that the program has."""
+    """Return the mesh with the axis types (auto, explicit) of the program."""
     for aval in (*exported.in_avals, *exported.out_avals):
         own = aval.sharding.mesh
         if own.axis_names == mesh.axis_names:
@@ -100,9 +100,9 @@ def _with_axis_types(mesh: Any, exported: Any) -> Any:
 
 
 def _placement(exported: Any, compiled: Any, mesh: Any) -> dict[str, Any]:
-    """Say on which devices, and how divided over them, the executable takes and leaves arrays.
+    """Describe the devices and shardings of the executable's inputs and outputs.
 
-    The answer is a ``"problem"`` when the executable needs more than its arrays to run.
+    The answer is a ``"problem"`` if the executable needs more than arrays to run.
     """
     if exported.ordered_effects or exported.unordered_effects:
         return {"problem": "it has effects, such as calls of the host, beside its result"}
@@ -136,9 +136,9 @@ def _unnamed(mesh: Any) -> str:
 
 
 def _named(sharding: Any, shape: tuple[int, ...], mesh: Any) -> Any:
-    """Return a sharding by the names of mesh axes, or None where they cannot say it.
+    """Return a sharding by names of mesh axes, or None if they cannot express it.
 
-    JAX names none where no argument lies on a mesh.
+    JAX names no axes if no argument is sharded over a mesh.
     """
     if hasattr(sharding, "spec"):
         return sharding
@@ -153,7 +153,7 @@ def _named(sharding: Any, shape: tuple[int, ...], mesh: Any) -> Any:
 
 
 def _partitions(parts: Sequence[int], axes: Mapping[str, int]) -> Iterator[tuple[Any, ...]]:
-    """Yield the partitions over some of ``axes`` that divide each dimension into so many parts.
+    """Yield the partitions over ``axes`` that split each dimension into these numbers of parts.
 
     Example:
         >>> list(_partitions((4, 1), {"a": 2, "b": 2, "c": 4}))

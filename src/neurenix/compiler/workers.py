@@ -1,8 +1,7 @@
-"""The processes that compile: started ahead, used again, stopped.
+"""Start, reuse and stop the processes that compile.
 
-Owns their life and their surroundings. What they are asked and what they answer is ``worker``'s and
-``compile``'s. A worker starts while its user still traces, and serves one compilation after another
-inside of ``kept_workers``; outside none is left.
+``worker`` and ``compile`` own requests and answers. Inside ``kept_workers`` a worker starts while
+its user still traces and serves several compilations; outside it none remains.
 """
 
 from __future__ import annotations
@@ -22,18 +21,18 @@ from pathlib import Path
 from neurenix._core.errors import CompilationError
 
 NOT_WRITTEN = 100
-"""Exit code of a worker that could not read or write its files, and the ``errno`` added to it."""
+"""Base of a worker's exit code for a file error; the ``errno`` is added."""
 FOLDERS = "neurenix-"
-"""Beginning of the name of every folder for temporary files."""
+"""Prefix of the names of temporary folders."""
 _POLL_SECONDS = 0.002
 
 
 @contextmanager
 def temporary_folder(prefix: str) -> Iterator[str]:
-    """Give a folder that is removed after the block.
+    """Yield a folder that is removed after the block.
 
     Raises:
-        CompilationError: there is none, or the block could not write into it.
+        CompilationError: it cannot be created, or the block could not write to it.
     """
     try:
         with tempfile.TemporaryDirectory(prefix=prefix) as directory:
@@ -43,7 +42,7 @@ def temporary_folder(prefix: str) -> Iterator[str]:
 
 
 def _no_folder(error: OSError) -> CompilationError:
-    """Return the error of a folder for temporary files that cannot be used."""
+    """Return the error for an unusable folder for temporary files."""
     where = tempfile.tempdir or os.environ.get("TMPDIR", "the folder for temporary files")
     cause = f"{where} cannot be used ({error.strerror or error})"
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
@@ -55,7 +54,7 @@ def _no_folder(error: OSError) -> CompilationError:
 
 
 class Worker:
-    """A process that compiles what it is told, one request after another."""
+    """A process that compiles one request after another."""
 
     def __init__(self) -> None:
         self.environment = _environment()
@@ -73,7 +72,7 @@ class Worker:
                     stdin=subprocess.PIPE,
                     stdout=log,
                     stderr=subprocess.STDOUT,
-                    # Its logs would stay in the folder for temporary files, at any other setting.
+                    # Any other setting leaves its logs in the temporary folder.
                     env={**self.environment, "TPU_LOG_DIR": self._folder.name},
                     start_new_session=True,
                 )
@@ -85,20 +84,20 @@ class Worker:
 
     @property
     def alive(self) -> bool:
-        """Whether it can be asked."""
+        """Whether the process is running."""
         return self._process.poll() is None
 
     def compile(
         self, directory: str, timeout_seconds: float, given_up: threading.Event
     ) -> int | None:
-        """Compile what ``directory`` asks for.
+        """Compile the request in ``directory``.
 
         Returns:
-            0 when ``result.json`` is there, the exit code of a process that ended without it, and
-            ``None`` when time was up.
+            0 if ``result.json`` was written, the exit code of a process that ended without it, and
+            ``None`` after a timeout.
 
         Raises:
-            CompilationError: given up.
+            CompilationError: the request was given up.
         """
         end = time.monotonic() + timeout_seconds
         result = Path(directory) / "result.json"
@@ -108,7 +107,7 @@ class Worker:
             if stdin is not None:
                 stdin.write(f"{directory}\n".encode())
                 stdin.flush()
-        except BrokenPipeError:  # it ended; its code says how
+        except BrokenPipeError:  # it exited; its code is the reason
             self._process.wait()
         while time.monotonic() < end:
             if given_up.is_set():
@@ -122,29 +121,29 @@ class Worker:
         return None
 
     def last_words(self) -> str:
-        """Return the end of what it printed since it was asked last."""
+        """Return the end of the output since the last call."""
         text = self._log.read_bytes()[self._logged :].decode(errors="replace")
         return "\n".join(text.strip().splitlines()[-12:])
 
     def end(self) -> None:
-        """Have the process end, and do not wait for it."""
+        """Ask the process to exit, without waiting."""
         if self.alive:
             self._process.kill()
 
     def stop(self) -> None:
-        """End the process and remove what it left."""
+        """End the process and remove its files."""
         self.end()
         self._process.wait()
         if self._process.stdin is not None:
             try:
                 self._process.stdin.close()
-            except BrokenPipeError:  # what was never read is of no use any more
+            except BrokenPipeError:  # unread requests do not matter
                 pass
         self._folder.cleanup()
 
 
 class Workers:
-    """Workers that wait for their next request, for ``blocks`` inside of one another."""
+    """Idle workers of nested blocks; ``blocks`` counts them."""
 
     def __init__(self) -> None:
         self.blocks = 1
@@ -154,13 +153,13 @@ class Workers:
         self._open = True
 
     def start(self, count: int) -> None:
-        """Start workers until ``count`` wait."""
+        """Start workers until ``count`` are idle."""
         with self._lock:
             while self._open and len(self._idle) < count:
                 self._idle.append(Worker())
 
     def take(self) -> Worker:
-        """Return a worker that waits, or else a new one."""
+        """Return an idle worker, or a new one."""
         environment = _environment()
         while True:
             with self._lock:
@@ -172,7 +171,7 @@ class Workers:
             worker.stop()
 
     def give(self, worker: Worker) -> None:
-        """Take a worker back that is done."""
+        """Return a worker to the idle ones."""
         with self._lock:
             if self._open and worker.alive:
                 self._idle.append(worker)
@@ -180,9 +179,9 @@ class Workers:
         worker.stop()
 
     def dismiss(self) -> None:
-        """Have those that wait end meanwhile, unless a block around this one keeps them too.
+        """Ask idle workers to exit, unless an enclosing block keeps them.
 
-        It takes a process that has loaded libtpu 20 ms to end, in which others can be at work.
+        A process that has loaded libtpu takes 20 ms to exit; this overlaps with other work.
         """
         with self._lock:
             if self.blocks > 1:
@@ -193,7 +192,7 @@ class Workers:
             worker.end()
 
     def close(self) -> None:
-        """Stop those that wait, and let none wait any more."""
+        """Stop idle workers, and keep no more."""
         with self._lock:
             left, self._idle, self._ending = self._idle + self._ending, [], []
             self._open = False
@@ -208,10 +207,10 @@ _KEPT: ContextVar[Workers | None] = ContextVar("kept_workers", default=None)
 
 @contextmanager
 def kept_workers(ahead: int = 0) -> Iterator[Workers]:
-    """Keep workers between the compilations of a block, its outermost one, and stop them after it.
+    """Keep workers between the compilations of a block; the outermost block stops them.
 
     Args:
-        ahead: how many are started at once, so that they are ready when they are needed.
+        ahead: number of workers to start at once, so that they are ready when needed.
     """
     outer = _KEPT.get()
     if outer is not None:
@@ -232,7 +231,7 @@ def kept_workers(ahead: int = 0) -> Iterator[Workers]:
 
 
 def _command() -> list[str]:
-    """Return the worker's command; ``-P`` keeps the user's folder from hiding packages."""
+    """Return the worker's command; ``-P`` stops the user's folder from hiding packages."""
     return [sys.executable, "-P", "-m", "neurenix.compiler.worker", str(os.getpid())]
 
 
@@ -247,5 +246,7 @@ def _environment() -> dict[str, str]:
         JAX_PLATFORMS="cpu",
     )
     environment.pop("NEURENIX_SIMULATE", None)
-    environment.pop("PYTEST_CURRENT_TEST", None)  # another for each test, and no worker is kept
+    environment.pop(
+        "PYTEST_CURRENT_TEST", None
+    )  # it differs between tests, which would prevent reuse
     return environment
