@@ -1,7 +1,7 @@
-"""What could be better in a compiled program, each with its place, its size and its cure.
+"""Find possible improvements of a compiled program, each with source line, size and fix.
 
-Owns the list of rules and their order. A rule is one function that sees the ``Evidence`` and yields
-findings; it stands in the module of its subject and in ``RULES``, and has a page in
+Owns the list of rules and their order. A rule is a function that takes the ``Evidence`` and yields
+findings. It belongs to the module of its subject and to ``RULES``, and has a page in
 ``neurenix.rules``.
 """
 
@@ -73,11 +73,11 @@ RULES: dict[str, Callable[[Evidence], Iterator[Finding]]] = {
 
 
 _SMALLEST_SECONDS = 1e-9
-"""Of an effect: a thousandth of what any operation takes is nothing to speak of."""
+"""Smallest effect: a thousandth of the time of any operation."""
 
 
 def find(evidence: Evidence) -> tuple[Finding, ...]:
-    """Apply every rule; the gravest come first, then those with the largest effect."""
+    """Apply every rule; sort findings by severity, then by effect."""
     order = {"error": 0, "warning": 1, "note": 2}
     found = [
         with_caller(_sized(finding), evidence.program)
@@ -95,7 +95,7 @@ def with_caller(finding: Finding, program: Program) -> Finding:
 
 
 def _sized(finding: Finding) -> Finding:
-    """Return a finding without an effect that is too small to be one."""
+    """Return a finding without an effect that is negligible."""
     if 0 < finding.effect_seconds < _SMALLEST_SECONDS:
         return replace(finding, effect_seconds=0.0)
     return finding

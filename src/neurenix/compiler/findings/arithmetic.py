@@ -1,7 +1,6 @@
 """Rules about matrix products: sizes, types and the batch.
 
-Owns what keeps the matrix unit from its peak. Data movement has its own module (``movement``), and
-so have the heads of attention (``attention``).
+``movement`` has the rules about data movement, ``attention`` those about heads.
 """
 
 from __future__ import annotations
@@ -34,25 +33,25 @@ from neurenix.compiler.jaxpr_facts import WrittenProduct
 from neurenix.compiler.operations import MatrixProduct, Operation
 from neurenix.compiler.training import is_trainers_step
 
-_MODELS = "/models/"  # files of Neurenix whose products have a type of their own
+_MODELS = "/models/"  # files of Neurenix that choose the types of their products
 _FOURIER = re.compile(r"(?:^|[/(])[ir]?r?fftn?\)*$")
 _BADLY_TILED = 20.0
-"""How many times its need a product takes that is told. By the cycles of libtpu 0.0.42.1, products
-of 36 sizes took 1.2 to 1.8 times that, in bfloat16 and fp8 on tpu7x, but for three that took 71;
-small ones of ResNet-50 that are fused with sums took up to 13."""
+"""Smallest reported ratio of time to lower bound. By the cycles of libtpu 0.0.42.1, products of 36
+sizes in bfloat16 and fp8 on tpu7x took 1.2 to 1.8, except three that took 71; small products of
+ResNet-50 that are fused with sums took up to 13."""
 _BESIDE = 1.5
-"""How much larger a kernel may be than its part that meets the image on average."""
+"""Largest ratio of a kernel to its average part inside the image."""
 
 
 def padded_products(evidence: Evidence) -> Iterator[Finding]:
-    """Matrix products whose sizes do not fill the matrix unit; one finding for each source line.
+    """Find matrix products whose sizes do not fill the matrix unit; one finding per source line.
 
-    Silent about products that nobody wrote: those of which a Fourier transform is made, and all of
-    a program that was written without any.
+    Products that the user did not write are ignored: those of a Fourier transform, and all products
+    of a program written without any.
 
-    Depth and columns are the two sides that the unit is wide. Products of attention heads are left
-    to ``head_dimension``. The padding is charged with what an operation takes beyond the need of
-    its FLOPs and bytes, at most its unused part; the line's padding must cost 2 % of the step.
+    Depth and columns correspond to the two sides of the unit. ``head_dimension`` handles attention
+    heads. Padding is charged with the time beyond the lower bound of FLOPs and bytes, at most the
+    unused share; the padding of a line must cost 2 % of the step.
     """
     if not evidence.program.model_flops:
         return
@@ -95,10 +94,10 @@ def padded_products(evidence: Evidence) -> Iterator[Finding]:
 
 
 def _nominal(evidence: Evidence, product: MatrixProduct) -> MatrixProduct:
-    """Return a convolution with the depth of its whole kernel, as it was written.
+    """Return a convolution with the depth of its whole kernel, as written.
 
-    Its own depth is an average over positions some of which lie beside the image. What is far from
-    it, such as a kernel that slides over zeros between numbers, is left as it is.
+    The compiled depth is an average over positions, some of which overlap padding. A depth far from
+    the written one, such as of a kernel that slides over zeros, is returned unchanged.
     """
     kernel = evidence.kernel_of(product)
     if product.instruction.opcode != "convolution" or kernel is None:
@@ -112,11 +111,10 @@ def _nominal(evidence: Evidence, product: MatrixProduct) -> MatrixProduct:
 
 
 def grouped_gradients(evidence: Evidence) -> Iterator[Finding]:
-    """Gradients of ``jax.lax.ragged_dot``'s matrices that multiply all rows for every group.
+    """Find gradients of ``jax.lax.ragged_dot``'s matrices that multiply all rows for every group.
 
-    The compiler makes of them one product with a batch of as many as there are groups. Where it
-    has a kernel for them there is no such product. Of its time, what the groups multiply in vain
-    is charged; it must be 2 % of the step.
+    The compiler writes them as one product with a batch of the number of groups, unless it has a
+    kernel for them. The wasted share of its time is charged; it must be 2 % of the step.
     """
     written = [product for product in evidence.program.traits.products if product.groups > 1]
     seen: set[str] = set()
@@ -146,11 +144,11 @@ def grouped_gradients(evidence: Evidence) -> Iterator[Finding]:
 
 
 def badly_tiled_products(evidence: Evidence) -> Iterator[Finding]:
-    """Products that fill the matrix unit and take many times what they need; one for each line.
+    """Find products that fill the matrix unit but are far above their lower bound; one per line.
 
-    The compiler cuts a product into tiles, and at some sizes and types into very small ones: of
-    libtpu 0.0.42.1 some of fp8 on tpu7x, 40 times as slow as their neighbours. What it takes beyond
-    the need of its FLOPs and bytes is charged, where that is 2 % of the step.
+    The compiler cuts products into tiles, and at some sizes and types into very small ones: with
+    libtpu 0.0.42.1 some fp8 products on tpu7x, which are 40 times slower than neighbouring sizes.
+    The time beyond the lower bound of FLOPs and bytes is charged, if it is 2 % of the step.
     """
     lines: dict[object, list[Operation]] = {}
     for operation in in_order_of_time(evidence.operations):
@@ -178,7 +176,7 @@ def badly_tiled_products(evidence: Evidence) -> Iterator[Finding]:
 
 
 def _is_of(product: MatrixProduct, written: WrittenProduct) -> bool:
-    """Whether a compiled product is one for all groups of a written one, or a device's share."""
+    """Return whether a compiled product is a written one for all groups, or a device's share."""
     shares = ((written.rows, written.columns), (written.columns, written.rows))
     return product.batch == written.groups and any(
         rows % product.rows == 0 and columns % product.columns == 0 for rows, columns in shares
@@ -186,17 +184,17 @@ def _is_of(product: MatrixProduct, written: WrittenProduct) -> bool:
 
 
 def _used(evidence: Evidence, product: MatrixProduct) -> float:
-    """Return the part of the matrix unit that a product fills, by the sizes that were written."""
+    """Return the share of the matrix unit that a product fills, by its written sizes."""
     unit = evidence.where.generation.mxu[1]
     depth = 1.0 if _is_average(evidence, product) else fill(product.depth, unit)
     return depth * fill(product.columns, unit)
 
 
 def _is_average(evidence: Evidence, product: MatrixProduct) -> bool:
-    """Whether the depth is a mean over positions that no program names.
+    """Return whether the depth is an average over positions.
 
-    That of a strided convolution's gradient is: its kernel slides over zeros between numbers. A
-    depth that was written is the channels, times whole sides of the kernel.
+    That is so for the gradient of a strided convolution, whose kernel slides over zeros. A written
+    depth is the channels times whole kernel sides.
     """
     kernel = evidence.kernel_of(product)
     if product.instruction.opcode != "convolution" or kernel is None:
@@ -215,12 +213,12 @@ def _of_the_line(count: int) -> str:
 
 
 def float32_products(evidence: Evidence) -> Iterator[Finding]:
-    """Products of float32 operands: several passes when asked for exactly, more bytes always.
+    """Find products of float32 operands: extra passes if requested, and more bytes always.
 
-    The first is named where the extra passes take 2 % of the step, the second where halving the
-    bytes would save 2 % of it. Silent where the program was written without products: then they
-    are the compiler's own way to sum along an axis. Of a program in bfloat16 the gradients of
-    attention scores are float32 since the softmax is: ``materialised-attention`` is about these.
+    The first is reported if the extra passes take 2 % of the step, the second if half of the bytes
+    would save 2 % of it. A program written without products is ignored: its products are the
+    compiler's way to sum along an axis. In a program in bfloat16, gradients of attention scores are
+    float32 because the softmax is; ``materialised-attention`` reports these.
     """
     if not evidence.program.model_flops:
         return
@@ -234,7 +232,7 @@ def float32_products(evidence: Evidence) -> Iterator[Finding]:
         and all("f32" in p.dtypes for p in o.products)
         and o not in explained
     ]
-    # Six passes instead of one; what remains is the one.
+    # Six passes instead of one.
     saved = sum(o.seconds for o in exact) * 5 / 6
     if evidence.share(saved) >= NOTABLE_SHARE:
         yield evidence.finding(
@@ -263,9 +261,9 @@ def float32_products(evidence: Evidence) -> Iterator[Finding]:
 
 
 def _narrower(evidence: Evidence, operation: Operation) -> str:
-    """Return how operands of a product get to be bfloat16, there where it is written.
+    """Return how the operands of a product can become bfloat16, where they are written.
 
-    One that is float32 in the optimised program alone had a like one: the compiler cast that.
+    If an operand is float32 only in the optimised program, the compiler cast it.
     """
     written = [set(product.dtypes) for product in evidence.program.traits.products]
     mixed = any("float32" in dtypes and len(dtypes) > 1 for dtypes in written)
@@ -299,7 +297,7 @@ def _narrower(evidence: Evidence, operation: Operation) -> str:
 
 
 def _but_kernels(evidence: Evidence) -> str:
-    """Say what must stay float32 where kernels multiply nothing else."""
+    """State what must stay float32 where kernels support nothing else."""
     generation = evidence.where.generation
     if takes_bfloat16(generation) or not evidence.program.traits.kernels:
         return ""
@@ -310,14 +308,14 @@ def _but_kernels(evidence: Evidence) -> str:
 
 
 def _float32_operands(operation: Operation) -> int:
-    """Return how many operands of an operation's products are float32: 1, or 2 of any of them."""
+    """Return the most float32 operands of an operation's products: 1 or 2."""
     return max(product.dtypes.count("f32") for product in operation.products)
 
 
 def _half_the_bytes(operation: Operation, evidence: Evidence) -> float:
-    """Return the seconds that half of the bytes would save, down to what the FLOPs need.
+    """Return the seconds that half of the bytes would save, down to the time of the FLOPs.
 
-    Where one operand is float32, those are the bytes of that operand.
+    If one operand is float32, only its bytes count.
     """
     generation = evidence.where.generation
     above = operation.seconds - operation.flops / generation.peak_flops_per_second["bfloat16"]
@@ -337,11 +335,11 @@ _NARROW = {
 
 
 def unsupported_types(evidence: Evidence) -> Iterator[Finding]:
-    """Operands of 8 or 4 bits that the matrix unit does not multiply natively, and float64.
+    """Find operands of 8 or 4 bits that the matrix unit does not support natively, and float64.
 
-    Measured with libtpu 0.0.42.1, 4096³: int8 on tpu7x has the cycles of bfloat16, where fp8 has
-    half of them; float8_e4m3fn on v5p and v6e has the cycles of bfloat16. The effect is that half.
-    float64 and complex128 arguments have no hardware at all on a TPU.
+    Measured with libtpu 0.0.42.1, 4096³: int8 on tpu7x has the cycles of bfloat16, fp8 half of
+    them; float8_e4m3fn on v5p and v6e has the cycles of bfloat16. The effect is that half. TPUs
+    have no hardware for float64 and complex128.
     """
     generation = evidence.where.generation
     native = set(generation.matmul_types)
@@ -376,13 +374,13 @@ def unsupported_types(evidence: Evidence) -> Iterator[Finding]:
 
 
 def small_batch(evidence: Evidence) -> Iterator[Finding]:
-    """Products that spend their time reading weights because few examples share them.
+    """Find products that spend their time reading weights because few examples share them.
 
-    A product of B rows does 2·B FLOPs with every weight of two bytes (bfloat16), so it needs
-    B ≥ peak ÷ bandwidth (240 on v5e) to be bound by the matrix unit. Named where the batch of one
-    device, or its tokens, is below half of that, is the smallest of the product's three sizes by
-    four times, and such products take 10 % of the step. The effect is the time in which the missing
-    rows would have been worked on for nothing.
+    A product of B rows does 2·B FLOPs with every weight of two bytes (bfloat16), so it needs B ≥
+    peak ÷ bandwidth (240 on v5e) to be bound by the matrix unit. It is reported if a device's
+    examples or tokens are below half of that and below a quarter of the product's other sizes, and
+    such products take 10 % of the step. The effect is the time in which the missing rows would be
+    free.
     """
     generation = evidence.where.generation
     rate = generation.hbm_bandwidth_bytes_per_second_per_device
@@ -414,7 +412,7 @@ def small_batch(evidence: Evidence) -> Iterator[Finding]:
 
 
 def _batch_sizes(leaves: Iterable[Leaf]) -> set[int]:
-    """Return the rows that one device's share of the batch may have: examples, tokens."""
+    """Return the possible row counts of one device's share of the batch: examples, tokens."""
     sizes: set[int] = set()
     for leaf in leaves:
         divided = bool(leaf.partition) and bool(leaf.partition[0])

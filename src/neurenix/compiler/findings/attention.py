@@ -1,8 +1,8 @@
-"""Rules about attention: scores that are written to HBM, and heads narrower than the matrix unit.
+"""Rules about attention: scores that are written to HBM, and narrow heads.
 
-Owns telling attention from other batched products. The sizes alone do not: the layers of an
-ensemble or of a mixture of experts have those of scores and values too. What tells them apart is
-the softmax, sums of exponentials of the scores (``flow``).
+Distinguishes attention from other batched products. Sizes are not enough: the layers of an ensemble
+or of a mixture of experts have the sizes of scores and values too. Attention also has a softmax,
+the sums of exponentials of the scores (``flow``).
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from neurenix.compiler.operations import MatrixProduct, Operation
 
 
 def materialised_attention(evidence: Evidence) -> Iterator[Finding]:
-    """Attention scores (T × S for each head) that are written to HBM and read back.
+    """Find attention scores (T × S for each head) that are written to HBM and read back.
 
-    Found in the optimised program: a product ``(T × D) · (D × S)`` and one that sums over T or S,
+    The optimised program must have a product ``(T × D) · (D × S)`` and one that sums over T or S,
     with the same batch, T and S at least twice D, a softmax over as many elements, and arrays of
-    them in HBM. Scores that XLA or a kernel keeps in VMEM are silent. The effect is the time that
-    the bytes of these arrays need; from 2 % of the step on.
+    that size in HBM. Scores that XLA or a kernel keeps in VMEM are not reported. The effect is the
+    time of the bytes of these arrays; it must be 2 % of the step.
     """
     scores = _score_sizes(evidence)
     if not scores:
@@ -62,7 +62,7 @@ def materialised_attention(evidence: Evidence) -> Iterator[Finding]:
 
 
 def _fused(evidence: Evidence, rows: int, columns: int, depth: int) -> str:
-    """Return how to come to fused attention: what its kernel takes that this program has not."""
+    """Return how to use fused attention: the requirements of its kernel that the program misses."""
     generation = evidence.where.generation
     layers = "nx.nn.MultiHeadAttention or nx.nn.dot_product_attention without a mask array"
     if not takes_bfloat16(generation) and "float32" not in _score_types(evidence):
@@ -87,7 +87,7 @@ def _fused(evidence: Evidence, rows: int, columns: int, depth: int) -> str:
 
 
 def _score_types(evidence: Evidence) -> set[str]:
-    """Return the types of the products of attention as written."""
+    """Return the types of the attention products as written."""
     return {dtype for product, _ in head_products(evidence) for dtype in product.dtypes}
 
 
@@ -98,9 +98,9 @@ def with_scores(evidence: Evidence) -> list[Operation]:
 
 
 def _score_sizes(evidence: Evidence) -> dict[int, tuple[int, int, int, int]]:
-    """Return elements → (batch, T, S, D) of products that a softmax works on.
+    """Return elements → (batch, T, S, D) of products that feed a softmax.
 
-    Their result is larger than what it is from.
+    Their result is larger than their operands.
     """
     products = [p for o in evidence.operations for p in o.products if p.batch > 1]
     summed = {(p.batch, p.depth) for p in products}
@@ -116,11 +116,11 @@ def _score_sizes(evidence: Evidence) -> dict[int, tuple[int, int, int, int]]:
 def _under_softmax(
     evidence: Evidence, product: MatrixProduct | WrittenProduct, devices: int = 1
 ) -> bool:
-    """Whether the program has a softmax over arrays of the size of a product's result.
+    """Return whether the program has a softmax over arrays of the size of a product's result.
 
-    A product as written is of all ``devices``, and a softmax in the optimised program of one: the
-    scores may be divided, and their sums by as much, or by less where part of it divides the summed
-    axis. Without the program's text the sizes alone decide.
+    A written product is global, over all ``devices``; a softmax in the optimised program belongs to
+    one device. The scores may be sharded, and their sums by the same factor, or by less if the
+    summed axis is sharded too. Without the program's text, sizes alone decide.
     """
     if evidence.flow is None:
         return True
@@ -136,7 +136,7 @@ def _under_softmax(
 
 
 def _times(whole: int, part: int) -> int:
-    """Return how many parts a whole has, 0 if there is a rest."""
+    """Return the quotient, or 0 if there is a remainder."""
     return whole // part if part and whole % part == 0 else 0
 
 
@@ -154,13 +154,13 @@ def _score_bytes(evidence: Evidence, operation: Operation, scores: Container[int
 
 
 def head_dimension(evidence: Evidence) -> Iterator[Finding]:
-    """Attention heads narrower than the matrix unit: 64 fills half of 128 and a quarter of 256.
+    """Find attention heads narrower than the matrix unit: 64 fills half of 128, a quarter of 256.
 
-    Found in the program as written, since the compiler and Pallas fuse attention into kernels
-    without sizes: a product of ``(T × D) · (D × S)`` and one of ``(T × S) · (S × D)`` with the same
-    batch, where T and S are at least twice D, and between them a softmax in the optimised program;
-    or both inside of a kernel, into which nobody sees. The effect is arithmetic, not taken from the
-    schedule: what these products would take at the peak, times the padding.
+    It reads the program as written, because the compiler and Pallas fuse attention into kernels
+    without sizes: a product ``(T × D) · (D × S)`` and one ``(T × S) · (S × D)`` with the same
+    batch, T and S at least twice D, and a softmax between them in the optimised program; or both
+    inside a kernel. The effect is computed: the time of these products at the peak, times the
+    padding.
     """
     unit = evidence.where.generation.mxu[1]
     peak = evidence.where.generation.peak_flops_per_second["bfloat16"]
@@ -185,7 +185,7 @@ def head_dimension(evidence: Evidence) -> Iterator[Finding]:
             "parameters and the same FLOPs.",
             min(wasted, evidence.raw_seconds),
         )
-        # Most published models have heads of 128; on a unit of 256 that is a choice, not a mistake.
+        # Most published models have heads of 128, so on a unit of 256 it is only a note.
         severity = "note" if head >= LANES else found.severity
         yield replace(found, source=first.source, severity=severity)
 

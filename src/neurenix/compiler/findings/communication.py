@@ -1,7 +1,4 @@
-"""Rules about devices that talk to each other, or have nothing to say.
-
-Owns exchanges that computing does not hide and what they come from.
-"""
+"""Rules about communication between devices, and about devices that share no work."""
 
 from __future__ import annotations
 
@@ -29,14 +26,14 @@ _MARKS = ("u32[]", "token[]")
 _AROUND_SENDS = ("all-reduce", "reduce-scatter", "all-gather")
 _FORMS = frozenset("bitcast copy copy-start convert reshape transpose slice".split())
 _STATISTICS = 4
-"""All-reduces of channel statistics from which on a program is taken to normalise over the
-batch of all devices: a mean and a variance, forwards and backwards."""
+"""Smallest number of all-reduces of channel statistics of a global BatchNorm: mean and variance,
+forward and backward."""
 
 
 def exposed_collectives(evidence: Evidence) -> Iterator[Finding]:
-    """Communication that computing does not hide, with its cause; from 2 % of the step on.
+    """Find communication that compute does not hide, with its cause; from 2 % of the step.
 
-    What ``sync-batchnorm`` and ``collective-matmul`` explain is left to them.
+    ``sync-batchnorm`` and ``collective-matmul`` report theirs.
     """
     explained = {o.name for o in (*_statistics(evidence), *_rotations(evidence))}
     for kind, links in _LINKS.items():
@@ -62,18 +59,18 @@ def exposed_collectives(evidence: Evidence) -> Iterator[Finding]:
 
 
 def _shapes(operation: Operation) -> str:
-    """Return the arrays of an exchange; the compiler's own marks are none."""
+    """Return the arrays of an exchange, without the compiler's own flags."""
     shapes = [shape for shape in _SHAPE.findall(operation.shape) if shape not in _MARKS]
     return ", ".join(shapes) or operation.shape
 
 
 def _sums_between_slices(evidence: Evidence, operation: Operation) -> bool:
-    """Whether an exchange is a part of the sum of gradients over slices, as the compiler writes it.
+    """Return whether an exchange is part of the compiler's sum of gradients over slices.
 
-    It adds within each slice, sends the sums from slice to slice, and gathers them: exchanges that
-    no operation of the program has given its name. Nothing else goes between slices in a training
-    step whose parameters are whole in each of them. Exchanges within a slice without a name are
-    others too, such as FSDP's: they are a part where their value is sent, or has been received.
+    The compiler reduces within each slice, sends the sums between slices, and gathers them. These
+    exchanges have no operation name. Nothing else crosses slices in a training step whose
+    parameters are replicated in each slice. Unnamed exchanges within a slice can be others, such as
+    those of FSDP: they belong to the sum if their value is sent or was received.
     """
     program = evidence.program
     if evidence.where.num_slices < 2 or operation.op_name or not is_training_step(program):
@@ -84,7 +81,7 @@ def _sums_between_slices(evidence: Evidence, operation: Operation) -> bool:
 
 
 def _meets_network(evidence: Evidence, operation: Operation) -> bool:
-    """Whether a collective's value is what another slice is sent, or what it has sent."""
+    """Return whether a collective's value is sent to another slice, or was received from it."""
     place, flow = evidence.place(operation), evidence.flow
     if place is None or flow is None or _opcode(operation) not in _AROUND_SENDS:
         return False
@@ -100,18 +97,18 @@ def _meets_network(evidence: Evidence, operation: Operation) -> bool:
 
 
 def _across(evidence: Evidence) -> str:
-    """Return the mesh axis that lies across slices: the compiler takes the first."""
+    """Return the mesh axis across slices: the compiler takes the first."""
     return next(iter(evidence.program.axes))
 
 
 def _dividing_parameters(evidence: Evidence) -> set[str]:
-    """Return the mesh axes that divide parameters."""
+    """Return the mesh axes that shard parameters."""
     parameters = (leaf for leaf in evidence.program.leaves if leaf.role == "parameters")
     return {name for leaf in parameters for entry in leaf.partition for name in _named(entry)}
 
 
 def _sum_between_slices(evidence: Evidence, operation: Operation) -> tuple[str, str]:
-    """Return cause and cure of what the sum of gradients over slices takes."""
+    """Return cause and fix of the time of the gradient sum over slices."""
     where, axes = evidence.where, evidence.program.axes
     inside = where.num_devices // where.num_slices
     cause = "the gradients are summed between slices"
@@ -137,7 +134,7 @@ def _named(entry: Any) -> tuple[str, ...]:
 
 
 def _cause(evidence: Evidence, operation: Operation) -> tuple[str, str]:
-    """Return why an exchange happens, by what it is and whether it belongs to the backward pass."""
+    """Return the cause of an exchange, by its kind and by whether it is in the backward pass."""
     opcode = _opcode(operation)
     if _sums_between_slices(evidence, operation):
         return _sum_between_slices(evidence, operation)
@@ -185,12 +182,12 @@ def _cause(evidence: Evidence, operation: Operation) -> tuple[str, str]:
 
 
 def synchronised_statistics(evidence: Evidence) -> Iterator[Finding]:
-    """All-reduces of channel means and variances: BatchNorm over the batch of all devices.
+    """Find all-reduces of channel means and variances: BatchNorm over the global batch.
 
-    Found as all-reduces of nothing but vectors of floats, of which one from a sum in the forward
-    pass goes, through a square root, into an array that is larger: a variance by which activations
-    are divided. Gradients belong to the backward pass, losses and norms are scalars, and the load
-    of experts has no root. Those of the same lengths are counted: four, and 2 % of the step.
+    They are all-reduces of float vectors only, one of which comes from a sum in the forward pass
+    and goes, through a square root, into a larger array: a variance that normalises activations.
+    Gradients belong to the backward pass, losses and norms are scalars, and the load of experts has
+    no root. Those of equal lengths are counted: at least four, and 2 % of the step.
     """
     found = _statistics(evidence)
     seconds = sum(o.seconds for o in found)
@@ -225,15 +222,15 @@ def _statistics(evidence: Evidence) -> list[Operation]:
     forward = [o for o in found if "transpose(" not in o.op_name]
     backward = len(found) - len(forward)
     enough = forward and sum(o.count for o in found) >= _STATISTICS
-    # Gradients of biases are vectors too: without statistics forwards they are nothing but that.
+    # Gradients of biases are vectors too, so a forward statistic is required.
     return found if enough and backward <= 2 * len(forward) else []
 
 
 def _normalises(evidence: Evidence, operation: Operation) -> bool:
-    """Whether the root of what is made of an all-reduced vector meets an array that is larger.
+    """Return whether the root of an all-reduced vector meets a larger array.
 
-    Not along its first axis: one number for each row is no channel's, but what LayerNorm has where
-    features are divided. Without the program's text every vector may.
+    Its first axis does not count: one number per row is LayerNorm with sharded features. Without
+    the program's text every vector may.
     """
     place, flow = evidence.place(operation), evidence.flow
     if place is None or flow is None:
@@ -258,17 +255,17 @@ def _lengths(operation: Operation) -> set[int]:
 
 
 def _length(shape: str) -> int:
-    """Return how many numbers a vector of floats has, 0 of what is none."""
+    """Return the length of a float vector, 0 for anything else."""
     matched = _VECTOR.fullmatch(shape)
     return int(matched[1] or matched[2]) if matched else 0
 
 
 def collective_matmul(evidence: Evidence) -> Iterator[Finding]:
-    """Products cut into pieces that travel round the ring: XLA's collective matmul.
+    """Find products that XLA cut into pieces that circulate in a ring: collective matmul.
 
-    Found as permutations that carry the name of a matrix product; a ``ppermute`` of the program
-    carries its own. Named where waiting for them takes 2 % of the step: hidden ones do their work.
-    The pieces' additions and copies cost more than is counted here.
+    They are permutations with the name of a matrix product; a ``ppermute`` of the program has its
+    own name. They are reported if the step waits 2 % for them. The additions and copies of the
+    pieces cost more than is counted.
     """
     found = _rotations(evidence)
     seconds = sum(o.seconds for o in found)
@@ -294,10 +291,10 @@ def _rotations(evidence: Evidence) -> list[Operation]:
 
 
 def undivided_work(evidence: Evidence) -> Iterator[Finding]:
-    """Devices that all do the same: an axis of the mesh over which nothing is divided.
+    """Find devices that repeat the same work: a mesh axis that shards nothing.
 
-    Neither an argument nor, inside of the program, an array of a ``shard_map`` or of a sharding
-    constraint. The effect is what as many devices would save if they shared the work.
+    It shards neither an argument nor an array of a ``shard_map`` or a sharding constraint. The
+    effect is the time that the devices would save by sharing the work.
     """
     program = evidence.program
     parts = [entry for leaf in program.leaves for entry in leaf.partition if entry is not None]

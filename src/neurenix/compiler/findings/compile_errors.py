@@ -1,7 +1,7 @@
 """Findings about programs that the compiler refused.
 
-Owns the reading of the compiler's words: how much was missing, and which kernel it was. Whether an
-answer is a refusal, and of which kind, is ``compile``'s to say.
+Parses the compiler's messages: the missing memory, and the kernel. ``compile`` decides whether an
+answer is a refusal, and its kind.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ REFUSALS = {
     "to what the chip has: pltpu.CompilerParams(vmem_limit_bytes=…).",
     "crash": "Try another slice or another version of jax and libtpu, and report it.",
     "timeout": "Allow more time with CompileOptions(timeout_seconds=…), or compile fewer layers.",
-    "error": "The compiler's own words say which operation it refused.",
+    "error": "The compiler's message names the operation.",
 }
-"""What to do about each kind of refusal."""
+"""Fix for each kind of refusal."""
 
 _SCOPED = re.compile(
     r"Scoped allocation with size ([\d.]+[KMG]?) and limit ([\d.]+[KMG]?) exceeded"
@@ -48,13 +48,13 @@ _OPERATOR = re.compile(r'Operator: op_name="(?:[^"]*/)?([^"/]+)"')
 _LABEL = re.compile(r"XLA label: %?([\w\-]+)(?:\.\d+)? = custom-call")
 _TAG = re.compile(r"Tag: ((?:\w+ )+window) allocation.*? shape is (\w+\[[\d,]*\])")
 _BLOCK = re.compile(r"tag = '([^']*)'")
-_MUCH = 0.05  # of what a program needs, what an array must take to be named as its cause
+_MUCH = 0.05  # smallest share of the memory of an array named as the cause
 _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30}
 
 
 @dataclass(frozen=True)
 class KernelMemory:
-    """What a kernel asked of VMEM: bytes wanted, bytes allowed, and which block, if it was one."""
+    """VMEM of a refused kernel: bytes needed, bytes allowed, and the block, if it was one."""
 
     name: str
     needed_bytes: int
@@ -63,7 +63,7 @@ class KernelMemory:
 
 
 def kernel_memory(message: str) -> KernelMemory | None:
-    """Read the compiler's three ways to say that a kernel is too large for VMEM; else ``None``.
+    """Parse the compiler's three messages about VMEM; else return ``None``.
 
     Example:
         >>> kernel_memory("allocating on stack for %add_one.1 = f32[8]{0} custom-call(%a). Scoped "
@@ -93,7 +93,7 @@ def kernel_memory(message: str) -> KernelMemory | None:
 
 
 def _line_of(name: str, program: Program) -> SourceLine | None:
-    """Return the line that calls a kernel: that of its name, or of the only one there is."""
+    """Return the line that calls a kernel: by its name, or that of the only kernel."""
     kernels = program.traits.kernels
     named = [kernel.source for kernel in kernels if kernel.name == name]
     places = named or list(dict.fromkeys(kernel.source for kernel in kernels))
@@ -101,7 +101,7 @@ def _line_of(name: str, program: Program) -> SourceLine | None:
 
 
 def _out_of_hbm(program: Program, where: Slice) -> str:
-    """Say what helps a program that does not fit: of what helps any, what it has not done yet."""
+    """Return fixes for a program that does not fit, without those that it already uses."""
     if is_training_step(program):
         ways = ["take a smaller batch", "recompute activations (jax.checkpoint)"]
         last = "divide it over more devices"
@@ -120,20 +120,20 @@ def _out_of_hbm(program: Program, where: Slice) -> str:
 
 
 def _state_is_divided(program: Program) -> bool:
-    """Whether the largest array of an optimizer's state lies in parts on the devices."""
+    """Return whether the largest array of optimizer state is sharded."""
     state = [leaf for leaf in program.leaves if leaf.role == "optimizer"]
     largest = max(state, key=lambda leaf: math.prod(leaf.shape), default=None)
     return largest is not None and math.prod(largest.device_shape) < math.prod(largest.shape)
 
 
 def _to_blame(made: Sequence[Buffer], needed_bytes: int) -> Buffer | None:
-    """Return the largest that a program makes, unless it is little beside what else is there."""
+    """Return the largest array that a program creates, unless it is a small share."""
     first = made[0] if made else None
     return first if first and first.padded_bytes >= _MUCH * needed_bytes else None
 
 
 def _because_of(first: Buffer | None) -> str:
-    """Say what to look at first."""
+    """Name the first array to look at."""
     if first is None:
         return ""
     return (
@@ -153,13 +153,13 @@ def _bytes(text: str) -> int:
 def of_refusal(
     program: Program, where: Slice, answer: Refusal, made: Sequence[Buffer] = ()
 ) -> Finding:
-    """Return the one finding of a program that was refused: an error with the way out.
+    """Return the single finding of a refused program: an error with its fix.
 
     Args:
-        program: what was to be compiled.
+        program: the refused program.
         where: the slice.
-        answer: the compiler's.
-        made: what the program makes and keeps at its peak, the largest first, where that is known.
+        answer: the compiler's answer.
+        made: arrays that the program creates and holds at its peak, largest first, if known.
     """
     message = answer.message.strip()
     source: SourceLine | None = None

@@ -1,7 +1,4 @@
-"""What a finding is, and what the rules may look at.
-
-Owns the two records and the thresholds that all rules share. It owns no rule.
-"""
+"""The records of a finding and of the evidence for the rules, and shared thresholds."""
 
 from __future__ import annotations
 
@@ -21,30 +18,30 @@ from neurenix.compiler.shapes import Shape
 from neurenix.compiler.step_time import StepTime
 
 NOTABLE_SHARE = 0.02
-"""Of the device's time, below which nothing is said: the estimate itself is less exact."""
+"""Smallest reported share of the device's time: the estimate is less exact than this."""
 
 WARNING_SHARE = 0.10
-"""From here on a finding is a warning; below, a note."""
+"""Smallest share of a warning; below it a finding is a note."""
 
 WELL_FILLED = 0.8
-"""Of the matrix unit: above, padding is not worth a change of the model."""
+"""Used share of the matrix unit above which padding does not justify a change of the model."""
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing to know.
+    """One result of a rule.
 
     Attributes:
-        rule: identity of the rule; ``neurenix.rules`` has its page.
+        rule: name of the rule; ``neurenix.rules`` has its page.
         severity: ``"error"``, ``"warning"`` or ``"note"``.
         message: what was found, with its numbers.
         fix: what to do.
-        source: the line of the user's program, where one is known.
-        effect_seconds: of a step that it is about, estimated; 0 where it costs no time of a step.
-        effect_bytes: of memory on one device, where there is such an effect.
+        source: the line of the user's program, if known.
+        effect_seconds: estimated time of a step that is affected; 0 if the step takes no longer.
+        effect_bytes: affected memory on one device, if any.
         scope: the ``jax.named_scope`` of the operation, such as the layer's name.
-        effect_share: ``effect_seconds`` as part of the device's time, 0 to 1.
-        called_from: of a ``source`` inside a library, the user's line that calls the program.
+        effect_share: ``effect_seconds`` as a share of the device's time, 0 to 1.
+        called_from: for a ``source`` inside a library, the user's line that calls the program.
     """
 
     rule: str
@@ -60,7 +57,7 @@ class Finding:
 
     @property
     def page(self) -> str:
-        """The rule's page, as the command that prints it.
+        """The command that prints the rule's page.
 
         Example:
             >>> Finding("copy", "note", "A copy.", "Copy less.").page
@@ -71,9 +68,9 @@ class Finding:
 
 @dataclass(frozen=True)
 class Nearest:
-    """A line of the program, and where an operation without one stands to it.
+    """A line of the program, and its relation to an operation without a line.
 
-    ``where`` is ``"after"``, ``"before"``, or empty where the line is the operation's own.
+    ``where`` is ``"after"``, ``"before"``, or empty if the line is the operation's own.
     """
 
     source: SourceLine | None
@@ -82,10 +79,10 @@ class Nearest:
 
 @dataclass(frozen=True)
 class Evidence:
-    """What the rules may look at.
+    """The input of the rules.
 
-    ``raw_seconds`` is the step by the compiler's cycles; ``factor`` turns such seconds into
-    estimated ones. Without ``module`` the rules that read the program's text keep silent.
+    ``raw_seconds`` is the step by the compiler's cycles; ``factor`` converts such seconds to
+    estimates. Without ``module``, rules that read the program's text report nothing.
     """
 
     program: Program
@@ -99,24 +96,24 @@ class Evidence:
 
     @property
     def factor(self) -> float:
-        """Estimated seconds for one second of the schedule."""
+        """Estimated seconds per second of the schedule."""
         return self.time.device_seconds / self.raw_seconds if self.raw_seconds else 1.0
 
     def share(self, seconds: float) -> float:
-        """Return the part of the device's time that ``seconds`` of the schedule are."""
+        """Return ``seconds`` of the schedule as a share of the device's time."""
         return seconds / self.raw_seconds if self.raw_seconds else 0.0
 
     def share_of_step(self, seconds: float) -> float:
-        """Return the part of a step that ``seconds`` of the schedule are.
+        """Return ``seconds`` of the schedule as a share of the step.
 
-        It is ``share`` but where the host takes longer than the device.
+        It equals ``share`` unless the host takes longer than the device.
         """
         return seconds * self.factor / self.time.seconds if self.time.seconds else 0.0
 
     def finding(
         self, rule: str, message: str, fix: str, seconds: float, about: Operation | None = None
     ) -> Finding:
-        """Return a finding about ``seconds`` of the schedule; its severity follows their share."""
+        """Return a finding about ``seconds`` of the schedule; the share sets its severity."""
         share = self.share(seconds)
         return Finding(
             rule,
@@ -136,7 +133,7 @@ class Evidence:
 
     @cached_property
     def flow(self) -> Flow | None:
-        """Where values of the optimised program go, if its text is known."""
+        """The data flow of the optimised program, if its text is known."""
         return Flow(self.module) if self.module else None
 
     @cached_property
@@ -156,20 +153,20 @@ class Evidence:
         return (found[1], operands[1]) if found and len(operands) == 2 else None
 
     def operands_of(self, product: MatrixProduct) -> tuple[Shape, ...]:
-        """Return the shapes of a product's two operands, or nothing where they are not known."""
+        """Return the shapes of a product's two operands, or nothing if unknown."""
         place = self._places.get(product.instruction.name)
         names = product.instruction.operands[:2]
         found = [place[0].by_name.get(name) for name in names] if place else []
         return tuple(operand.shapes[0] for operand in found if operand)
 
     def place(self, operation: Operation) -> tuple[Computation, Instruction] | None:
-        """Return the instruction of an operation and the computation it stands in, if known."""
+        """Return the instruction of an operation and its computation, if known."""
         return self._places.get(operation.name)
 
     def nearest(self, operation: Operation) -> Nearest:
-        """Return an operation's line, or that of what it is made from, or of what is made from it.
+        """Return the line of an operation, of its inputs, or of its users.
 
-        Looked for among the instructions of its computation, the nearest first.
+        It searches the instructions of its computation, nearest first.
         """
         place = self.place(operation)
         if operation.source is not None or self.module is None or place is None:
@@ -182,7 +179,7 @@ class Evidence:
         made_from = {i.name: list(i.operands) for i in computation.instructions}
         for where, following in (("after", made_from), ("before", readers)):
             reached, seen = [instruction.name], {instruction.name}
-            for name in reached:  # which grows
+            for name in reached:  # grows during the loop
                 known = computation.by_name.get(name)
                 source = self.module.source(known) if known else None
                 if source is not None:
@@ -200,7 +197,7 @@ def sizes_text(product: MatrixProduct) -> str:
 
 
 def fill(size: int, unit: int) -> float:
-    """Return which part of the matrix unit's side ``size`` fills, over all passes.
+    """Return the share of the matrix unit's side that ``size`` fills, over all passes.
 
     Example:
         >>> fill(192, 128)
@@ -210,12 +207,12 @@ def fill(size: int, unit: int) -> float:
 
 
 def in_order_of_time(operations: tuple[Operation, ...]) -> list[Operation]:
-    """Return operations, the longest first."""
+    """Return operations, longest first."""
     return sorted(operations, key=lambda o: -o.seconds)
 
 
 def longest(operations: Iterable[Operation]) -> Operation:
-    """Return the longest of operations, of which there is one or more."""
+    """Return the longest operation of at least one."""
     return max(operations, key=lambda o: o.seconds)
 
 

@@ -1,7 +1,6 @@
-"""Where a value goes in the optimised program: from operation to operation, in and out of fusions.
+"""Follow values through the optimised program, in and out of fusions.
 
-Owns following values, and finding the sums that softmaxes divide by. What a rule makes of where a
-value arrives is the rule's.
+Also finds the sums that softmaxes divide by. The rules interpret the results.
 """
 
 from __future__ import annotations
@@ -16,24 +15,23 @@ from neurenix.compiler.hlo import Computation, Instruction, Module
 Place = tuple[Computation, Instruction]
 
 _KEEPS = frozenset("convert bitcast copy copy-start copy-done transpose reshape select".split())
-"""Operations after which an exponential is still one, or masked."""
+"""Operations that keep an exponential, possibly masked."""
 _XLAS_SOFTMAX = "online-softmax"
-"""Name of the kernel into which XLA turns softmax and the product after it (libtpu 0.0.42.1)."""
+"""XLA's kernel for a softmax and the following product (libtpu 0.0.42.1)."""
 
 
 @dataclass(frozen=True)
 class Flow:
-    """Follows values of one module.
+    """The data flow of one module.
 
-    Fusions, tuples and their elements are walked through as if they were not there; values that go
-    into a loop or a branch are not followed inside.
+    Fusions, tuples and their elements are transparent; loops and branches are not entered.
     """
 
     module: Module
 
     @cached_property
     def _callers(self) -> dict[str, Place]:
-        """By a fused computation's name: the fusion, and where it stands."""
+        """For each fused computation's name, its fusion and the fusion's computation."""
         return {
             name: (computation, instruction)
             for computation in self.module.computations.values()
@@ -43,9 +41,9 @@ class Flow:
         }
 
     def reached(self, start: Place, passes: Callable[[Instruction], bool]) -> Iterator[Place]:
-        """Yield what reads a value, and what reads the result of each reader that ``passes``."""
+        """Yield the readers of a value, and of the results of readers that ``passes`` accepts."""
         left, seen = [start], {start[1].name}
-        for place in left:  # which grows
+        for place in left:  # grows during the loop
             for reader in self._readers(place):
                 if reader[1].name not in seen:
                     seen.add(reader[1].name)
@@ -74,10 +72,11 @@ class Flow:
 
     @cached_property
     def softmaxes(self) -> frozenset[tuple[int, int]]:
-        """Numbers in an array of exponentials, and in their sum along one axis or some.
+        """Element counts of arrays of exponentials, and of their sums along one axis or more.
 
-        A factor between the two, such as a mask, counts in the forward pass alone: backwards sums
-        of exponentials times something are gradients, such as those of ``jax.nn.softplus``.
+        A factor between the two, such as a mask, is accepted in the forward pass only: in the
+        backward pass sums of products of exponentials are gradients, such as those of
+        ``jax.nn.softplus``.
         """
         found: set[tuple[int, int]] = set()
         for computation in self.module.computations.values():
@@ -107,5 +106,5 @@ class Flow:
 
 
 def count(instruction: Instruction) -> int:
-    """Return how many numbers an instruction's first result has."""
+    """Return the number of elements of an instruction's first result."""
     return math.prod(instruction.shapes[0].sizes) if instruction.shapes else 0

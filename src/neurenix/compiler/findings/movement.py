@@ -1,8 +1,7 @@
-"""Rules about bytes: what is moved without computing, kept twice, padded or compiled in.
+"""Rules about bytes that are moved without compute, held twice, padded or compiled in.
 
-Owns copies, donation, optimizer state that is not divided, the padding of arguments and captured
-arrays. Attention scores in memory have
-their own module (``attention``).
+They cover copies, donation, optimizer state, padded arguments and captured arrays. ``attention``
+has the rule about scores in memory.
 """
 
 from __future__ import annotations
@@ -17,27 +16,26 @@ from neurenix.compiler.findings.whole_state import whole_state
 from neurenix.compiler.operations import Operation
 
 _UNDONATED_SHARE = 0.05
-"""Of a device's HBM that a missing donation must cost, a judgement: less seldom decides whether a
-step fits."""
+"""Smallest share of HBM of a missing donation: a judgement. Less rarely decides what fits."""
 _PADDING_SHARE = 0.02
-"""Of a device's HBM that padding must take, a judgement: less than a missing donation, since what
-is padded is often one array, whose axes one line changes."""
+"""Smallest share of HBM of padding: a judgement. It is below that of donation, because padding is
+often in one array, whose axes one line changes."""
 _WHOLE_SHARE = 0.02
-"""Of a device's HBM that dividing the optimizer's state must save, a judgement: as padding."""
+"""Smallest share of HBM that sharding optimizer state saves: a judgement, as for padding."""
 _CAPTURED_SHARE = 0.01
-"""Of a device's HBM that captured arrays must take to be a warning, a judgement: less than padding,
-since they lie whole on every device and the program would need none of it."""
+"""Smallest share of HBM for a warning about captured arrays: a judgement. It is below that of
+padding, because they are replicated and unnecessary."""
 _LEFT = 1 / 16
-"""Of the bytes of captured arrays: below, they are folded away; 4 bits of 64 is the narrowest."""
+"""Remaining share of captured bytes below which they were folded; 4 of 64 bits is the narrowest."""
 _CAPTURED_BYTES = 16 * 2**20
-"""From here on the compiler takes seconds for an array: 0.1 s for each MiB with libtpu 0.0.42.1."""
+"""Size from which an array takes the compiler seconds: 0.1 s per MiB with libtpu 0.0.42.1."""
 
 
 def moves(evidence: Evidence) -> Iterator[Finding]:
-    """Transposes and copies that cost time of their own; those of one source line together.
+    """Find transposes and copies that take time; one finding per source line.
 
-    Each line's must take 2 % of the step. A copy that the compiler put in itself has no line; then
-    the line is that of what it moves, or else of what reads it.
+    Each line must take 2 % of the step. A copy that the compiler inserted has no line; it gets the
+    line of its input or of its reader.
     """
     lines: dict[object, list[tuple[Operation, Nearest]]] = {}
     for operation in evidence.operations:
@@ -75,7 +73,7 @@ _ONE_ORDER = (
 
 
 def _of_the_move(evidence: Evidence, operation: Operation) -> tuple[str, str]:
-    """Return what more is known of a move, and what to do about it."""
+    """Return the description and the fix of a move."""
     if _is_carried(evidence, operation):
         return "; it is what a loop carries from turn to turn", (
             "A turn reads it while it writes the next one, so there are two, and one is copied. "
@@ -95,7 +93,7 @@ def _of_the_move(evidence: Evidence, operation: Operation) -> tuple[str, str]:
 
 
 def _is_carried(evidence: Evidence, operation: Operation) -> bool:
-    """Whether a copy in the body of a loop is of what the body begins with or ends with."""
+    """Return whether a copy in a loop body is of the loop state at its start or end."""
     place = evidence.place(operation)
     if place is None or evidence.module is None or operation.opcode != "copy":
         return False
@@ -109,7 +107,7 @@ def _is_carried(evidence: Evidence, operation: Operation) -> bool:
 
 
 def _is_overwritten(evidence: Evidence, operation: Operation) -> bool:
-    """Whether a copy is of an argument, for a loop to begin with."""
+    """Return whether a copy is of an argument, as the initial state of a loop."""
     place = evidence.place(operation)
     if place is None or evidence.module is None or operation.opcode != "copy":
         return False
@@ -123,9 +121,9 @@ def _is_overwritten(evidence: Evidence, operation: Operation) -> bool:
 
 
 def missing_donation(evidence: Evidence) -> Iterator[Finding]:
-    """Results that could have taken over the memory of arguments like them: 5 % of HBM or more.
+    """Find arguments whose memory results could reuse: 5 % of HBM or more.
 
-    Silent where anything is donated at all: then somebody thought of it.
+    It reports nothing if any argument is donated.
     """
     memory, program = evidence.memory, evidence.program
     names = list(program.replaceable)
@@ -153,7 +151,7 @@ def missing_donation(evidence: Evidence) -> Iterator[Finding]:
 
 
 def undivided_state(evidence: Evidence) -> Iterator[Finding]:
-    """Optimizer state that is less divided than its parameters, by 2 % of HBM or more in all."""
+    """Find optimizer state that is less sharded than its parameters, by 2 % of HBM or more."""
     whole = whole_state(evidence.program)
     if whole is None or whole.spare_bytes <= _WHOLE_SHARE * evidence.memory.limit_bytes:
         return
@@ -170,7 +168,7 @@ def undivided_state(evidence: Evidence) -> Iterator[Finding]:
 
 
 def padded_arguments(evidence: Evidence) -> Iterator[Finding]:
-    """Arguments that tiles make larger, by 2 % of HBM or more in all."""
+    """Find arguments whose tiles add 2 % of HBM or more in all."""
     padding = evidence.memory.padding_bytes
     if padding > _PADDING_SHARE * evidence.memory.limit_bytes:
         worst = max(evidence.memory.buffers, key=lambda b: b.padded_bytes - b.logical_bytes)
@@ -188,10 +186,10 @@ def padded_arguments(evidence: Evidence) -> Iterator[Finding]:
 
 
 def captured_constants(evidence: Evidence) -> Iterator[Finding]:
-    """Arrays that a function closes over: 16 MiB or more; a warning where 1 % of HBM is left.
+    """Find arrays captured by closure: 16 MiB or more; a warning from 1 % of HBM.
 
-    They are compiled into the program, whole on every device, and read by the compiler each time.
-    What is left of them is read from the optimised program: of one number, repeated, nothing is.
+    They are compiled into the program, replicated on every device, and read by the compiler each
+    time. The optimised program shows what remains: an array of one repeated number disappears.
     """
     arrays = evidence.program.captured
     total = evidence.program.constant_bytes

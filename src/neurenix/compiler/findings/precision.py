@@ -1,8 +1,4 @@
-"""What types a program computes in, and what is advised of them on a chip.
-
-Owns whether advice to compute in bfloat16, or to take a kernel, holds for a program and a
-generation. The rules that give it are in the modules of their subjects.
-"""
+"""Decide whether advice on bfloat16 or on kernels applies to a program and a chip."""
 
 from __future__ import annotations
 
@@ -25,9 +21,9 @@ def is_wide_float(dtype: str) -> bool:
 
 
 def is_narrow(program: Program) -> bool:
-    """Whether a program computes in bfloat16 or less already: most FLOPs of its products.
+    """Return whether a program computes in bfloat16 or less: most FLOPs of its products.
 
-    Of a program without products the arguments decide, of which none may be a wide float.
+    Without products the arguments decide: none may be a wide float.
     """
     products = program.traits.products
     if products:
@@ -37,12 +33,12 @@ def is_narrow(program: Program) -> bool:
 
 
 def moves_wide(operation: Operation) -> bool:
-    """Whether an exchange has arrays of float32, so that bfloat16 would be less to send."""
+    """Return whether an exchange has float32 arrays, which bfloat16 would halve."""
     return "f32[" in operation.shape or "f64[" in operation.shape
 
 
 def takes_bfloat16(generation: Generation) -> bool:
-    """Whether kernels of a generation multiply bfloat16; XLA does so on every one.
+    """Return whether a generation's kernels multiply bfloat16; XLA does on all.
 
     Example:
         >>> takes_bfloat16(chips.generation("v3")), takes_bfloat16(chips.generation("v4"))
@@ -52,7 +48,7 @@ def takes_bfloat16(generation: Generation) -> bool:
 
 
 def has_roomier(generation: Generation) -> bool:
-    """Whether devices of another generation have more memory.
+    """Return whether devices of another generation have more memory.
 
     Example:
         >>> has_roomier(chips.generation("v5e")), has_roomier(chips.generation("v5p"))

@@ -1,6 +1,6 @@
-"""Rules about how the program is written and called: host, loops, arguments, size of the work.
+"""Rules about how the program is written and called: host, loops, arguments, operation sizes.
 
-Owns what no single operation shows. Most of it is read from ``Program.traits``.
+Most of them read ``Program.traits``.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ from neurenix.compiler.training import is_trainers_step, is_training_step
 
 _LARGE_SHARE = 0.30
 _STEPS = (50, 200)
-"""Steps in one call that are advised, the first that makes the dispatch shorter than the steps."""
+"""Advised steps in one call; the first that makes the dispatch shorter than the steps is chosen."""
 _LAYERS = 6
-"""Identical layers from which on a scan is worth its trouble."""
+"""Smallest number of identical layers for which a scan is advised."""
 _PRODUCTS = 24
-"""Products in them: each costs the compiler about 0.1 s (12 layers of GPT-2, v5e-8), so that fewer
-are compiled in a few seconds anyway."""
+"""Smallest number of products in them: each takes the compiler about 0.1 s (12 layers of GPT-2,
+v5e-8), so fewer compile in a few seconds."""
 
 
 def small_steps(evidence: Evidence) -> Iterator[Finding]:
     """Find steps too short for the host to keep up with, or input that arrives too slowly.
 
-    The host's time is that of one step: one dispatch, divided by the steps that a call makes, or
-    the batch over PCIe, whichever is longer.
+    The host's time for one step is the longer of one dispatch, divided by the steps of a call, and
+    the batch over PCIe.
     """
     time = evidence.time
     if time.bound != "host":
@@ -51,7 +51,7 @@ def small_steps(evidence: Evidence) -> Iterator[Finding]:
 
 
 def _slow_dispatch(evidence: Evidence, steps: int) -> tuple[str, str]:
-    """Return message and cure where starting a step takes longer than the step."""
+    """Return message and fix if starting a step takes longer than the step."""
     program, time = evidence.program, evidence.time
     trains = is_training_step(program)
     together = f" with {steps} steps in one call" if steps > 1 else ""
@@ -77,7 +77,7 @@ def _slow_dispatch(evidence: Evidence, steps: int) -> tuple[str, str]:
 
 
 def _slow_batch(evidence: Evidence) -> tuple[str, str]:
-    """Return message and cure where sending the batch takes longer than the step."""
+    """Return message and fix if sending the batch takes longer than the step."""
     where, time = evidence.where, evidence.time
     pcie = where.generation.pcie_bytes_per_second_per_chip / where.devices_per_chip
     batch = [leaf for leaf in evidence.program.leaves if leaf.role == "batch"]
@@ -102,7 +102,7 @@ def _slow_batch(evidence: Evidence) -> tuple[str, str]:
 
 
 def _duration(seconds: float) -> str:
-    """Return ``"about 12 µs"``; nothing more exact, as these are estimates."""
+    """Return ``"about 12 µs"``, rounded because it is an estimate."""
     for unit, size in (("s", 1.0), ("ms", 1e-3), ("µs", 1e-6)):
         if seconds >= size:
             return f"about {seconds / size:.3g} {unit}"
@@ -110,7 +110,7 @@ def _duration(seconds: float) -> str:
 
 
 def small_operations(evidence: Evidence) -> Iterator[Finding]:
-    """Many operations that have less to do than they cost to start: 30 % of the step or more."""
+    """Find many operations dominated by their fixed cost: 30 % of the step or more."""
     small = [o for o in evidence.operations if o.kind == "overhead"]
     seconds = sum(o.seconds for o in small)
     share = evidence.share(seconds)
@@ -130,11 +130,11 @@ def small_operations(evidence: Evidence) -> Iterator[Finding]:
 
 
 def host_callbacks(evidence: Evidence) -> Iterator[Finding]:
-    """Find calls of Python in the step: ``jax.debug.print``, ``pure_callback``, ``io_callback``.
+    """Find host callbacks in the step: ``jax.debug.print``, ``pure_callback``, ``io_callback``.
 
-    The program is compiled without them, so they are missing from every other number. The effect
-    is a lower bound: one dispatch and the bytes over PCIe for each call; Python takes its own time
-    on top, and the device waits for it wherever a result comes back.
+    The program is compiled without them, so other numbers exclude them. The effect is a lower
+    bound: one dispatch and the bytes over PCIe for each call. The time of the Python function is
+    unknown, and the device waits for returned results.
     """
     where = evidence.where
     pcie = where.generation.pcie_bytes_per_second_per_chip / where.devices_per_chip
@@ -162,12 +162,12 @@ def host_callbacks(evidence: Evidence) -> Iterator[Finding]:
 
 
 def unrolled_layers(evidence: Evidence) -> Iterator[Finding]:
-    """Identical layers written out one after the other, by a Python loop or a list of modules.
+    """Find identical layers that a Python loop or a list of modules unrolled.
 
-    Found as matrix products that stand at the same place of the program, under the same scope but
-    for its numbers (``layers.0``, ``layers.1``), with the same sizes. Six layers or more, with 24
-    products or more in them, that hold half of the program's products. It costs no time of a step:
-    the compiler works in proportion to the layers, and the program's code lies in HBM.
+    They are matrix products at the same place of the program with the same sizes, under scopes that
+    differ only in numbers (``layers.0``, ``layers.1``): six layers or more with 24 products or
+    more, which are half of the program's products. The step takes no longer, but compile time grows
+    with the layers and the code takes HBM.
     """
     products = [p for p in evidence.program.traits.products if not p.in_kernel]
     repeats = Counter(p.written for p in products)
@@ -198,11 +198,11 @@ def unrolled_layers(evidence: Evidence) -> Iterator[Finding]:
 
 
 def recompiling_arguments(evidence: Evidence) -> Iterator[Finding]:
-    """Arguments that make a later call compile again.
+    """Find arguments that make a later call compile again.
 
-    State whose type or shape changes from call to call is a warning: the second call compiles the
-    whole step once more, and a shape that keeps changing does so at every call. Python numbers are
-    a note: they have a weak type, and compile again if an array is ever given in their place.
+    State whose type or shape changes between calls is a warning: the second call compiles the whole
+    step again. Python numbers are a note: they have a weak type, and an array in their place
+    compiles again.
     """
     changed = [r for r in evidence.program.traits.recompiles if r.after]
     numbers = [r for r in evidence.program.traits.recompiles if not r.after]

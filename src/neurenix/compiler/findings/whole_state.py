@@ -1,6 +1,6 @@
-"""Optimizer state that devices hold whole, or less divided than the parameters that it is for.
+"""Find optimizer state that is replicated, or less sharded than its parameters.
 
-Owns the comparison of the two, for a program that was compiled and for one that was refused.
+It works for compiled and for refused programs.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from neurenix.compiler.program import Program
 
 @dataclass(frozen=True)
 class WholeState:
-    """State that could be divided further.
+    """State that could be sharded further.
 
     Attributes:
-        spare_bytes: that a device would not hold if the state were divided as its parameters are.
-        held_bytes: that it holds of this state.
-        largest: the leaf of it that would save most.
-        parameter: of the largest's shape.
+        spare_bytes: bytes that a device would save if the state were sharded like its parameters.
+        held_bytes: bytes of this state on a device.
+        largest: the leaf that would save most.
+        parameter: a parameter of the largest leaf's shape.
     """
 
     spare_bytes: int
@@ -31,19 +31,19 @@ class WholeState:
 
     @property
     def text(self) -> str:
-        """What is wrong, as a sentence."""
+        """The problem as a sentence."""
         return (
-            f"{bytes_text(self.held_bytes)} of optimizer state lie on each device, and "
-            f"{bytes_text(self.spare_bytes)} of it would not if it were divided as the parameters "
-            f"are: {self.largest.path} {_shape(self.largest)} is {_divided(self.largest)}, "
+            f"Each device holds {bytes_text(self.held_bytes)} of optimizer state, "
+            f"{bytes_text(self.spare_bytes)} more than if it were divided like the parameters: "
+            f"{self.largest.path} {_shape(self.largest)} is {_divided(self.largest)}, "
             f"{self.parameter.path} is {_divided(self.parameter)}."
         )
 
 
 def whole_state(program: Program) -> WholeState | None:
-    """Return the optimizer state that could be divided as its parameters are, if there is any.
+    """Return the optimizer state that could be sharded like its parameters, if any.
 
-    A leaf of the state is held against the parameters of its shape: the one that is divided least.
+    A leaf is compared with the least sharded parameter of its shape.
     """
     by_shape: dict[tuple[int, ...], Leaf] = {}
     for leaf in program.leaves:
@@ -68,7 +68,7 @@ def whole_state(program: Program) -> WholeState | None:
 
 
 def _share(leaf: Leaf) -> int:
-    """Return how many numbers of it one device holds."""
+    """Return the number of elements that one device holds."""
     return math.prod(leaf.device_shape)
 
 
@@ -82,6 +82,8 @@ def _sizes(shape: tuple[int, ...]) -> str:
 
 def _divided(leaf: Leaf) -> str:
     entries = [entry for entry in leaf.partition if entry is not None]
-    if not entries and leaf.device_shape != leaf.shape:  # the compiler's way, which has no names
+    if (
+        not entries and leaf.device_shape != leaf.shape
+    ):  # sharded by the compiler, without axis names
         return f"divided into [{_sizes(leaf.device_shape)}]"
     return f"divided over ({', '.join(map(str, entries))})" if entries else "whole"
