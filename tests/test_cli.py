@@ -249,7 +249,7 @@ def test_run_interrupted(tmp_path: Path) -> None:
         (("run", "."), 2, "'.' is a folder, and has no __main__.py"),
         (("run", "-m", "no_such.module"), 2, "there is no module 'no_such'"),
         (("run", "--simulate", "v5e-9", __file__), 2, "Did you mean 'v5e-8'"),
-        (("run", "--numerics", "tpu", __file__), 2, "add --simulate"),
+        (("run", "--numerics", "tpu", __file__), 2, "requires --simulate"),
         (("run", "--simulate", "v5e-8", "--numerics", "int8", __file__), 2, "Known: float32, tpu"),
         (("run",), 2, "PROGRAM"),
         (("rnu", "x.py"), 2, "rnu"),

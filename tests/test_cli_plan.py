@@ -81,7 +81,9 @@ class TestTheCommand:
     def test_an_option_that_does_not_exist_is_a_mistake(self, mistakes) -> None:
         wrong = {
             "xla_fo=1": "has no option 'xla_fo'",
-            "xla_tpu_scoped_vmem_limit_kib=abc": ("'abc' is no value of xla_tpu_scoped_vmem_limit"),
+            "xla_tpu_scoped_vmem_limit_kib=abc": (
+                "rejects the value 'abc' of xla_tpu_scoped_vmem_limit"
+            ),
         }
         cases = [(SCRIPT, ("train.py", "--on", "v5e-8", "--xla", option)) for option in wrong]
         for message, said in zip(wrong.values(), mistakes("plan", cases), strict=True):
@@ -101,7 +103,7 @@ COMMANDS: list[tuple[tuple[str, ...], str]] = [
     (("train.py", *ON, "--remat", "dotz"), "There is no remat policy named 'dotz'"),
     (("train.py", *ON, "--batch", "63,65"), "A batch of 63 cannot be divided"),
     (("train.py", *ON, "--batch", "0"), "--batch: '0' is not a whole number"),
-    (("train.py", *ON, "--xla", "foo"), "'foo' is not an option. Write name=value."),
+    (("train.py", *ON, "--xla", "foo"), "'foo' is not of the form name=value."),
     (("train.py", *ON, "--examples", "5"), "give --deadline-hours too"),
     (("train.py", *ON, "--deadline-hours", "5"), "give --examples too"),
     (("train.py", *ON, "--examples", "5", "--deadline-hours", "-1"), "hours must be positive"),

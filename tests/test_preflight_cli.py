@@ -138,7 +138,7 @@ COMMANDS: list[tuple[tuple[str, ...], str]] = [
     (("train.py",), "Missing option '--on'"),
     (("train.py", "--on", "v5e-8", "--fail-if", "step_tim > 1"), "Did you mean 'step_time'"),
     (("train.py", "--on", "v5e-8", "--fail-if", "open('x') == 1"), "is not a number"),
-    (("train.py", "--on", "v5e-8", "--xla", "foo"), "'foo' is not an option. Write name=value."),
+    (("train.py", "--on", "v5e-8", "--xla", "foo"), "'foo' is not of the form name=value."),
     (("train.py", "--on", "v5e-8", "--region", "mars"), "There is no region named 'mars'"),
     (("train.py", "--on", "v5e-8", "--commitment", "3year"), "Did you mean '3-year'"),
     (("train.py", "--on", "v5e-8", "--price", "-1"), "0 or more USD"),

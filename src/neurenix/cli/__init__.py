@@ -1,1 +1,1 @@
-"""The command ``neurenix``: ``app`` is the frame, each command has a file; they decide nothing."""
+"""The command ``neurenix``: ``app`` registers the commands, and each command has one file."""

@@ -1,7 +1,7 @@
-"""The command ``neurenix``: its options, its commands, and how an error of ours is shown.
+"""Register the commands of ``neurenix`` and run the command line.
 
-Owns the frame. Each command is one function in a file of its own, which imports what it needs when
-it runs, so that ``neurenix --version`` is quick. A new command is added in ``_COMMANDS``.
+Each command is one function in its own file. It imports its dependencies when it runs, so that
+``neurenix --version`` starts fast. ``_COMMANDS`` lists the commands.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from neurenix.cli.run import run
 from neurenix.cli.scripts import ScriptsCommand
 
 _COMMANDS: tuple[Callable[..., None], ...] = (devices, run, preflight, plan, compile, rule, env)
-# Everything after the script belongs to the script.
+# All arguments after the script belong to the script.
 _OF_A_SCRIPT = {"allow_interspersed_args": False, "ignore_unknown_options": True}
 _SETTINGS: dict[str, dict[str, Any]] = {"run": _OF_A_SCRIPT}
 _CLASSES = {name: ScriptsCommand for name in ("preflight", "plan", "compile")}
@@ -40,7 +40,9 @@ app = typer.Typer(
 )
 
 
-def _until_nobody_reads(command: Callable[..., None]) -> Callable[..., None]:
+def _with_own_exits(command: Callable[..., None]) -> Callable[..., None]:
+    """Turn exceptions that Typer would report as status 1 into exceptions of ``failure``."""
+
     @wraps(command)
     def run_it(*args: Any, **options: Any) -> None:
         try:
@@ -58,7 +60,7 @@ for _command in _COMMANDS:
         _command.__name__,
         cls=_CLASSES.get(_command.__name__),
         context_settings=_SETTINGS.get(_command.__name__),
-    )(_until_nobody_reads(_command))
+    )(_with_own_exits(_command))
 
 
 def _print_version(wanted: bool) -> None:
@@ -80,7 +82,7 @@ def _frame(
 
 
 def main() -> None:
-    """Run the command line; an error of ours is a message, and the exit status 2."""
+    """Run the command line. A ``NeurenixError`` prints its message and exits with status 2."""
     spell_all()
     with ending_clean():
         app()

@@ -1,7 +1,7 @@
-"""``neurenix compile train.py --on v5e-8 -o step.nxc``: write a script's first step to a file.
+"""``neurenix compile train.py --on v5e-8 -o step.nxc``: write a script's compiled step to a file.
 
-Owns the options, the output and the exit status: 0; 1 if the compiler refuses the program; 2 for a
-mistake in the command or in the script.
+Exit status: 0; 1 if the compiler refuses the program; 2 for an error in the command or the script.
+``neurenix.preflight.compile_to_file`` compiles.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ def compile(
 ) -> None:
     """Compile a script's first training step for a TPU slice and write it to a file (experimental).
 
-    nx.load_compiled("step.nxc") on that slice runs it without compiling. The exit status is 1 if
-    the compiler refuses the program, and 2 for a mistake in the command or in the script.
+    nx.load_compiled("step.nxc") loads it on that slice without compiling. The exit status is 1 if
+    the compiler refuses the program, and 2 for an error in the command or in the script.
     """
     from neurenix import chips
     from neurenix.compiler.compile import CompileOptions, compiler_ready
@@ -44,7 +44,7 @@ def compile(
 
     if "," in on:
         raise typer.BadParameter(
-            f"compile takes one slice, and --on names several: {on}", param_hint="--on"
+            f"compile takes one slice; --on names several: {on}", param_hint="--on"
         )
     check_files(output, keep=script)
     compiler = CompileOptions(xla_options(xla or ()))
@@ -52,7 +52,7 @@ def compile(
     if cpu_host(on) is None:
         where = chips.resolve(on)
         if simulated() is None:
-            simulate_alone(where.name)  # so that the script finds the devices that it asks for
+            simulate_alone(where.name)  # the script may require these devices
     with compiler_ready():
         found = first_step(script, arguments or [], timeout_seconds=timeout, step=step)
         with found.context():

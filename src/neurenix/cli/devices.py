@@ -1,4 +1,4 @@
-"""``neurenix devices``: what can be used here, and what is missing for the rest."""
+"""``neurenix devices``: list usable devices and why others are unavailable."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ def devices(
         str | None, typer.Option(metavar="SLICE", help="Simulate a slice first, such as v5e-8.")
     ] = None,
 ) -> None:
-    """List the devices that can be used, and what is missing for the others."""
+    """List the usable devices, and what the others need."""
     from neurenix import device as device_module
-    from neurenix.simulation import simulate as put_in_place
+    from neurenix.simulation import simulate as start_simulation
 
     if simulate is not None:
-        put_in_place(simulate)
+        start_simulation(simulate)
     found = device_module.devices()
     for one in found:
         simulated = "  simulated" if one.is_simulated else ""

@@ -1,4 +1,4 @@
-"""``neurenix env``: a report of this machine to paste into a bug report."""
+"""``neurenix env``: describe this machine for a bug report."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _PACKAGES = (
     *("jax-rocm7-plugin", "torch", "torch-xla", "torchax", "keras", "tensorflow", "tensorflow-tpu"),
     *("ai-edge-litert", "wgpu"),
 )
-# Variables of these names change what runs; no other is shown, so that no secret is.
+# Only variables with these names are printed: others may hold secrets.
 _VARIABLES = ("NEURENIX_", "JAX_", "XLA_", "TPU_", "LIBTPU_", "PJRT_", "MEGASCALE_", "CLOUD_TPU_")
 _MORE_VARIABLES = (
     *("NPROC", "ALLOW_MULTIPLE_LIBTPU_LOAD", "CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"),
@@ -32,8 +32,8 @@ _MORE_VARIABLES = (
 
 
 def env() -> None:
-    """Print versions, devices and settings, ready to be pasted into a bug report."""
-    variables = _variables()  # before JAX and libtpu add theirs
+    """Print versions, devices and settings for a bug report."""
+    variables = _variables()  # before JAX and libtpu set their own
     rows = [
         ("neurenix", sys.modules["neurenix"].__version__),
         ("python", f"{platform.python_version()} ({platform.python_implementation()})"),
@@ -42,7 +42,7 @@ def env() -> None:
         ("memory", f"{_memory_gib():.1f} GiB"),
         *_versions(),
         *_devices(),
-        *(variables or [("environment", "nothing that concerns us is set")]),
+        *(variables or [("environment", "no relevant variable is set")]),
     ]
     width = max(len(name) for name, _ in rows) + 2
     print("```")

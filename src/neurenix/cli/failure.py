@@ -1,7 +1,7 @@
-"""How an error is shown on the command line, and how a command ends early.
+"""Print errors on the command line, and map early ends to exit statuses.
 
-Owns the form of a message, and the exit status of a mistake, of a reader that is gone, of Ctrl-C
-and of SIGTERM. What a command finds out has a status of its own.
+Owns the statuses of user errors, closed pipes, Ctrl-C and SIGTERM. Each command owns the status of
+its result.
 """
 
 from __future__ import annotations
@@ -16,34 +16,34 @@ from typing import Any
 from neurenix._core.errors import NeurenixError
 
 MISTAKE = 2
-_PIPE_CLOSED = 128 + 13  # as a shell says of a command that SIGPIPE ended
+_PIPE_CLOSED = 128 + 13  # the shell's status for SIGPIPE
 _INTERRUPTED = 128 + signal.SIGINT
 _TERMINATED = 128 + signal.SIGTERM
 
 
 def show(error: Exception) -> None:
-    """Print an error and what was noted on it, without a traceback."""
+    """Print an error and its notes, without a traceback."""
     notes = "".join(f"\n{note}" for note in getattr(error, "__notes__", ()))
     print(f"neurenix: {error}{notes}", file=sys.stderr)
 
 
 class ReaderGone(BaseException):
-    """Whoever read the output has gone, as ``head`` does. Typer would end with status 1 for it."""
+    """The reader of the output closed the pipe, as ``head`` does. Typer would exit with 1."""
 
 
 class Interrupted(BaseException):
-    """Ctrl-C came. Typer would say that it aborted, and end with status 1."""
+    """Ctrl-C. Typer would print "Aborted" and exit with status 1."""
 
 
 class _Terminated(BaseException):
-    """SIGTERM came. Not an ``Exception``: a script that catches those must not catch this."""
+    """SIGTERM. Not an ``Exception``, so that a script's ``except Exception`` does not catch it."""
 
 
 @contextmanager
 def ending_clean() -> Iterator[None]:
-    """Turn SIGTERM, an error of ours and a reader that is gone into exit statuses.
+    """Turn SIGTERM, a ``NeurenixError``, Ctrl-C and a closed pipe into exit statuses.
 
-    SIGTERM becomes an exception, so that what was begun is cleaned up; a second one ends at once.
+    SIGTERM raises an exception, so that cleanup runs. A second SIGTERM ends the process at once.
     """
     before = signal.signal(signal.SIGTERM, _terminate)
     if hasattr(os, "register_at_fork"):
@@ -51,7 +51,7 @@ def ending_clean() -> Iterator[None]:
     try:
         try:
             yield
-        except SystemExit:  # as commands end
+        except SystemExit:  # how commands end
             _flush()
             raise
         _flush()
@@ -71,10 +71,10 @@ def ending_clean() -> Iterator[None]:
 
 
 def _flush() -> None:
-    """Write what is left of the output: where Python does it as it ends, nobody hears of an error.
+    """Flush the output now: errors in Python's flush at exit are lost.
 
     Raises:
-        NeurenixError: it cannot be written.
+        NeurenixError: the output cannot be written.
     """
     try:
         sys.stdout.flush()
@@ -86,12 +86,12 @@ def _flush() -> None:
 
 
 def _write_no_more() -> None:
-    """Send the output nowhere: Python flushes once more as it ends, and would complain."""
+    """Redirect the output to the null device, because Python flushes it once more at exit."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
 
 
 def _end_at_once() -> None:
-    """Let SIGTERM end a forked process as it ends any other: cleaning up is its parent's."""
+    """Restore the default SIGTERM in a forked process; its parent cleans up."""
     if signal.getsignal(signal.SIGTERM) is _terminate:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
 

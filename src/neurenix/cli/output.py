@@ -1,7 +1,7 @@
-"""What commands print, and the files that they are told to write.
+"""Print reports and write the files of ``--json`` and ``--html``.
 
-Owns colours, a standard output that is kept for JSON, one that lacks characters, and the check of
-files before the work begins. It words nothing.
+Owns colours, the standard output reserved for JSON, output encodings that lack characters, and the
+check of files before the work begins.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ TO_STDOUT = Path("-")
 
 
 def show_text(text: str) -> None:
-    """Print a report, with colours where there is a terminal that has them."""
+    """Print a report, with colours on a terminal."""
     if not sys.stdout.isatty():
         print(text)
         return
@@ -33,14 +33,14 @@ def show_text(text: str) -> None:
 
 
 def check_files(*paths: Path | None, keep: Path | None = None) -> None:
-    """Check that files can be written before there is anything to write.
+    """Check that files can be written, before the work begins.
 
     Args:
-        *paths: of the files; None for none, and ``-`` for the output.
-        keep: the user's script, which must not be written over.
+        *paths: the files. None and ``-`` (the standard output) pass.
+        keep: the user's script, which must not be overwritten.
 
     Raises:
-        ArgumentError: one of them cannot be written.
+        ArgumentError: a file cannot be written or is the script.
     """
     for path in paths:
         if path is None or path == TO_STDOUT:
@@ -50,11 +50,11 @@ def check_files(*paths: Path | None, keep: Path | None = None) -> None:
             raise ArgumentError(f"{str(path)!r} is the script itself. Name another file.")
 
 
-_GIVEN: list[tuple[TextIO, str]] = []  # streams, and how they treated what they cannot show
+_GIVEN: list[tuple[TextIO, str]] = []  # streams and their original error handlers
 
 
 def spell_all() -> None:
-    """Let the outputs spell what their encoding lacks, and be there where they were closed."""
+    """Escape characters that an output's encoding lacks, and replace closed outputs."""
     if sys.stdout is None:
         sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115  for the process
     if sys.stderr is None:
@@ -63,16 +63,16 @@ def spell_all() -> None:
 
 
 def as_given() -> None:
-    """Take ``spell_all`` back: a program that is run finds the outputs as Python gives them."""
+    """Undo ``spell_all``, so that a user's program gets Python's own outputs."""
     for stream, errors in _GIVEN:
-        with suppress(AttributeError):  # not a stream of Python's own
+        with suppress(AttributeError):  # not a text stream of Python
             stream.reconfigure(errors=errors)  # pyright: ignore[reportAttributeAccessIssue]
     _GIVEN.clear()
 
 
 @contextmanager
 def output_for(path: Path | None) -> Iterator[TextIO]:
-    """Give the standard output, free of what script and report print where ``path`` is ``-``."""
+    """Yield the standard output. If ``path`` is ``-``, other prints go to the standard error."""
     if path != TO_STDOUT:
         yield sys.stdout
         return
@@ -89,7 +89,7 @@ def output_for(path: Path | None) -> Iterator[TextIO]:
 
 
 def write_text(path: Path | None, text: str, output: TextIO) -> None:
-    """Write a file whole or not at all, or to ``output`` where ``path`` is ``-``."""
+    """Write a file atomically, or write to ``output`` if ``path`` is ``-``."""
     if path == TO_STDOUT:
         print(text, file=output)
     elif path is not None:

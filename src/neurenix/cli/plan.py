@@ -1,8 +1,7 @@
-"""``neurenix plan script.py --on v5e-8,v6e-8``: where and how a script's step runs best.
+"""``neurenix plan script.py --on v5e-8,v6e-8``: find the best slice and options for a step.
 
-Owns the options, what is printed, and the exit status: 0 when a candidate can be taken; 1 when none
-can, for want of memory, of time before the deadline or of a price; 2 when there is no answer, for a
-mistake in the command or in the script. The search is ``neurenix.preflight.search.search``'s.
+Exit status: 0 if a candidate qualifies; 1 if none does, because of memory, the deadline or missing
+prices; 2 for an error in the command or the script. ``neurenix.preflight.search`` searches.
 """
 
 from __future__ import annotations
@@ -43,33 +42,36 @@ def plan(
     arguments: Arguments = None,
     *,
     on: Slices,
-    objective: Annotated[str, typer.Option(help="time or cost, of an example")] = "time",
+    objective: Annotated[
+        str, typer.Option(help="what to minimise for each example: time or cost")
+    ] = "time",
     deadline_hours: Annotated[
-        float | None, typer.Option(help="leave out what needs more hours for all --examples")
+        float | None, typer.Option(help="drop candidates that need more hours for --examples")
     ] = None,
     examples: Annotated[
-        float | None, typer.Option(help="in all, to train on by the deadline")
+        float | None, typer.Option(help="number of examples to train on by the deadline")
     ] = None,
     batch: Annotated[
-        str | None, typer.Option(help="global batches to try: 64,128; else the script's own")
+        str | None, typer.Option(help="global batch sizes to try: 64,128; default: the script's")
     ] = None,
     mesh: Annotated[
         str | None,
-        typer.Option(help='meshes to try: auto, or "fsdp=8;data=2,fsdp=4"; else the script\'s own'),
+        typer.Option(help='meshes to try: auto, or "fsdp=8;data=2,fsdp=4"; default: the script\'s'),
     ] = None,
     remat: Annotated[
         str | None,
-        typer.Option(help="recomputation to try: auto, or none,dots; else the script's own"),
+        typer.Option(help="recomputation to try: auto, or none,dots; default: the script's"),
     ] = None,
     xla: Annotated[
         str | None,
         typer.Option(help='XLA options to try: auto, or "name=value;name=value,name=value"'),
     ] = None,
     budget: Annotated[
-        float, typer.Option(help="seconds after which no candidate is compiled any more")
+        float, typer.Option(help="compile no further candidate after this many seconds")
     ] = 600,
     json_path: Annotated[
-        Path | None, typer.Option("--json", help="write the plan to this file; - is the output")
+        Path | None,
+        typer.Option("--json", help="write the plan to this file; - is the standard output"),
     ] = None,
     html_path: Annotated[
         Path | None, typer.Option("--html", help="write a page with the cost-time frontier")
@@ -81,12 +83,12 @@ def plan(
     step: Step = None,
     timeout: StepTimeout = 600,
 ) -> None:
-    """Run a script up to its first training step and find where and how that step runs best.
+    """Run a script up to its first training step and find the best slice and options for it.
 
-    No TPU is needed, and nothing is trained: the TPU compiler compiles the step here.
+    No TPU is needed and nothing is trained: the TPU compiler compiles the step on this machine.
 
-    Every candidate is printed with why it lost. The exit status is 1 when none can be taken, and 2
-    when there is no answer.
+    Every candidate is printed with the reason why it lost. The exit status is 1 if no candidate
+    qualifies, and 2 if there is no answer.
     """
     from neurenix.compiler.compile import compiler_ready
     from neurenix.preflight.cost import Pricing, prices_of
@@ -147,7 +149,7 @@ def plan(
                 print(f"Its whole report{changes}:")
                 given = script, arguments or [], found.winner, pricing, examples_per_step, step
                 print(f"  {_command(*given)}")
-    except BrokenPipeError:  # nobody reads on, which is no mistake
+    except BrokenPipeError:  # an OSError, but not a user error
         raise
     except (NeurenixError, OSError) as error:
         show(error)
@@ -157,7 +159,7 @@ def plan(
 
 
 def _choices(text: str | None, read: Any) -> Any:
-    """Return what ``read`` makes of each choice, or None and ``"auto"`` as they are."""
+    """Return the choices parsed by ``read``; None and ``"auto"`` are returned unchanged."""
     if text is None or text.strip() == _AUTO:
         return text and _AUTO
     return [read(part) for part in listed(text, ";")]
@@ -165,7 +167,7 @@ def _choices(text: str | None, read: Any) -> Any:
 
 def _whole(option: str, text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
-        raise ArgumentError(f"{option}: {text!r} is not a whole number from 1.")
+        raise ArgumentError(f"{option}: {text!r} is not a positive integer.")
     return int(text)
 
 
@@ -176,7 +178,7 @@ def _deadline(examples: float | None, hours: float | None) -> Deadline | None:
         return None
     if examples is None or hours is None:
         given, other = ("--examples", "--deadline-hours")[:: 1 if hours is None else -1]
-        raise ArgumentError(f"{given} says little alone: give {other} too.")
+        raise ArgumentError(f"{given} requires {other}.")
     return Deadline(examples, hours)
 
 
@@ -188,7 +190,7 @@ def _command(
     examples: int | None,
     step: str | None,
 ) -> str:
-    """Return the preflight of the winner's slice, mesh and XLA options, ready to be pasted."""
+    """Return the preflight command for the winner's slice, mesh and XLA options."""
     from neurenix.preflight.cost import price_text
 
     words = ["neurenix", "preflight", "--on", winner.slice.name]
@@ -210,7 +212,7 @@ def _command(
 
 
 def _changes(winner: Candidate, batch: int | None, remat: str) -> str:
-    """Return what the winner has that the script must say itself."""
+    """Return the winner's changes that must be made in the script."""
     chosen = winner.choice.batch if winner.choice else None
     changes = [] if chosen in (None, batch) else [f"batch {chosen}"]
     changes += [f"remat {winner.remat}"] if winner.remat != remat else []

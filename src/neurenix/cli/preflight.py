@@ -1,8 +1,7 @@
-"""``neurenix preflight script.py --on v5e-8,v6e-8``: a script's first step, compiled elsewhere.
+"""``neurenix preflight script.py --on v5e-8,v6e-8``: report how a script's step runs on slices.
 
-Owns the options, what is printed, and the exit status: 0; 1 when the condition of ``--fail-if`` is
-true of a slice; 2 when there is no answer, for a mistake in the command or in the script. What is
-found and what it means is ``neurenix.preflight``'s.
+Exit status: 0; 1 if ``--fail-if`` is true for a slice; 2 for an error in the command or the script.
+``neurenix.preflight`` compiles and analyses.
 """
 
 from __future__ import annotations
@@ -48,27 +47,27 @@ def preflight(
     on: Slices,
     json_path: Annotated[
         Path | None,
-        typer.Option("--json", help="write a list of all reports to this file; - is the output"),
+        typer.Option("--json", help="write all reports to this file; - is the standard output"),
     ] = None,
     html_path: Annotated[
         Path | None,
-        typer.Option("--html", help="write one page, which compares the slices"),
+        typer.Option("--html", help="write a page that compares the slices"),
     ] = None,
     mesh: Annotated[
         str | None,
-        typer.Option(help="axes and sizes, such as fsdp=8 or data=2,fsdp=4; else the script's own"),
+        typer.Option(help="axes and sizes: fsdp=8 or data=2,fsdp=4; default: the script's"),
     ] = None,
     xla: Xla = None,
     no_suggest: Annotated[
         bool,
-        typer.Option("--no-suggest", help="compile no changes when the step does not fit"),
+        typer.Option("--no-suggest", help="do not compile changes if the step does not fit"),
     ] = False,
     fail_if: Annotated[
         str,
-        typer.Option(help='exit with 1 if true of a slice: "not fits or step_time > 200 ms"'),
+        typer.Option(help='exit with 1 if true for a slice: "not fits or step_time > 200 ms"'),
     ] = _DOES_NOT_FIT,
     compare: Annotated[
-        Path | None, typer.Option(help="say what changed since this file of --json")
+        Path | None, typer.Option(help="show what changed since this --json file")
     ] = None,
     region: Region = "us",
     commitment: Commitment = "on-demand",
@@ -77,16 +76,16 @@ def preflight(
     step: Step = None,
     timeout: StepTimeout = 600,
     compile_timeout: Annotated[
-        float, typer.Option(help="seconds that the compiler may take for a slice")
+        float, typer.Option(help="time limit of the compiler for a slice, in seconds")
     ] = 1800,
 ) -> None:
-    """Run a script up to its first training step and say how that step runs on TPU slices.
+    """Run a script up to its first training step and report how that step runs on TPU slices.
 
-    No TPU is needed, and nothing is trained: the TPU compiler compiles the step here.
+    No TPU is needed and nothing is trained: the TPU compiler compiles the step on this machine.
 
-    The exit status is 1 when --fail-if is true of a slice, and 2 when there is no answer.
+    The exit status is 1 if --fail-if is true for a slice, and 2 if there is no answer.
 
-    --fail-if may ask about fits, step_time, step_time_low, step_time_high, hbm_peak_bytes,
+    --fail-if accepts fits, step_time, step_time_low, step_time_high, hbm_peak_bytes,
     hbm_headroom, mfu, cost_per_step, findings, errors and warnings, with and, or, not,
     < <= > >= == != and + - * /.
     Units: s, ms, us, min, h; B, KiB, MiB, GiB, TiB, kB, MB, GB; %; USD.
@@ -144,7 +143,7 @@ def preflight(
                 if condition.holds(values := report.record(pricing).values())
                 and _failed(report, f"{condition.text} ({condition.values(values)})")
             ]
-    except BrokenPipeError:  # nobody reads on, which is no mistake
+    except BrokenPipeError:  # an OSError, but not a user error
         raise
     except (NeurenixError, OSError) as error:
         show(error)
@@ -165,6 +164,6 @@ def _compared(report: Report, earlier: Sequence[Any], name: str, pricing: Pricin
     now = report.record(pricing)
     before = matching(earlier, now)
     if before is None:
-        return f"{name} holds no report for {report.slice.name}, so there is nothing to compare."
+        return f"{name} has no report for {report.slice.name} to compare with."
     comparison: Comparison = compare(before, now)
     return comparison.text(width_here())

@@ -1,4 +1,4 @@
-"""``neurenix rule``: what a finding of preflight means."""
+"""``neurenix rule``: explain a finding of preflight."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ import typer
 
 def rule(
     name: Annotated[
-        str | None, typer.Argument(help="A rule, such as padded-matmul; all are listed without.")
+        str | None, typer.Argument(help="A rule, such as padded-matmul. Default: list all.")
     ] = None,
 ) -> None:
-    """Print what a finding of preflight means, how it is found, and an example."""
+    """Explain a finding of preflight: its meaning, its detection and an example."""
     from neurenix.rules import index, page, unlinked
 
     text = unlinked(index() if name is None else page(name))

@@ -1,7 +1,7 @@
-"""``neurenix run``: a program, on a simulated slice if one is asked for.
+"""``neurenix run``: run a program, optionally on a simulated slice.
 
-Owns starting the program as Python would, after the simulation is in place, so that a script that
-knows only JAX sees the slice too.
+Starts the program as Python does, after the simulation has started, so that a script of plain JAX
+finds the slice too.
 """
 
 from __future__ import annotations
@@ -23,12 +23,10 @@ _OURS = (__file__, *FILES)
 
 
 def run(
-    program: Annotated[
-        str, typer.Argument(metavar="PROGRAM", help="A script, or with -m a module.")
-    ],
+    program: Annotated[str, typer.Argument(metavar="PROGRAM", help="A script; with -m, a module.")],
     arguments: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[ARGUMENTS]...", help="What the program gets as its own."),
+        typer.Argument(metavar="[ARGUMENTS]...", help="The program's arguments."),
     ] = None,
     simulate: Annotated[
         str | None, typer.Option(metavar="SLICE", help="Simulate a slice, such as v5e-8.")
@@ -36,16 +34,17 @@ def run(
     numerics: Annotated[
         str,
         typer.Option(
-            metavar="float32|tpu", help="How a simulated slice multiplies; tpu rounds to bfloat16."
+            metavar="float32|tpu",
+            help="Matrix products of a simulated slice; tpu rounds to bfloat16.",
         ),
     ] = "float32",
     module: Annotated[
         bool, typer.Option("-m", help="PROGRAM is a module, as with python -m.")
     ] = False,
 ) -> None:
-    """Run a script or a module, on a simulated TPU slice if asked to.
+    """Run a script or a module, optionally on a simulated TPU slice.
 
-    Options of neurenix come before the program; everything after it is the program's.
+    Options of neurenix come before the program. All arguments after it belong to the program.
     """
     if module:
         sys.path.insert(0, str(Path.cwd()))
@@ -55,30 +54,30 @@ def run(
 
         simulate_alone(simulate, numerics=numerics, told=True)  # pyright: ignore[reportArgumentType]  it checks
     elif numerics != "float32":
-        raise typer.BadParameter("only a simulated slice has numerics; add --simulate SLICE")
+        raise typer.BadParameter("--numerics requires --simulate SLICE")
     as_given()
     sys.argv = [program, *(arguments or [])]
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # what the program begins is its own to clean up
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # the program cleans up after itself
     try:
         if module:
             run_module(program)
         else:
             sys.path.insert(0, str(Path(program).resolve().parent))
             run_script(program)
-    except (Exception, KeyboardInterrupt) as error:  # the program's own, shown as Python shows it
+    except (Exception, KeyboardInterrupt) as error:  # printed as Python prints it
         traceback.print_exception(error.with_traceback(_of_program(error.__traceback__)))
         raise typer.Exit(130 if isinstance(error, KeyboardInterrupt) else 1) from None
 
 
 def _check(program: str, module: bool) -> None:
-    """Check that there is something to run.
+    """Check that the program exists.
 
     Raises:
-        BadParameter: no such file or module, or a folder with nothing to run.
+        BadParameter: there is no such file or module, or a folder has no ``__main__.py``.
     """
     path = Path(program)
     if module:
-        top = program.partition(".")[0]  # to look further would import it
+        top = program.partition(".")[0]  # looking up a submodule would import its parents
         found = top in sys.modules or (top and importlib.util.find_spec(top) is not None)
         problem = "" if found else f"there is no module {top!r}"
     elif path.is_dir() and not (path / "__main__.py").is_file():
@@ -90,7 +89,7 @@ def _check(program: str, module: bool) -> None:
 
 
 def _of_program(frames: TracebackType | None) -> TracebackType | None:
-    """Drop the frames of this module and of what runs the program from the top of a traceback."""
+    """Drop Neurenix's own frames from the top of a traceback."""
     while frames is not None and frames.tb_frame.f_code.co_filename in _OURS:
         frames = frames.tb_next
     return frames

@@ -1,7 +1,6 @@
-"""What commands that run a user's script share: whose options are whose, slices, the simulation.
+"""Parse the command line of commands that run a user's script.
 
-Owns the command line of such commands. Running the script is
-``neurenix.preflight.script.run_script``'s.
+``neurenix.preflight.script.run_script`` runs the script.
 """
 
 from __future__ import annotations
@@ -25,12 +24,13 @@ if TYPE_CHECKING:
 class ScriptsCommand(TyperCommand):
     """A command with a script: ``[options] script [its options]``, or ``script [options]``.
 
-    Once ``--on`` stands before the script, all that follows the script is the script's. Else
-    options that the command knows may follow it, and the others, or all after ``--``, are its.
+    If ``--on`` comes before the script, all arguments after the script belong to the script.
+    Otherwise the command takes its own options from there; unknown ones, and all arguments after
+    ``--``, belong to the script.
     """
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Parse, with the meaning of options after the script decided first."""
+        """Decide whose the options after the script are, and parse."""
         ctx.ignore_unknown_options = True
         ctx.allow_interspersed_args = False
         before_script, _, _ = self.make_parser(ctx).parse_args(list(args))
@@ -38,7 +38,7 @@ class ScriptsCommand(TyperCommand):
         return super().parse_args(ctx, args)
 
     def invoke(self, ctx: Any) -> Any:
-        """Run the command; what nobody foresaw gives no answer either, and shows where it was."""
+        """Run the command. An unexpected error prints its traceback and exits with status 2."""
         try:
             return super().invoke(ctx)
         except (NeurenixError, BrokenPipeError, typer.Exit, typer.Abort, typer.BadParameter):
@@ -52,8 +52,8 @@ def slices_of(on: str) -> list[chips.Slice]:
     """Return the slices that ``--on`` names.
 
     Raises:
-        UnknownNameError: there is no such slice.
-        ArgumentError: it names none.
+        UnknownNameError: unknown slice.
+        ArgumentError: ``--on`` is empty.
     """
     from neurenix import chips
 
@@ -64,7 +64,7 @@ def slices_of(on: str) -> list[chips.Slice]:
 
 
 def hint_at_steps(script: Path, step: str | None) -> None:
-    """Say how to name the step, before a script that knows nothing of Neurenix runs to its end."""
+    """Suggest ``--step`` for a script without Neurenix, which would otherwise run to its end."""
     from neurenix.preflight.script.run_script import step_to_name
 
     if step is None and script.is_file():
@@ -74,7 +74,7 @@ def hint_at_steps(script: Path, step: str | None) -> None:
 
 
 def simulate_first(slices: list[chips.Slice]) -> None:
-    """Simulate the first slice, so that the script finds the devices that it asks for."""
+    """Simulate the first slice: the script may require its devices."""
     from neurenix.simulation import simulate, simulated
 
     if simulated() is None:
@@ -82,7 +82,7 @@ def simulate_first(slices: list[chips.Slice]) -> None:
 
 
 def xla_options(texts: Sequence[str]) -> dict[str, Any]:
-    """Return the XLA options that ``--xla`` names, numbers and truths as such.
+    """Return the XLA options of ``--xla``, with integers and booleans converted.
 
     Raises:
         ArgumentError: a part is not ``name=value``.
@@ -95,7 +95,7 @@ def xla_options(texts: Sequence[str]) -> dict[str, Any]:
     for part in (part for text in texts for part in listed(text)):
         name, equals, value = (word.strip() for word in part.partition("="))
         if not (name and equals and value):
-            raise ArgumentError(f"--xla: {part!r} is not an option. Write name=value.")
+            raise ArgumentError(f"--xla: {part!r} is not of the form name=value.")
         truth = {"true": True, "false": False}.get(value.lower())
         options[name] = truth if truth is not None else int(value) if value.isdecimal() else value
     return options
