@@ -15,7 +15,7 @@ from neurenix._jaxpr import open_jaxpr, source_line, subjaxprs, walk
 
 @dataclass(frozen=True)
 class Captured:
-    """An array that a function closes over: dtype and shape, bytes, and the line that reads it."""
+    """An array captured by closure: dtype and shape, bytes, and the line that reads it."""
 
     shape: str
     num_bytes: int

@@ -28,13 +28,13 @@ _AGAIN, _INSIDE = "again", "inside"
 
 
 def model_flops(jaxpr: Any) -> float:
-    """Count the floating-point operations of one call, of all devices together.
+    """Return the floating-point operations of one call on all devices.
 
-    A ``cond`` counts its dearest branch. A ``while`` counts as often as it runs if its counter
-    starts at a number, is compared with one, and numbers are added to it or multiply it; where
-    only the data knows, once. A Pallas kernel of whose grid only the data knows counts what its
-    author states. What ``jax.checkpoint`` recomputes counts once, as does what only
-    the recomputation is left of: the forward pass of a loss whose value nobody asks for.
+    A ``cond`` counts its most expensive branch. A ``while`` counts its iterations if its counter
+    starts at a constant, is compared with one, and changes by constant sums or factors; otherwise
+    once. A Pallas kernel with a data-dependent grid counts its stated cost. Recomputation by
+    ``jax.checkpoint`` counts once, also if only the recomputation remains: the forward pass of a
+    loss whose value is unused.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -48,7 +48,7 @@ def model_flops(jaxpr: Any) -> float:
 
 
 def without_dead_code(closed: Any) -> Any:
-    """Return a closed jaxpr without what none of its results and effects needs.
+    """Return a closed jaxpr without equations that no result or effect needs.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -72,9 +72,10 @@ _Operations = dict[tuple[Hashable, _Run], float]
 
 @dataclass(frozen=True)
 class _Place:
-    """Where an equation stands: in which window of attention, in which run, on which way.
+    """The position of an equation: window of attention, run, and direction.
 
-    A recomputation is on the way back and is itself a way forward; there ``backward`` is false.
+    A recomputation is in the backward pass but is itself a forward pass; ``backward`` is false
+    there.
     """
 
     window: int | None = None
@@ -82,7 +83,7 @@ class _Place:
     backward: bool = False
 
     def of(self, equation: Any) -> _Place:
-        """Return the place of an equation among those that stand at this one."""
+        """Return the place of an equation among those at this one."""
         scope = str(equation.source_info.name_stack)
         _, again, inner = scope.rpartition(_RECOMPUTED)
         return _Place(
@@ -92,16 +93,16 @@ class _Place:
         )
 
     def within(self, equation: Any) -> _Place:
-        """Return the place of what an equation calls, which stands at this one itself."""
+        """Return the place of the callee of an equation at this one."""
         inside = equation.primitive.name in CHECKPOINTS
         return replace(self, run=(*self.run, _INSIDE)) if inside else self
 
 
 def _once(found: _Operations) -> float:
-    """Add up what was written, of its runs the one of which most is alive.
+    """Sum the written operations, each by its run with the most live operations.
 
-    Of a run, what nothing needs is left out: of the forward pass under a checkpoint all, if nobody
-    asks for its results; of a recomputation what the checkpoint's policy has saved.
+    Dead operations of a run do not count: those of a forward pass under a checkpoint whose results
+    are unused, and those of a recomputation that the policy has saved.
     """
     most: dict[Hashable, float] = {}
     for (written, _), operations in found.items():
@@ -130,9 +131,9 @@ def _collect(jaxpr: Any, around: _Place) -> _Operations:
 
 
 def _written(equation: Any) -> Hashable:
-    """Tell products that were written apart.
+    """Return a key that distinguishes written products.
 
-    What is recomputed keeps the traceback of what was written, the same object.
+    A recomputed product has the same traceback object as the written one.
     """
     numbers = [str(value) for name, value in equation.params.items() if name.endswith("_numbers")]
     shapes = [variable.aval.shape for variable in equation.invars[:2]]
@@ -141,7 +142,7 @@ def _written(equation: Any) -> Hashable:
 
 
 def _operations(equation: Any, window: int | None) -> float | None:
-    """Return the operations of one equation; None where those of what it calls are counted."""
+    """Return the operations of one equation; None if those of its callee count."""
     name = equation.primitive.name
     if name == "dot_general":
         return _dot(equation)
@@ -178,9 +179,9 @@ def _ragged(equation: Any) -> float:
 
 
 def ragged_sizes(equation: Any) -> tuple[int, int, int, int]:
-    """Return batch, rows, depth and columns of a product in groups (``jax.lax.ragged_dot``).
+    """Return batch, rows, depth and columns of a grouped product (``jax.lax.ragged_dot``).
 
-    Each row, or part of the depth, meets the weights of one group, so the groups add no work.
+    Each row, or each part of the depth, meets the weights of one group, so groups add no work.
     """
     numbers = equation.params["ragged_dot_dimension_numbers"]
     (of_left, of_right), (batch_left, batch_right) = numbers.dot_dimension_numbers
@@ -193,10 +194,10 @@ def ragged_sizes(equation: Any) -> tuple[int, int, int, int]:
 
 
 def _convolution(equation: Any) -> float:
-    """Count two operations for each weight that meets an element of the input.
+    """Count two operations for each weight that meets an input element.
 
-    Padding and the zeros between the rows of a dilated operand are no work, so that a convolution
-    and each of its two gradients, which JAX writes as convolutions, have the same count.
+    Padding and the zeros of a dilated operand do not count, so a convolution and its two gradients,
+    which JAX writes as convolutions, have equal counts.
     """
     image, kernel = (variable.aval.shape for variable in equation.invars[:2])
     out = equation.outvars[0].aval.shape
@@ -222,7 +223,7 @@ def _convolution(equation: Any) -> float:
 def _meetings(
     image: int, kernel: int, out: int, *, stride: int, padding: int, dilations: tuple[int, int]
 ) -> int:
-    """Return how many pairs of output position and weight meet an input along one axis."""
+    """Return the number of pairs of output position and weight that meet an input along an axis."""
     left, right = dilations
     at = np.arange(out)[:, None] * stride + np.arange(kernel)[None, :] * right - padding
     return int(np.count_nonzero((at >= 0) & (at <= (image - 1) * left) & (at % left == 0)))

@@ -1,9 +1,8 @@
-"""Calls of the host, taken out of a program so that it can be compiled for devices not here.
+"""Remove host callbacks from a program, so that it compiles for absent devices.
 
-Owns the stand-ins: JAX lowers a callback only for devices that exist, so preflight compiles the
-program without them. What only prints is dropped; what returns arrays becomes an opaque array of
-the same shape, for which what was sent must be computed. ``findings`` says that it was done, and
-where.
+JAX lowers callbacks only for devices that exist. Callbacks without results are dropped. One that
+returns arrays becomes an opaque array of the same shape that depends on the callback's arguments.
+``findings`` reports each removal.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ def without_callbacks(closed: Any) -> Any:
 
 
 def has_callbacks(closed: Any) -> bool:
-    """Whether a program calls the host anywhere."""
+    """Return whether a program contains a host callback."""
     return any(equation.primitive.name in CALLBACKS for equation, _, _ in walk(closed))
 
 
@@ -90,10 +89,10 @@ def _alike(one: Any, other: Any) -> bool:
 
 
 def _zero_after(sent: tuple[Any, ...]) -> Any:
-    """Return a zero for which the compiler must have made all that was sent.
+    """Return a zero that depends on all arguments of a callback.
 
-    It is whether the sum of one element of each is an unlikely number, which no compiler knows; the
-    barrier before it keeps the other elements.
+    It compares the sum of one element of each argument with an unlikely number, which the compiler
+    cannot fold; the barrier before it keeps the other elements.
     """
     numbers = [x for x in sent if x.size and not jnp.issubdtype(x.dtype, jax.dtypes.prng_key)]
     picked = [x[(0,) * x.ndim].real.astype(jnp.float32) for x in numbers]

@@ -31,13 +31,12 @@ _TRANSFORM = re.compile(r"\w+\(|\)")
 
 @dataclass(frozen=True)
 class WrittenProduct:
-    """A matrix product as the program was written, over all devices.
+    """A matrix product as written, over all devices.
 
-    ``written`` tells products that stand at one place of the program and have the same sizes, such
-    as those of identical layers in a Python loop, from all others. ``count`` is how often loops of
-    the program (``scan``, a counted ``while``, a kernel's grid) repeat it. ``groups`` is how many
-    results it has, of as many parts of its depth, as the gradient of ``jax.lax.ragged_dot`` does;
-    else 0.
+    ``written`` identifies products at one place of the program with equal sizes, such as those of
+    identical layers in a Python loop. ``count`` is how often loops (``scan``, a counted ``while``,
+    a kernel's grid) repeat it. ``groups`` is the number of results over parts of the depth, as in
+    the gradient of ``jax.lax.ragged_dot``; else 0.
     """
 
     batch: int
@@ -54,13 +53,13 @@ class WrittenProduct:
 
     @property
     def flops(self) -> float:
-        """Two for each multiply and add, of all repetitions and devices."""
+        """Two for each multiply-add, over all repetitions and devices."""
         return 2.0 * self.batch * self.rows * self.depth * self.columns * self.count
 
 
 @dataclass(frozen=True)
 class Callback:
-    """A call of the host: its primitive, what it sends and receives, how often in one step."""
+    """A host callback: primitive, arguments and results, and calls per step."""
 
     primitive: str
     num_bytes: int
@@ -80,8 +79,8 @@ class Kernel:
 class Recompile:
     """An argument that makes a later call compile again.
 
-    ``after`` is what the program returns in its place. It is empty when the argument is a Python
-    number, for which nothing is returned; ``before`` is then the number.
+    ``after`` is the result in its place. For a Python number it is empty, and ``before`` is the
+    number.
     """
 
     path: str
@@ -91,13 +90,13 @@ class Recompile:
 
 @dataclass(frozen=True)
 class Traits:
-    """What was seen in one program.
+    """Properties of one program.
 
-    ``divided_axes`` are the mesh axes over which the program itself divides: those of its
-    ``shard_map``s and sharding constraints. ``row_by_row`` are the uses of each argument that the
-    program looks at, where all of them take it apart along its leading axis. ``steps_per_call`` is
-    not seen but told: how many steps the host starts with one call. ``steps_counted`` is how many
-    of them loops of the compiled program show; one whose length is an argument shows 1.
+    ``divided_axes`` are the mesh axes in its ``shard_map``s and sharding constraints.
+    ``row_by_row`` has the uses of each used argument, if all of them take it apart along its
+    leading axis. ``steps_per_call``, the steps in one call, is given rather than read.
+    ``steps_counted`` is how many of them are visible as loops of the compiled program; a loop whose
+    length is an argument counts 1.
     """
 
     products: tuple[WrittenProduct, ...] = ()
@@ -111,7 +110,7 @@ class Traits:
 
 
 def read(jaxpr: Any) -> Traits:
-    """Walk over a jaxpr and all that it calls.
+    """Walk over a jaxpr and its callees.
 
     Example:
         >>> import jax.numpy as jnp
@@ -152,14 +151,14 @@ def recompiles(
     *,
     donate_argnums: tuple[int, ...] = (),
 ) -> tuple[Recompile, ...]:
-    """Compare the arguments with what takes their place in the next call.
+    """Compare the arguments with those of the next call.
 
     Args:
-        args: trees of arrays or specs, as the caller has them; Python numbers still Python's.
+        args: the caller's trees of arrays or specs, with Python numbers unconverted.
         out: the tree of abstract results.
-        donate_argnums: arguments whose memory the results take over: state that is carried from
-            call to call. Only these are compared, each with a result of its structure and shapes
-            that is no other argument's; where there are several, nothing is said.
+        donate_argnums: donated arguments: state that is carried between calls. Only these are
+            compared, each with the only unclaimed result of its structure and shapes; if there are
+            several, nothing is reported.
 
     Example:
         >>> spec = jax.ShapeDtypeStruct
@@ -185,11 +184,11 @@ def recompiles(
 def _carried(
     args: Sequence[Any], out: Any, donated: Sequence[int]
 ) -> Iterator[tuple[int, list[Any]]]:
-    """Yield the donated arguments that certainly come back with other types, and their new leaves.
+    """Yield the donated arguments that certainly return with other types, and their new leaves.
 
-    Arguments that come back as they were claim their results first: the donated ones from wherever
-    they stand, the others from what is returned at the top. What is left over must be the only
-    result of its structure and shapes, and of one argument alone: else it may be another array.
+    Arguments that return unchanged claim their results first: donated ones anywhere, others at the
+    top level of the result. The remainder must be the only result of its structure and shapes, for
+    one argument only.
     """
     leaves, structure = jax.tree.flatten(out)
     numbered = jax.tree.unflatten(structure, range(len(leaves)))
@@ -197,7 +196,7 @@ def _carried(
     taken: set[int] = set()
 
     def results(argument: Any, places: Sequence[Any], look: Callable[[Any], Any]) -> list[Any]:
-        """Return the numbers of the leaves of each result that looks like the argument."""
+        """Return the leaf numbers of each result that resembles the argument."""
         wanted = [look(leaf) for leaf in jax.tree.leaves(argument)]
         found = [jax.tree.leaves(part) for place in places for part in _parts(place, argument)]
         return [f for f in found if not taken & {*f} and [look(leaves[i]) for i in f] == wanted]
@@ -220,7 +219,7 @@ def _carried(
 
 
 def _parts(tree: Any, like: Any) -> list[Any]:
-    """Return the parts of a tree that have the structure of ``like``."""
+    """Return the subtrees with the structure of ``like``."""
     structure = jax.tree.structure(like)
 
     def same(node: Any) -> bool:
@@ -230,12 +229,12 @@ def _parts(tree: Any, like: Any) -> list[Any]:
 
 
 def leaf_path(path: tuple[Any, ...]) -> str:
-    """Return what to call a leaf: its keys from the root on, such as ``0.layers.3.kernel``."""
+    """Return the path of a leaf from the root, such as ``0.layers.3.kernel``."""
     return jax.tree_util.keystr(path, simple=True, separator=".")
 
 
 def _described(leaf: Any) -> str:
-    """Return what jit's key holds of a leaf: dtype, shape, weakness."""
+    """Return the parts of jit's cache key for a leaf: dtype, shape, weak type."""
     aval = jax.typeof(leaf) if isinstance(leaf, (bool, int, float, complex)) else leaf
     weak = " (weak type)" if getattr(aval, "weak_type", False) else ""
     return f"{aval.dtype}[{','.join(map(str, aval.shape))}]{weak}"
@@ -295,7 +294,7 @@ def _bytes(aval: Any) -> int:
 
 
 def _divided_by(equation: Any) -> set[str]:
-    """Return the mesh axes over which an equation says that arrays are divided."""
+    """Return the mesh axes over which an equation shards arrays."""
     params = equation.params
     if equation.primitive.name == "axis_index":
         return _axis_names(params.get("axis_name"))
@@ -304,7 +303,7 @@ def _divided_by(equation: Any) -> set[str]:
 
 
 def _axis_names(value: Any) -> set[str]:
-    """Return the axes that shardings, partitions or trees of them name."""
+    """Return the axis names in shardings, partitions or trees of them."""
     if isinstance(value, str):
         return {value}
     if isinstance(value, jax.sharding.NamedSharding):

@@ -1,7 +1,7 @@
-"""What a program does with the leading axis of each of its inputs: keep it, or loop over it.
+"""Find how a program uses the leading axis of each input: whole, or in a loop.
 
-Owns the reading of a jaxpr for loops that take an input apart row by row, as gradient accumulation
-takes a batch apart into microbatches. What that means for a batch is ``preflight.batch``'s.
+Reads a jaxpr for loops over the rows of an input, as gradient accumulation splits a batch into
+microbatches. ``preflight.batch_units`` interprets it for a batch.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ _TAKE = frozenset({"dynamic_slice", "gather", "slice"})
 class RowByRow:
     """A use that takes one row at a time.
 
-    ``carried`` are the shapes that the loop around it hands from one turn to the next, ``None``
-    where there is no loop. ``backwards`` says that it goes from the last row to the first, and
-    ``within`` are the uses of a row, where all of them take that apart in turn.
+    ``carried`` are the shapes of the enclosing loop's state, ``None`` without a loop. ``backwards``
+    is whether it runs from the last row to the first. ``within`` are the uses of a row, if all of
+    them take it apart in turn.
     """
 
     carried: tuple[tuple[int, ...], ...] | None = None
@@ -39,7 +39,7 @@ Uses = tuple[RowByRow, ...]
 
 
 def uses_of_inputs(jaxpr: Any) -> tuple[Uses, ...]:
-    """Return the uses of each input that a jaxpr without dead code looks at, in their order.
+    """Return the uses of each input of a jaxpr without dead code, in order.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -60,7 +60,7 @@ def _together(uses: list[RowByRow | None]) -> Uses:
 
 
 class _Variables:
-    """Where the variables of a jaxpr go, by identity: to equations, and out of it."""
+    """Users of the variables of a jaxpr, by identity, and which are results."""
 
     def __init__(self, jaxpr: Any) -> None:
         self.results = set(map(id, jaxpr.outvars))
@@ -71,14 +71,14 @@ class _Variables:
 
 
 class _Reader:
-    """Finds uses of variables. It reads each jaxpr, and follows each variable, once."""
+    """Finds uses of variables. It reads each jaxpr and follows each variable once."""
 
     def __init__(self) -> None:
         self._read: dict[int, _Variables] = {}
         self._found: dict[tuple[int, int], list[RowByRow | None]] = {}
 
     def uses(self, jaxpr: Any, variable: Any) -> list[RowByRow | None]:
-        """Return the uses of a variable, up to one that leaves its leading axis whole: ``None``."""
+        """Return the uses of a variable; ``None`` if one keeps its leading axis whole."""
         known = self._found.setdefault((id(jaxpr), id(variable)), [])
         if not known:
             for use in self._walk(jaxpr, variable):
@@ -88,7 +88,7 @@ class _Reader:
         return known
 
     def _walk(self, jaxpr: Any, variable: Any) -> Iterator[RowByRow | None]:
-        """Yield the uses of a variable and of what keeps its shape, each once."""
+        """Yield the uses of a variable and of values with its shape, each once."""
         variables = self._variables(jaxpr)
         seen, reached = {id(variable)}, [variable]
         for now in reached:  # which grows
@@ -135,7 +135,7 @@ def _rows(shape: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
 
 
 def _loop(equation: Any) -> RowByRow:
-    """Return the use that a loop makes of what it takes row by row."""
+    """Return the use that a loop makes of an input by rows."""
     params = equation.params
     if equation.primitive.name == "scan":
         first, count = scan_counts(equation)
@@ -146,7 +146,7 @@ def _loop(equation: Any) -> RowByRow:
 
 
 def _called(equation: Any, position: int) -> tuple[Any, Any] | None:
-    """Return the jaxpr that a call or a loop hands an operand to whole, and its variable there."""
+    """Return the jaxpr that receives an operand whole, and its variable there."""
     name, params = equation.primitive.name, equation.params
     if name == "while":
         first, count = params["cond_nconsts"], params["body_nconsts"]

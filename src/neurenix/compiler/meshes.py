@@ -1,7 +1,7 @@
-"""Meshes that users have made: of their arguments, of their functions, and of where they call.
+"""Find the meshes of a user's arguments, functions and context.
 
-Owns finding them, leaving the ones that are set, and the refusal of arguments that lie on different
-devices. The mesh that a program is traced on is ``placement.abstract_mesh``'s.
+Also leaves the meshes that are set, and rejects arguments on different devices.
+``abstract_placement`` owns the mesh of a trace.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from neurenix.compiler.jaxpr_facts import leaf_path
 
 
 def axes_of_arguments(args: Any) -> dict[str, int] | None:
-    """Return the axes of the one mesh over which arrays among arguments are laid, if there is one.
+    """Return the axes of the single mesh over which arguments are sharded, if any.
 
     Example:
         >>> mesh = AbstractMesh((2, 4), ("dp", "tp"))
@@ -35,14 +35,14 @@ def axes_of_arguments(args: Any) -> dict[str, int] | None:
 
 
 def check_devices(args: Any, *, unused: Sequence[str] = ()) -> None:
-    """Raise if arrays lie on different devices by their owner's will, as ``jax.jit`` does.
+    """Check that committed arrays are on the same devices, as ``jax.jit`` does.
 
     Args:
         args: of a function.
-        unused: paths of those that it does not look at; they may lie anywhere.
+        unused: paths of unused arguments; these may be on any device.
 
     Raises:
-        ArgumentError: one has been put on one device, and another is laid over several.
+        ArgumentError: one array is on one device, and another is sharded over several.
     """
     leaves, _ = jax.tree_util.tree_flatten_with_path(args)
     left_out = frozenset(unused)
@@ -91,9 +91,9 @@ def meshes_named(jaxpr: Any) -> Iterator[Mesh | AbstractMesh]:
 
 @contextmanager
 def outside_of_meshes() -> Iterator[None]:
-    """Leave the meshes that the caller has set, by ``jax.set_mesh``, while entered.
+    """Leave the meshes that the caller has set by ``jax.set_mesh``, while entered.
 
-    A program for one slice may be asked about in the middle of work on another, of another size.
+    A preflight may run while another mesh, of another size, is set.
     """
     with ExitStack() as stack:
         if not jax.sharding.get_mesh().empty:
@@ -103,11 +103,11 @@ def outside_of_meshes() -> Iterator[None]:
 
 
 def mesh_in(error: BaseException | None, known: AbstractMesh) -> AbstractMesh | None:
-    """Return the mesh, other than the known one, that a function was busy with when it failed.
+    """Return the mesh, other than the known one, of a function that failed.
 
-    ``shard_map`` takes no mesh but the one it is called in, and that of a script is of the
-    script's own devices. It is found among the variables of the calls that failed: one with the
-    axes of ``known`` if there is one, or else the innermost.
+    ``shard_map`` accepts only the context's mesh, but a script's mesh has the script's devices. It
+    is found among the local variables of the failed calls: one with the axes of ``known`` if there
+    is one, else the innermost.
     """
     found: list[AbstractMesh] = []
     frame = error.__traceback__ if error else None

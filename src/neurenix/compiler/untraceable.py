@@ -1,6 +1,6 @@
-"""What is said of a function that cannot be traced: why, at which of its lines, and what to write.
+"""Explain why a function cannot be traced, at which line, and what to write instead.
 
-Owns the errors, JAX's and the function's own, as words. Tracing itself is ``program``'s.
+``program`` traces.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ _LACKING = re.compile(r"missing \d+ required (keyword-only|positional) argument"
 
 
 class NoArray(Exception):
-    """A function returned what no program can."""
+    """A function returned something other than arrays."""
 
 
 def check_results(out: Any, name: str) -> None:
-    """Check that a function returns arrays and numbers alone.
+    """Check that a function returns only arrays and numbers.
 
     Raises:
         NoArray: it returns something else.
@@ -49,13 +49,13 @@ def check_results(out: Any, name: str) -> None:
 
 
 def explained(error: Exception, name: str, numbers: tuple[str, ...], jaxpr: Any) -> NeurenixError:
-    """Return what to say of an error of tracing or lowering; one that says enough as it is.
+    """Return the explanation of an error in tracing or lowering.
 
     Args:
         error: raised by the function or by JAX.
         name: of the function.
-        numbers: its parameters that were given Python numbers.
-        jaxpr: of the function, where it came to be traced.
+        numbers: parameters that received Python numbers.
+        jaxpr: of the function, if it was traced.
     """
     if isinstance(error, NoArray):
         return ArgumentTypeError(str(error))
@@ -81,7 +81,7 @@ def explained(error: Exception, name: str, numbers: tuple[str, ...], jaxpr: Any)
 
 
 def _of_shapes(error: Exception, name: str) -> ArgumentError:
-    """Return what to say of an error that shapes, types or missing arguments have."""
+    """Explain an error about shapes, types or missing arguments."""
     first = _first_line(error) or "an assertion fails"
     told = f" ({users_line(error)})"
     if _LACKING.search(first):
@@ -106,7 +106,7 @@ def _of_shapes(error: Exception, name: str) -> ArgumentError:
 
 
 def _own_error(error: Exception, name: str) -> ArgumentError:
-    """Return what to say of any other error, which is one of the function's own code."""
+    """Explain any other error, which comes from the function's code."""
     if axis := _UNBOUND_AXIS.search(str(error)):
         return ArgumentError(
             f"{name} computes over the axis {axis[1]!r} at {users_line(error)}, and nothing around "
@@ -120,7 +120,7 @@ def _own_error(error: Exception, name: str) -> ArgumentError:
 
 
 def _not_implemented(error: NotImplementedError, jaxpr: Any, name: str) -> CompilationError:
-    """Return what to say of an operation that JAX cannot bring to the platform, or transform."""
+    """Explain an operation that JAX cannot lower for the platform, or transform."""
     found = _NO_RULE.search(str(error))
     if found is None or jaxpr is None:
         return CompilationError(
@@ -144,7 +144,7 @@ def _line_of(primitive: str, jaxpr: Any) -> SourceLine | None:
 
 
 def _fixing(name: str, numbers: tuple[str, ...]) -> str:
-    """Say how Python numbers are made part of the program, if any are arguments."""
+    """Explain how to make Python numbers static, if any are arguments."""
     if not numbers:
         return ""
     named = ", ".join(f"{number}=…" for number in numbers)
