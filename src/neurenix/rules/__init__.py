@@ -1,7 +1,6 @@
-"""What each of preflight's rules means: one page of Markdown for each, beside this file.
+"""The pages of preflight's rules, in Markdown files of this package.
 
-Owns the pages and where they are read. The rules themselves stand in
-``neurenix.compiler.findings``.
+``neurenix.compiler.findings`` implements the rules.
 """
 
 from __future__ import annotations
@@ -28,10 +27,10 @@ def names() -> tuple[str, ...]:
 
 
 def page(rule: str) -> str:
-    """Return the page of one rule, Markdown.
+    """Return the Markdown page of a rule.
 
     Raises:
-        UnknownNameError: there is no such rule.
+        UnknownNameError: unknown rule.
 
     Example:
         >>> page("copy").splitlines()[0]
@@ -43,12 +42,12 @@ def page(rule: str) -> str:
 
 
 def index() -> str:
-    """Return the list of all rules, Markdown: a table of each and what it finds."""
+    """Return the Markdown list of all rules."""
     return _text(_INDEX)
 
 
 def unlinked(text: str) -> str:
-    """Return a page without its links to other pages, for a reader who sees one page alone.
+    """Return a page without its links to other pages.
 
     Example:
         >>> unlinked("see [copy](copy.md)")
