@@ -1,6 +1,6 @@
 """Build the docs: ``python docs/build.py FOLDER``.
 
-API pages from the docstrings, and the pages of preflight's rules from ``neurenix.rules``.
+Builds API pages from the docstrings, and the pages of preflight's rules from ``neurenix.rules``.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ table{{border-collapse:collapse}}td,th{{padding:.2rem .8rem .2rem 0;text-align:l
 
 
 def rule_pages(folder: Path) -> None:
-    """Write one HTML page for each rule of preflight, and their list."""
+    """Write one HTML page for each rule of preflight, and an index."""
     folder.mkdir(parents=True, exist_ok=True)
     for path in sorted(RULES.glob("*.md")):
         text = _LINK.sub(r"](\1.html)", path.read_text())
@@ -44,12 +44,12 @@ def rule_pages(folder: Path) -> None:
 
 def main(folder: Path) -> None:
     """Write one HTML page per public module and per rule."""
-    # Public names are imported when first used; pdoc shows what it finds in the module.
+    # Public names are imported on first use; pdoc shows only those that are imported.
     values = {name: getattr(neurenix, name) for name in neurenix.__all__}
-    of_jax = {"fft", "linalg"}  # modules that are JAX's own, with its documentation
+    of_jax = {"fft", "linalg"}  # JAX's modules, with their own documentation
     names = [name for name, value in values.items() if value is not None and name not in of_jax]
     folder.mkdir(parents=True, exist_ok=True)
-    # It cannot evaluate annotations that flax and dataclasses write into other modules.
+    # pdoc cannot evaluate annotations that flax and dataclasses write into other modules.
     warnings.filterwarnings("ignore", message="Error parsing type annotation", module="pdoc")
     pdoc.render.configure(docformat="google", search=True)
     pdoc.pdoc("neurenix", output_directory=folder)

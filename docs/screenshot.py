@@ -1,8 +1,8 @@
-"""Take the picture of a preflight page for the docs: ``python docs/screenshot.py [PICTURE]``.
+"""Take a screenshot of a preflight page for the docs: ``python docs/screenshot.py [PICTURE]``.
 
-Compiles a small transformer of its own, whose source the page shows, for v5e-8 with the real TPU
-compiler, writes the page into a temporary folder, and photographs it in headless Chromium. Needs
-Chromium, no TPU. The default picture is ``docs/preflight.png``.
+Compiles a small transformer, whose source the page shows, for v5e-8 with the real TPU compiler, and
+renders the page in headless Chromium. Needs Chromium, but no TPU. The default picture is
+``docs/preflight.png``.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ import jax.numpy as jnp
 import neurenix as nx
 from neurenix import nn
 
-WIDTH, HEIGHT, SCALE = 1280, 2860, 0.62  # so that the picture stays below 300 kB
+WIDTH, HEIGHT, SCALE = 1280, 2860, 0.62  # keeps the picture below 300 kB
 VOCABULARY, LENGTH, BATCH = 32000, 1024, 64
 
 
 class Attention(nn.Module):
-    """Attention as it is often written down first: with a whole matrix of scores."""
+    """Plain attention, with the whole matrix of scores."""
 
     def __init__(self, features: int, heads: int) -> None:
         self.heads = heads
@@ -81,14 +81,14 @@ def report() -> nx.preflight.Report:
 
 
 def photograph(page: Path, picture: Path) -> None:
-    """Write a picture of a page, as Chromium draws it without a window.
+    """Write a screenshot of a page, rendered by headless Chromium.
 
     Raises:
-        SystemExit: there is no Chromium, or it wrote no picture.
+        SystemExit: Chromium is missing, or it wrote no picture.
     """
     browser = shutil.which("chromium") or shutil.which("chromium-browser")
     if browser is None:
-        raise SystemExit("There is no Chromium here; on Debian: apt-get install -y chromium")
+        raise SystemExit("Chromium is missing; on Debian: apt-get install -y chromium")
     with tempfile.TemporaryDirectory() as profile:
         subprocess.run(
             [browser, "--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars",
@@ -102,7 +102,7 @@ def photograph(page: Path, picture: Path) -> None:
 
 
 def main(picture: Path) -> None:
-    """Compile, write the page, photograph it."""
+    """Compile, write the page, and take the screenshot."""
     nx.simulate("v5e-8")
     found = report()
     with tempfile.TemporaryDirectory() as folder:
