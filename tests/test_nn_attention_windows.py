@@ -94,12 +94,12 @@ def test_a_sink_far_above_all_scores_leaves_nothing() -> None:
 def test_options_that_cannot_be_are_refused() -> None:
     q, k, v, sinks = arrays(9, 8, 8)
     for window in (0, 2.5, True):
-        with pytest.raises(ArgumentError, match="whole number of at least 1"):
+        with pytest.raises(ArgumentError, match="integer of at least 1"):
             dot_product_attention(q, k, v, window=window)
     for softcap in (0, -1.0, float("inf"), "50", True):
-        with pytest.raises(ArgumentError, match="`softcap` is a number above 0, or None"):
+        with pytest.raises(ArgumentError, match="`softcap` must be a number above 0, or None"):
             dot_product_attention(q, k, v, softcap=softcap)
-    with pytest.raises(ShapeError, match="one number for each of 4 heads"):
+    with pytest.raises(ShapeError, match="one number per head, 4"):
         dot_product_attention(q, k, v, sinks=sinks[:2])
     with pytest.raises(ShapeError, match=r"\(N, S, K, C\)"):
         dot_product_attention(q, k, v[:, 1:])

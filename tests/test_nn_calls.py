@@ -35,11 +35,11 @@ def of_library(module: str, name: str, **members: Any) -> Any:
 @pytest.mark.parametrize(
     ("layer", "said"),
     [
-        (of_library("keras.src.layers.core.dense", "Dense"), "Dense of keras.*Here that is nn.Lin"),
+        (of_library("keras.src.layers.core.dense", "Dense"), "Dense of keras.*Use nn.Lin"),
         (of_library("torch.nn.modules.linear", "Linear"), "Linear of torch: its weights would not"),
         (flax.linen.Dense(3), "Dense of flax.linen.*nnx.bridge.ToNNX"),
         (functools.partial(flax.linen.Dense(3)), "function of the partial that is layer 1 of Seq"),
-        (Scale(), "a Scale, which is no module.*Derive Scale from nn.Module.*__call__"),
+        (Scale(), "a Scale, which is not a module.*Derive Scale from nn.Module.*__call__"),
         ([nn.ReLU(), nn.ReLU()], r"1 of Sequential is a list: .* one by one, Sequential\(\*layers"),
         (nn.ReLU, r"Construct it: ReLU\(...\)"),
         (None, "cannot be called: None"),
@@ -151,7 +151,7 @@ def test_padded_keys_in_a_block_and_where_there_are_as_many_examples_as_position
 
 def test_masks_of_another_shape_are_told() -> None:
     layer, x = nn.MultiHeadAttention(8, 2), jnp.ones((N, T, 8))
-    with pytest.raises(nx.ShapeError, match=r"\(4, 6\).*write mask\[:, None, :\]"):
+    with pytest.raises(nx.ShapeError, match=r"\(4, 6\).*as mask\[:, None, :\]"):
         layer(x, mask=jnp.asarray(~PADDING))
     for wrong in (PADDING.T, PADDING.astype(np.float32), PADDING[:, None]):
         with pytest.raises(nx.ShapeError, match=r"`key_padding_mask` is boolean, \(4, 6\)"):

@@ -45,10 +45,10 @@ CALLS = {
     "attention features": (lambda: nn.MultiHeadAttention(8, 2), (2, 3, 6), "as query"),
     "lstm rank": (lambda: nn.LSTM(3, 4), (2, 3), r"\(N, T, 3\)"),
     "gru features": (lambda: nn.GRU(3, 4), (2, 5, 4), r"\(\.\.\., 3\)"),
-    "conv kernel": (lambda: nn.Conv2d(3, 4, 5), (2, 4, 8, 3), r"reaches over \(5, 5\).*same"),
+    "conv kernel": (lambda: nn.Conv2d(3, 4, 5), (2, 4, 8, 3), r"spans \(5, 5\).*same"),
     "conv padding": (lambda: nn.Conv1d(3, 4, 7, padding=1), (2, 4, 3), "6,.* with padding"),
-    "conv valid": (lambda: nn.Conv1d(3, 4, 3, padding="valid"), (1, 2, 3), "reaches"),
-    "conv dilation": (lambda: nn.Conv1d(3, 4, 3, dilation=3), (2, 6, 3), r"reaches over \(7,\)"),
+    "conv valid": (lambda: nn.Conv1d(3, 4, 3, padding="valid"), (1, 2, 3), "spans"),
+    "conv dilation": (lambda: nn.Conv1d(3, 4, 3, dilation=3), (2, 6, 3), r"spans \(7,\)"),
     "residual": (lambda: nn.Residual(nn.Linear(4, 3)), (2, 4), "shortcut"),
     "flatten": (lambda: nn.Flatten(3), (2, 4), "start_dim=3"),
     "slopes": (lambda: nn.PReLU(4), (2, 3), r"PReLU takes \(\.\.\., 4\) channels last.*\(2, 3\)"),
@@ -252,7 +252,7 @@ def test_to_refuses_a_dtype_that_would_cut_the_weights_to_zero():
     model = nn.Linear(2, 3)
     before = np.asarray(model.kernel)
     for move in (model.to, lambda *a, **options: nx.to(model, *a, **options)):
-        with pytest.raises(ArgumentError, match="int8 would cut"):
+        with pytest.raises(ArgumentError, match="int8 would truncate"):
             move("cpu", dtype="int8")
     np.testing.assert_array_equal(model.kernel, before)
 
@@ -280,7 +280,9 @@ def test_a_layer_takes_every_name_of_a_dtype_of_floats(name: str) -> None:
     assert {str(leaf.dtype) for leaf in parameters} == {"bfloat16"}
     with pytest.raises(nx.UnknownNameError, match="no dtype named 'b16'"):
         LAYERS[name]("b16")
-    with pytest.raises(nx.ArgumentError, match="parameters of a layer are floats; got dtype=int8"):
+    with pytest.raises(
+        nx.ArgumentError, match="Parameters of a layer must be floating-point; got dtype=int8"
+    ):
         LAYERS[name]("int8")
 
 

@@ -212,10 +212,10 @@ WRONG = {
     "mask of numbers": ({"mask": HOLES.astype(int)}, ShapeError, r"\(5, 6\).*mask != 0"),
     "mask of another shape": ({"mask": HOLES[:, :-1]}, ShapeError, r"boolean, \(5, 6\)"),
     "mask, ragged": ({"mask": [[True], [True, False]]}, ShapeError, "`mask`"),
-    "lengths that are a mask": ({"lengths": HOLES}, ArgumentTypeError, "are `mask`"),
+    "lengths that are a mask": ({"lengths": HOLES}, ArgumentTypeError, "as `mask`"),
     "lengths of fractions": ({"lengths": LENGTHS / 1}, ArgumentTypeError, "integers; got float"),
     "lengths of others": ({"lengths": [1, 2]}, ShapeError, r"shape \(5,\); got \(2,\)"),
-    "one length": ({"lengths": 3}, ShapeError, r"shape \(5,\)"),
+    "equal length": ({"lengths": 3}, ShapeError, r"shape \(5,\)"),
     "a length above T": (
         {"lengths": [1, 2, 7, 3, 1]},
         DataError,

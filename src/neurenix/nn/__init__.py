@@ -1,15 +1,14 @@
-"""Layers: PyTorch's names and defaults on Flax NNX modules, channels last.
+"""Layers with PyTorch's names and defaults on Flax NNX modules, channels last.
 
-Owns the public names; each family of layers has a module of its own. Every layer computes in the
-dtype of its input, and takes its parameters from the process's random stream unless given
-``rngs``.
+Every layer computes in the dtype of its input. Parameters are drawn from the process's random
+stream unless ``rngs`` is given.
 
-A module that computes something else in training reads ``self.training``, or takes ``training`` as
-an argument of its call, as in Keras. ``fit`` gives it True, ``evaluate`` and ``predict`` give it
-False, also inside of other modules. Every layer may be called with ``training=``: it and the layers
-of ``nx.nn`` inside of it then compute in that mode, but for frozen ones; layers of other libraries
-follow ``train()`` and ``eval()``. Of a module that is not of ``nx.nn``, the arguments ``training``,
-``train`` and ``deterministic`` are given where ``nx.Trainer`` calls it; it passes them on itself.
+A module that behaves differently in training reads ``self.training``, or takes ``training`` as an
+argument of ``__call__``, as in Keras. ``fit`` passes True; ``evaluate`` and ``predict`` pass False,
+to nested modules as well. Every layer of ``nx.nn`` accepts ``training=``: the call sets the mode of
+the layer and of the ``nx.nn`` layers inside it, except frozen ones. Layers of other libraries
+follow ``train()`` and ``eval()``. For a module that does not derive from ``nx.nn.Module``,
+``nx.Trainer`` passes ``training``, ``train`` or ``deterministic`` to the outermost call only.
 """
 
 from typing import TYPE_CHECKING
@@ -142,5 +141,5 @@ __all__ = [
     "dot_product_attention",
 ]
 
-if not TYPE_CHECKING:  # a type checker would take any name for one that exists
+if not TYPE_CHECKING:  # with __getattr__, a type checker would accept any name
     __getattr__ = names_of(__name__, __all__, layers.LAYERS)

@@ -1,7 +1,7 @@
-"""What can be a layer of a container: a module, or a function without parameters of its own.
+"""Check that an element of a container is a module or a function without parameters.
 
-Owns the refusal of everything else that can be called: it would run, and never be trained, moved or
-saved. Layers of other libraries are told by the module of their class; nothing is imported.
+Other callables are rejected, because their parameters would not be trained, moved or saved. Layers
+of other libraries are recognised by the module of their class, without importing the library.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from neurenix._core.libraries import library_of
 from neurenix._jit.flat_modules import is_module
 from neurenix._migration import layers
 
-# Whose classes of callables hold no parameters: jitted functions, ufuncs, operator.itemgetter, …
+# Packages whose callable classes hold no parameters: jitted functions, ufuncs, itemgetter, …
 _OF_FUNCTIONS = {"flax", "jax", "jaxlib", "neurenix", "numpy", *sys.stdlib_module_names}
 _LIBRARIES = {
     "flax.linen": "Wrap it: nnx.bridge.ToNNX(layer, rngs=nnx.Rngs(0)).lazy_init(x).",
@@ -27,15 +27,15 @@ _LIBRARIES = {
 
 
 def expect_layer(where: str, layer: Any) -> None:
-    """Check that ``layer`` is a module, or a function.
+    """Check that ``layer`` is a module or a function.
 
     Args:
-        where: what it is, such as ``"Layer 0 of Sequential"``.
-        layer: what the container was given.
+        where: the position to name in the error, such as ``"Layer 0 of Sequential"``.
+        layer: the value to check.
 
     Raises:
-        ArgumentTypeError: it cannot be called, or is an object that may hold parameters of which
-            Neurenix would not know.
+        ArgumentTypeError: ``layer`` is not callable, or is an object that may hold parameters
+            Neurenix cannot find.
 
     Example:
         >>> expect_layer("Layer 0 of Sequential", [abs])
@@ -67,13 +67,13 @@ one by one, Sequential(*layers).
         raise ArgumentTypeError(f"{where} cannot be called: {layer!r}.{hint}")
     if type(layer).__module__.partition(".")[0] not in _OF_FUNCTIONS:
         raise ArgumentTypeError(
-            f"{where} is a {kind}, which is no module: arrays in it would not be trained, moved or "
-            f"saved. Derive {kind} from nn.Module; if it has none, give its method __call__."
+            f"{where} is a {kind}, which is not a module: arrays in it would not be trained, moved "
+            f"or saved. Derive {kind} from nn.Module; if it has none, pass its method __call__."
         )
 
 
 def _instead(kind: str, library: str) -> str:
     here = layers.LAYERS.get(kind)
     if library in ("keras", "tensorflow", "tf_keras") and here is not None:
-        return f" Here that is {here}."
-    return f" {_LIBRARIES[library] or 'Take the layer of neurenix.nn that does the same.'}"
+        return f" Use {here} instead."
+    return f" {_LIBRARIES[library] or 'Use the equivalent layer of neurenix.nn.'}"

@@ -1,9 +1,4 @@
-"""Checks of what layers are given, with messages that say what to do.
-
-Owns the wording for wrong rank, wrong channel count, axes and sizes that cannot be, and the cast of
-whole numbers for layers that compute with fractions; every layer of images calls
-``expect_channels``.
-"""
+"""Argument and input checks of layers: rank, channels, axes, sizes, dtypes."""
 
 from __future__ import annotations
 
@@ -27,7 +22,7 @@ def expect_array(layer: str, x: Any) -> None:
     """Check that the input of a layer is one array.
 
     Raises:
-        ArgumentTypeError: it is a tuple, such as a recurrent layer returns, or a list.
+        ArgumentTypeError: ``x`` is a list, or a tuple such as a recurrent layer returns.
     """
     if hasattr(x, "ndim"):
         return
@@ -38,10 +33,10 @@ def expect_array(layer: str, x: Any) -> None:
 
 
 def as_array(layer: object, x: Any) -> jax.Array:
-    """Return the input of a layer, which may be one number, as an array of the same dtype.
+    """Return the input of a layer, an array or a number, as an array of the same dtype.
 
     Raises:
-        ArgumentTypeError: it is a list, or a tuple.
+        ArgumentTypeError: ``x`` is a list or a tuple.
     """
     if isinstance(x, np.ndarray | np.generic | numbers.Number):
         return jnp.asarray(x)
@@ -50,10 +45,10 @@ def as_array(layer: object, x: Any) -> jax.Array:
 
 
 def as_mask(name: str, mask: Any) -> jax.Array:
-    """Return a mask, which may be nested lists, as an array.
+    """Return a mask, an array or nested lists, as an array.
 
     Raises:
-        ShapeError: the lists are ragged, or hold something else than numbers.
+        ShapeError: the lists are ragged or hold values that are not numbers.
     """
     if hasattr(mask, "shape"):
         return mask
@@ -61,21 +56,21 @@ def as_mask(name: str, mask: Any) -> jax.Array:
         return jnp.asarray(mask)
     except (TypeError, ValueError) as error:
         raise ShapeError(
-            f"`{name}` must be a boolean array, or lists of True and False of one length; got a "
-            f"{type(mask).__name__} that is none: {mask!r:.80}."
+            f"`{name}` must be a boolean array, or lists of True and False of equal length; got "
+            f"{type(mask).__name__} {mask!r:.80}."
         ) from error
 
 
 def as_inexact(layer: object, x: Any) -> jax.Array:
-    """Return the input of a layer as an array that can hold fractions.
+    """Return the input of a layer as a floating-point array.
 
     Args:
-        layer: whose class the error names.
-        x: an array of any shape, or one number; floats and complex numbers keep their dtype, whole
-            numbers and booleans become float32.
+        layer: the layer whose class the error names.
+        x: array of any shape, or a number. Float and complex dtypes are kept; integers and booleans
+            become float32.
 
     Raises:
-        ArgumentTypeError: it is a list, or a tuple.
+        ArgumentTypeError: ``x`` is a list or a tuple.
 
     Example:
         >>> as_inexact(None, jnp.array([1, 2])).dtype
@@ -86,11 +81,11 @@ def as_inexact(layer: object, x: Any) -> jax.Array:
 
 
 def expect_channels(layer: str, x: jax.Array, *, spatial: int, channels: int | None) -> None:
-    """Check that ``x`` is (N, spatial axes, C) with C = ``channels`` (None: any).
+    """Check that ``x`` is (N, spatial axes, C) with C = ``channels`` (None accepts any C).
 
     Raises:
-        ArgumentTypeError: it is no array.
-        ShapeError: it is not; says so when the channels stand second, as in PyTorch.
+        ArgumentTypeError: ``x`` is not an array.
+        ShapeError: the rank or C differs. The message recognises PyTorch's channels-first layout.
     """
     expect_array(layer, x)
     layout, rank = LAYOUTS[spatial], spatial + 2
@@ -113,7 +108,7 @@ def expect_channels(layer: str, x: jax.Array, *, spatial: int, channels: int | N
 
 
 def _of_torch(x: jax.Array, channels: int) -> str:
-    """Return what to say of an array whose channels stand second, as in PyTorch, or nothing."""
+    """Return a hint if ``x`` has PyTorch's channels-first layout, else an empty string."""
     layout = _TORCH_LAYOUTS.get(x.ndim - 2)
     if layout is None or x.shape[1] != channels:
         return ""
@@ -124,12 +119,12 @@ def _of_torch(x: jax.Array, channels: int) -> str:
 def expect_features(
     layer: str, x: jax.Array, features: int, *, name: str = "features", channels: bool = False
 ) -> None:
-    """Check that the last axis of ``x`` has the given size.
+    """Check that the last axis of ``x`` has size ``features``.
 
     Raises:
-        ArgumentTypeError: it is no array.
-        ShapeError: it has not; suggests Flatten where that would help, and says of ``channels``
-            when they stand second, as in PyTorch.
+        ArgumentTypeError: ``x`` is not an array.
+        ShapeError: the size differs. The message suggests Flatten where it helps; with
+            ``channels`` it recognises PyTorch's channels-first layout.
     """
     expect_array(layer, x)
     if x.ndim and x.shape[-1] == features:
@@ -146,11 +141,11 @@ def expect_features(
 
 
 def per_axis(name: str, value: int | Sequence[int], count: int, *, low: int) -> tuple[int, ...]:
-    """Return one whole number per axis, from one number or a sequence.
+    """Return one integer per axis from an integer or a sequence.
 
     Raises:
-        ArgumentTypeError: it is neither.
-        ArgumentError: the count is wrong or a number is below ``low``.
+        ArgumentTypeError: ``value`` is neither an integer nor a sequence of integers.
+        ArgumentError: the count is wrong, or a number is below ``low``.
     """
     given = value if isinstance(value, Sequence) else (value,) * count
     whole = tuple(int(one) for one in given if _is_whole(one))
@@ -167,24 +162,24 @@ def per_axis(name: str, value: int | Sequence[int], count: int, *, low: int) -> 
 
 
 def axes_of(name: str, value: int | Sequence[int]) -> tuple[int, ...]:
-    """Return axes, one whole number or a sequence of them, as a tuple.
+    """Return an axis or a sequence of axes as a tuple.
 
     Raises:
-        ArgumentTypeError: it is neither.
+        ArgumentTypeError: ``value`` is neither an integer nor a sequence of integers.
     """
     given = tuple(value) if isinstance(value, Sequence) else (value,)
     if not all(map(_is_whole, given)):
         raise ArgumentTypeError(
-            f"The argument `{name}` must be an axis, a whole number, or several; got {value!r}."
+            f"The argument `{name}` must be an axis or a sequence of axes; got {value!r}."
         )
     return tuple(map(int, given))
 
 
 def axis_of(name: str, value: int) -> int:
-    """Return an axis, a whole number.
+    """Return ``value`` as an axis.
 
     Raises:
-        ArgumentTypeError: it is none.
+        ArgumentTypeError: ``value`` is not an integer.
     """
     if not _is_whole(value):
         raise ArgumentTypeError(f"The argument `{name}` must be an axis; got {value!r}.")
@@ -192,10 +187,10 @@ def axis_of(name: str, value: int) -> int:
 
 
 def expect_axes(layer: object, x: jax.Array, axes: tuple[int, ...], *, name: str) -> None:
-    """Check that ``x`` has the axes that an argument of the layer names.
+    """Check that ``x`` has every axis in ``axes``.
 
     Raises:
-        ShapeError: it has fewer.
+        ShapeError: an axis is out of range for ``x``.
     """
     for axis in axes:
         if not -x.ndim <= axis < x.ndim:
@@ -207,10 +202,10 @@ def expect_axes(layer: object, x: jax.Array, axes: tuple[int, ...], *, name: str
 
 
 def positive(**sizes: Any) -> tuple[int, ...]:
-    """Return the sizes, whole numbers of Python or NumPy, as ints in their order.
+    """Return sizes, Python or NumPy integers, as a tuple of ints in the given order.
 
     Raises:
-        ArgumentError: one is no whole number, or below 1.
+        ArgumentError: a size is not an integer, or is below 1.
     """
     for name, value in sizes.items():
         if not _is_whole(value) or value < 1:
@@ -229,4 +224,4 @@ def share(name: str, value: float) -> None:
     """Raise ArgumentTypeError unless ``value`` is a number, ArgumentError unless in [0, 1]."""
     check_number(f"The argument `{name}`", value)
     if not 0 <= value <= 1:
-        raise ArgumentError(f"The argument `{name}` must lie in [0, 1]; got {value!r}.")
+        raise ArgumentError(f"The argument `{name}` must be in [0, 1]; got {value!r}.")

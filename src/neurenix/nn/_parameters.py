@@ -1,8 +1,4 @@
-"""How parameters are made: default random streams, dtypes, and PyTorch's initial values.
-
-Owns ``rngs_or_default``, ``parameter_dtype`` and the initialisers. Does not own the parameters (the
-layers do).
-"""
+"""Default random streams, parameter dtypes and PyTorch's initial values."""
 
 from __future__ import annotations
 
@@ -24,33 +20,34 @@ Initializer = Callable[..., jax.Array]
 
 
 def rngs_or_default(rngs: nnx.Rngs | None) -> nnx.Rngs:
-    """Return ``rngs``, or fresh streams from the process's own seed (``neurenix.seed``)."""
+    """Return ``rngs``, or new streams seeded from the process (``neurenix.seed``)."""
     return nnx.Rngs(random.next_key()) if rngs is None else rngs
 
 
 def parameter_dtype(dtype: Any) -> np.dtype:
-    """Return the dtype of a layer's parameters: float32, or what ``dtype`` names.
+    """Return the dtype of a layer's parameters: ``dtype``, float32 by default.
 
     Raises:
-        UnknownNameError: it names none.
-        ArgumentError: it is none of floats, of which no gradient could be taken.
+        UnknownNameError: unknown dtype name.
+        ArgumentError: the dtype is not floating-point, so it has no gradient.
     """
     kind = dtypes.dtype("float32" if dtype is None else dtype)
     if not jnp.issubdtype(kind, jnp.inexact):
-        raise ArgumentError(f"The parameters of a layer are floats; got dtype={kind}.")
+        raise ArgumentError(f"Parameters of a layer must be floating-point; got dtype={kind}.")
     return kind
 
 
 def fan_in_uniform(fan_in: int) -> Initializer:
-    """Return PyTorch's default for linear and convolution layers: U(-1/√fan_in, 1/√fan_in).
+    """Return PyTorch's default initializer for linear and convolution layers.
 
-    It is ``kaiming_uniform_(a=√5)`` for weights, and the same bound for biases.
+    Draws from U(-1/√fan_in, 1/√fan_in): ``kaiming_uniform_(a=√5)`` for weights and the same bound
+    for biases.
     """
     return symmetric_uniform(1 / math.sqrt(fan_in) if fan_in > 0 else 0.0)
 
 
 def symmetric_uniform(bound: float) -> Initializer:
-    """Return an initialiser that draws from U(-bound, bound)."""
+    """Return an initializer that draws from U(-bound, bound)."""
 
     def init(key: jax.Array, shape: tuple[int, ...], dtype=jnp.float32, **_) -> jax.Array:
         def sample(sizes: tuple[int, ...]) -> jax.Array:
@@ -62,7 +59,7 @@ def symmetric_uniform(bound: float) -> Initializer:
 
 
 def standard_normal(key: jax.Array, shape: tuple[int, ...], dtype=jnp.float32, **_) -> jax.Array:
-    """Draw from N(0, 1): an initialiser."""
+    """Initialize with draws from N(0, 1)."""
 
     def sample(sizes: tuple[int, ...]) -> jax.Array:
         return jax.random.normal(key, sizes, dtype)
@@ -71,17 +68,17 @@ def standard_normal(key: jax.Array, shape: tuple[int, ...], dtype=jnp.float32, *
 
 
 def promote_to_input(arrays: Any, *, dtype: Any = None, inexact: bool = True) -> Any:
-    """Cast all arrays to the dtype of the first, the input; integers to that of the parameters.
+    """Cast all arrays to the dtype of the first, the layer's input.
 
-    Layers give this to Flax, so that a layer computes in the dtype of what it is given: bfloat16
-    in, bfloat16 out, whatever the parameters are kept in.
+    An integer input is cast to the dtype of the parameters instead. Passed to Flax layers as
+    ``promote_dtype``: a bfloat16 input gives a bfloat16 output, whatever the parameters' dtype.
     """
     dtype = dtype or compute_dtype(*arrays)
     return tuple(None if a is None else jnp.asarray(a, dtype) for a in arrays)
 
 
 def compute_dtype(x: jax.Array, *parameters: jax.Array | None):
-    """Return the dtype of ``x`` if it is a float, else that of the first parameter, or float32."""
+    """Return the dtype of ``x`` if floating, else that of the first parameter, else float32."""
     if jnp.issubdtype(x.dtype, jnp.inexact):
         return x.dtype
     present = [p.dtype for p in parameters if p is not None]

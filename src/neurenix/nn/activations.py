@@ -1,7 +1,7 @@
-"""Activations as layers; each calls the function of ``jax.nn`` of the same meaning.
+"""Activation layers; each calls the ``jax.nn`` function of the same meaning.
 
-Owns the names and PyTorch's defaults (``GELU`` is exact, ``LeakyReLU`` has slope 0.01). Whole
-numbers and booleans become float32 first: no activation but ``ReLU`` keeps them whole.
+Defaults are PyTorch's: ``GELU`` is exact, ``LeakyReLU`` has slope 0.01. Integer and boolean inputs
+are cast to float32, except by ``ReLU``.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from neurenix.nn.module import Module
 
 class _Activation(Module):
     def __init__(self, *, inplace: bool = False) -> None:
-        """Make the layer; ``inplace`` is PyTorch's, and says nothing: no array is written to."""
+        """Create the layer; ``inplace`` is accepted for PyTorch code and ignored."""
 
 
 class ReLU(_Activation):
-    """``max(x, 0)``, in the dtype of ``x``, which may be one of integers.
+    """``max(x, 0)``, in the dtype of ``x``, integers included.
 
     Example:
         >>> print(nn.ReLU()(nx.tensor([-1.0, 2.0])))
@@ -51,11 +51,11 @@ class ReLU6(_Activation):
 
 
 class LeakyReLU(Module):
-    """``x`` above 0, ``negative_slope · x`` below.
+    """``x`` for x > 0, ``negative_slope · x`` otherwise.
 
     Args:
-        negative_slope: 0.01 by default.
-        inplace: PyTorch's, and says nothing: no array is written to.
+        negative_slope: slope for x < 0.
+        inplace: accepted for PyTorch code and ignored; arrays are immutable.
     """
 
     def __init__(self, negative_slope: float = 0.01, *, inplace: bool = False) -> None:
@@ -67,7 +67,7 @@ class LeakyReLU(Module):
 
 
 class PReLU(Module):
-    """``x`` above 0, a learned slope times ``x`` below.
+    """``x`` for x > 0, a learned slope times ``x`` otherwise.
 
     Args:
         num_parameters: 1, or the size of the last axis for one slope per channel.
@@ -77,8 +77,8 @@ class PReLU(Module):
         slope: (num_parameters,).
 
     Raises:
-        ArgumentError: ``num_parameters`` is no whole number of at least 1.
-        ShapeError: when called with another number of channels than of slopes above 1.
+        ArgumentError: ``num_parameters`` is not an integer of at least 1.
+        ShapeError: the input's channel count differs from ``num_parameters`` > 1.
 
     Example:
         >>> print(nn.PReLU(2, init=0.5)(nx.tensor([[-4, -2], [1, 2]])))
@@ -99,11 +99,11 @@ class PReLU(Module):
 
 
 class ELU(Module):
-    """``x`` above 0, ``alpha · (exp(x) - 1)`` below.
+    """``x`` for x > 0, ``alpha · (exp(x) - 1)`` otherwise.
 
     Args:
-        alpha: minus the limit on the left.
-        inplace: PyTorch's, and says nothing: no array is written to.
+        alpha: the output tends to ``-alpha`` as x tends to -∞.
+        inplace: accepted for PyTorch code and ignored; arrays are immutable.
     """
 
     def __init__(self, alpha: float = 1.0, *, inplace: bool = False) -> None:
@@ -115,7 +115,7 @@ class ELU(Module):
 
 
 class SELU(_Activation):
-    """ELU scaled so that means and variances keep themselves (Klambauer et al. 2017)."""
+    """ELU scaled to preserve mean and variance from layer to layer (Klambauer et al. 2017)."""
 
     def __call__(self, x: jax.Array) -> jax.Array:
         """Return the activation of ``x``."""
@@ -126,11 +126,11 @@ class GELU(Module):
     """``x · Φ(x)``.
 
     Args:
-        approximate: take the tanh approximation instead of the error function; or, as in PyTorch,
-            ``"tanh"`` or ``"none"``.
+        approximate: use the tanh approximation instead of the error function. PyTorch's ``"tanh"``
+            and ``"none"`` are accepted.
 
     Raises:
-        UnknownNameError: another name.
+        UnknownNameError: unknown approximation name.
     """
 
     def __init__(self, approximate: bool | str = False) -> None:
@@ -211,14 +211,14 @@ class Softsign(Module):
 
 
 class Softmax(Module):
-    """``exp(x) / sum(exp(x))`` along an axis; computed in float32 at least.
+    """``exp(x) / sum(exp(x))`` along one or more axes; computed in float32 or wider.
 
     Args:
-        dim: the axis, or several, the last by default.
+        dim: the axis, or a sequence of axes.
 
     Raises:
-        ArgumentTypeError: ``dim`` is no axis.
-        ShapeError: when called with an input that has no such axis.
+        ArgumentTypeError: ``dim`` is not an axis or a sequence of axes.
+        ShapeError: the input has no such axis.
 
     Example:
         >>> print(nn.Softmax()(nx.zeros(2)))
@@ -237,14 +237,14 @@ class Softmax(Module):
 
 
 class LogSoftmax(Module):
-    """``x - log(sum(exp(x)))`` along an axis; computed in float32 at least.
+    """``x - log(sum(exp(x)))`` along one or more axes; computed in float32 or wider.
 
     Args:
-        dim: the axis, or several, the last by default.
+        dim: the axis, or a sequence of axes.
 
     Raises:
-        ArgumentTypeError: ``dim`` is no axis.
-        ShapeError: when called with an input that has no such axis.
+        ArgumentTypeError: ``dim`` is not an axis or a sequence of axes.
+        ShapeError: the input has no such axis.
     """
 
     def __init__(self, dim: int | Sequence[int] = -1) -> None:
@@ -277,10 +277,10 @@ _BY_NAME = {
 
 
 def activation(name: str) -> Module:
-    """Return the activation layer of a name, such as ``"gelu"``.
+    """Return a new activation layer by name, such as ``"gelu"``.
 
     Raises:
-        UnknownNameError: nothing has this name; near misses are suggested.
+        UnknownNameError: unknown activation name; the message suggests similar names.
     """
     if name.lower() not in _BY_NAME:
         raise unknown_name("activation", name, _BY_NAME)

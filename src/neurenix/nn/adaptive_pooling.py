@@ -1,7 +1,7 @@
-"""Pooling to a given output size, whatever the input's.
+"""Pooling to a given output size; fixed windows are in ``pooling``.
 
-Owns windows that follow from input and output size, by PyTorch's rule: window i of n covers
-floor(i · size / n) … ceil((i + 1) · size / n) - 1. Fixed windows are in ``pooling``.
+PyTorch's rule: of n windows over an axis, window i starts at floor(i · size / n) and ends before
+ceil((i + 1) · size / n).
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class AdaptiveAvgPool2d(_AdaptiveAvgPool):
     """Mean pooling of images (N, H, W, C) to (N, *output_size, C).
 
     Args:
-        output_size: one number, or (height, width); None keeps an axis as it is.
+        output_size: one number, or (height, width); None keeps the size of that axis.
 
     Example:
         >>> nn.AdaptiveAvgPool2d(3)(nx.ones((2, 7, 5, 4))).shape
@@ -93,7 +93,7 @@ class AdaptiveMaxPool2d(_AdaptiveMaxPool):
     """Maximum pooling of images (N, H, W, C) to (N, *output_size, C).
 
     Args:
-        output_size: one number, or (height, width); None keeps an axis as it is.
+        output_size: one number, or (height, width); None keeps the size of that axis.
 
     Example:
         >>> nn.AdaptiveMaxPool2d((1, 2))(nx.ones((2, 7, 5, 4))).shape
@@ -110,7 +110,7 @@ class AdaptiveMaxPool3d(_AdaptiveMaxPool):
 
 
 def _pool_axis(x: jax.Array, axis: int, parts: int, reduction: Reduction) -> jax.Array:
-    # The windows of several axes are products, so mean and maximum go axis by axis.
+    # Windows are products of intervals, so mean and maximum can be taken axis by axis.
     size = x.shape[axis]
     if size % parts == 0:
         split = x.reshape(*x.shape[:axis], parts, size // parts, *x.shape[axis + 1 :])

@@ -1,7 +1,4 @@
-"""Batch normalisation, the one norm with state.
-
-Owns running statistics and when they change; norms without state are in ``norm``.
-"""
+"""Batch normalisation, the only norm with running statistics; other norms are in ``norm``."""
 
 from __future__ import annotations
 
@@ -23,29 +20,27 @@ from neurenix.nn.norm import affine, widen
 class BatchNorm(Module):
     """``(x - mean) / √(var + eps) · scale + bias`` per channel: (N, ..., C) → the same.
 
-    In training (``model.train()``, the default) mean and biased variance are those of the batch,
-    over all axes but the last, in float32; over *all* replicas when the batch is split over
-    several devices, by ``fit`` or in ``strategy.run``. Rows that ``fit`` adds to fill up the last
-    batch, or one that the replicas do not divide, are left out. The running statistics then move,
-    as in PyTorch: ``running = (1 - momentum) · running + momentum · batch``, with the
-    **unbiased** variance.
-    (Flax and Keras call ``1 - momentum`` momentum, and take the biased variance.) In evaluation
-    (``model.eval()``) the running statistics are used.
+    In training (``model.train()``, the default), mean and biased variance are computed over all
+    axes but the last, in float32, across *all* replicas when ``fit`` or ``strategy.run`` splits the
+    batch. Padding rows that ``fit`` adds to the last batch are excluded. The running statistics are
+    updated as in PyTorch: ``running = (1 - momentum) · running + momentum · batch``, with the
+    **unbiased** variance. (Flax and Keras call ``1 - momentum`` momentum and use the biased
+    variance.) In evaluation (``model.eval()``), the running statistics are used.
 
     Args:
         num_features: channels C, the last axis.
         eps: added to the variance.
-        momentum: share of the batch in the running statistics, in [0, 1].
+        momentum: weight of the batch in the running statistics, in [0, 1].
         affine: whether to learn ``scale`` (starts at 1) and ``bias`` (at 0).
-        dtype: of the parameters; float32 by default. The running statistics stay float32, also
-            in ``model.to(dtype=…)``.
+        dtype: of the parameters; float32 by default. Running statistics are always float32, also
+            after ``model.to(dtype=…)``.
 
     Attributes:
         mean, var: (C,) the running statistics, ``nnx.BatchStat``.
         use_running_average: set by ``train()`` and ``eval()``.
 
     Raises:
-        ShapeError: when called with another channel count, or with one value per channel in
+        ShapeError: the input has another channel count, or only one value per channel in
             training.
 
     Example:
@@ -73,7 +68,7 @@ class BatchNorm(Module):
         self.bias = nnx.Param(jnp.zeros(num_features, dtype)) if affine else nnx.data(None)
 
     def __call__(self, x: jax.Array) -> jax.Array:
-        """Return ``x`` normalised; in training, move the running statistics."""
+        """Return ``x`` normalised; in training, also update the running statistics."""
         expect_features("BatchNorm", x, self.num_features, channels=True)
         wide = widen(x)
         if evaluates(self, self.use_running_average):
@@ -104,9 +99,9 @@ class BatchNorm(Module):
     def _statistics_of(
         self, examples: jax.Array, x: jax.Array, axes: tuple[int, ...]
     ) -> tuple[jax.Array, jax.Array]:
-        """Return mean and variance over the rows that are examples.
+        """Return mean and variance over the rows that are not padding.
 
-        Fewer than two values per channel leave the running statistics as they were.
+        With fewer than two values per channel, the running statistics stay unchanged.
         """
         count = jnp.sum(examples, dtype=x.dtype) * (x.size // self.num_features // len(x))
         at_least_one = jnp.maximum(count, 1)
@@ -128,5 +123,5 @@ class BatchNorm(Module):
             self.use_running_average = use_running_average
 
 
-# PyTorch's names; the channels are the last axis whatever the rank.
+# PyTorch's names; all take channels last, of any rank.
 BatchNorm1d = BatchNorm2d = BatchNorm3d = BatchNorm

@@ -1,7 +1,4 @@
-"""Layers made of layers: Sequential and Residual, and Flatten that joins them.
-
-Owns composition, and the lists and dicts that hold layers; the layers are in other modules.
-"""
+"""Containers of layers: Sequential, ModuleList, ModuleDict, Residual; and Flatten."""
 
 from __future__ import annotations
 
@@ -19,14 +16,14 @@ from neurenix.nn.module import Module
 
 
 class Sequential(Module):
-    """Layers, or functions, applied one after the other.
+    """Apply layers or functions one after the other.
 
     Args:
-        layers: modules and functions of one argument. Functions have no parameters and are part
-            of the structure, so take named functions, not a new ``lambda`` each time.
+        layers: modules, or functions of one argument. A function is part of the structure that
+            compilation is cached by: pass named functions, not a new ``lambda`` each time.
 
     Raises:
-        ArgumentTypeError: a layer cannot be called, or is an object of another library or class,
+        ArgumentTypeError: a layer is not callable, or is an object of another class or library
             whose parameters would not be trained.
 
     Example:
@@ -43,16 +40,16 @@ class Sequential(Module):
     def __call__(self, x: Any) -> Any:
         """Return the last layer's output."""
         for number, layer in enumerate(self.layers):
-            # The name by which compiled programs, profiles and findings tell the layer.
+            # The scope names the layer in compiled programs, profiles and findings.
             with jax.named_scope(f"{_name(layer)}_{number}"):
                 x = layer(x) if not isinstance(x, tuple) else self._of_tuple(number, layer, x)
         return x
 
     def _of_tuple(self, number: int, layer: Callable[[Any], Any], x: tuple[Any, ...]) -> Any:
-        """Call a layer with the tuple that the one before it returned.
+        """Call a layer with the tuple that the previous layer returned.
 
         Raises:
-            ArgumentTypeError: it takes one array.
+            ArgumentTypeError: the layer takes one array.
         """
         try:
             return layer(x)
@@ -71,24 +68,24 @@ class Sequential(Module):
         return len(self.layers)
 
     def __iter__(self) -> Iterator[Callable[[Any], Any]]:
-        """Go through the layers."""
+        """Iterate over the layers."""
         return iter(self.layers)
 
     def __getitem__(self, index: int | slice) -> Any:
-        """Return a layer, or a Sequential of some of them (which shares their parameters)."""
+        """Return a layer, or for a slice a Sequential that shares the layers' parameters."""
         if isinstance(index, slice):
             return Sequential(*self.layers[index])
         return self.layers[index]
 
 
 class ModuleList(nnx.List):
-    """A list of layers as an attribute: trained, moved and saved with the module that has it.
+    """A list of layers as an attribute: trained, moved and saved with the module that holds it.
 
-    It cannot be called itself; a module's ``__call__`` goes through it. A plain list is refused
-    as an attribute, because nothing in it would be trained.
+    It is not callable: iterate over it in the module's ``__call__``. A plain list of layers as an
+    attribute raises, because its layers would not be trained.
 
     Args:
-        layers: any iterable of modules.
+        layers: an iterable of modules.
 
     Example:
         >>> class Steps(nn.Module):
@@ -104,7 +101,7 @@ class ModuleList(nnx.List):
 
 
 class ModuleDict(nnx.Dict):
-    """Layers by name as an attribute, in the way of :class:`ModuleList`.
+    """A dict of layers as an attribute; like :class:`ModuleList`, by name.
 
     Args:
         layers: a mapping from names to modules, or keyword arguments.
@@ -120,12 +117,12 @@ class Residual(Module):
 
     Args:
         layer: a module or a function.
-        shortcut: what the input passes on its way around, such as a 1 x 1 convolution; nothing by
+        shortcut: applied to the input before the sum, such as a 1 x 1 convolution; identity by
             default.
 
     Raises:
-        ArgumentTypeError: one of the two is neither a module nor a function.
-        ShapeError: the two results differ in shape; they are not broadcast.
+        ArgumentTypeError: an argument is neither a module nor a function.
+        ShapeError: the two shapes differ; they are not broadcast.
 
     Example:
         >>> print(nn.Residual(nx.square)(nx.tensor([3.0])))
@@ -157,11 +154,11 @@ class Flatten(Module):
     """Join the axes from ``start_dim`` to ``end_dim``: (N, ...) → (N, size).
 
     Args:
-        start_dim: the first axis to join; the batch is kept by default.
-        end_dim: the last one; all that follow by default.
+        start_dim: first axis to join; 1 keeps the batch axis.
+        end_dim: last axis to join, inclusive.
 
     Raises:
-        ArgumentTypeError: one of them is no whole number.
+        ArgumentTypeError: an argument is not an integer.
 
     Example:
         >>> nn.Flatten()(nx.ones((2, 3, 4))).shape
@@ -179,11 +176,11 @@ class Flatten(Module):
         expect_array("Flatten", x)
         first = self.start_dim % x.ndim if -x.ndim <= self.start_dim < 0 else self.start_dim
         end = self.end_dim + x.ndim if self.end_dim < 0 else self.end_dim
-        # A vector of examples has no axis to join: each becomes a row of one.
+        # A batch of scalars has no axis to join: (N,) → (N, 1).
         if not (0 <= first <= x.ndim and end < x.ndim and first <= end + 1):
             raise ShapeError(
                 f"Flatten(start_dim={self.start_dim}, end_dim={self.end_dim}) names axes that "
-                f"shape {x.shape} has not."
+                f"shape {x.shape} does not have."
             )
         joined = math.prod(x.shape[first : end + 1])
         return x.reshape(*x.shape[:first], joined, *x.shape[end + 1 :])

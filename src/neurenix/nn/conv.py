@@ -1,6 +1,6 @@
 """Convolutions over channels-last inputs: Conv1d, Conv2d, Conv3d, DepthwiseConv2d.
 
-Owns forward convolutions; transposed ones are in ``conv_transpose``.
+Transposed convolutions are in ``conv_transpose``.
 
 Letters: ``N`` batch, ``D H W L`` spatial axes, ``C`` channels.
 """
@@ -81,7 +81,7 @@ class _Conv(Module, nnx.Conv):
 
     def _expect_room(self, name: str, x: jax.Array) -> None:
         if isinstance(self.padding, str) and self.padding != "VALID":
-            return  # these pad as much as the kernel needs
+            return  # these modes pad as much as the kernel needs
         padded, padding = x.shape[1:-1], self.padding
         if not isinstance(padding, str):
             pairs = cast("Sequence[tuple[int, int]]", padding)
@@ -91,7 +91,7 @@ class _Conv(Module, nnx.Conv):
         reach = tuple(d * (k - 1) + 1 for k, d in zip(kernel, dilation, strict=True))
         if any(n < r for n, r in zip(padded, reach, strict=True)):
             raise ShapeError(
-                f"{name} has a kernel that reaches over {reach}, larger than its input: shape "
+                f"{name} has a kernel that spans {reach}, larger than its input: shape "
                 f'{x.shape}, {padded} with padding. Use a smaller kernel, or padding="same".'
             )
 
@@ -99,8 +99,8 @@ class _Conv(Module, nnx.Conv):
 class Conv1d(_Conv):
     """Convolution over one axis: (N, L, in_channels) → (N, L', out_channels).
 
-    Arguments, initial values and errors as for :class:`Conv2d`; padding may also be
-    ``"causal"``: zeros before the sequence only.
+    Arguments, initial values and errors as for :class:`Conv2d`. ``padding="causal"`` also pads,
+    with zeros before the sequence only.
 
     Example:
         >>> nn.Conv1d(3, 8, 5, padding="causal")(nx.ones((2, 10, 3))).shape
@@ -120,15 +120,16 @@ class Conv2d(_Conv):
         in_channels: channels of the input, its last axis.
         out_channels: channels of the output.
         kernel_size: one number, or (height, width).
-        stride: one number or two; ``strides`` is the same under TensorFlow's name.
-        padding: zeros on both sides: one number or two; or ``"valid"`` (none), ``"same"`` (the
-            output has ceil(size / stride), as in TensorFlow), ``"circular"``, ``"reflect"``.
-        strides: see ``stride``.
-        dilation: distance between the kernel's taps.
-        groups: parts into which the channels are split.
+        stride: one number or two.
+        padding: zeros on both sides: one number or two. Or a mode: ``"valid"`` (no padding),
+            ``"same"`` (output size ceil(size / stride), as in TensorFlow), ``"circular"``,
+            ``"reflect"``.
+        strides: TensorFlow's name for ``stride``.
+        dilation: spacing between kernel elements.
+        groups: number of groups the channels are split into.
         bias: whether to add a bias.
         dtype: of the parameters; float32 by default.
-        rngs: random streams; the process's own by default.
+        rngs: random streams; those of the process by default.
 
     Attributes:
         kernel: (height, width, in_channels / groups, out_channels); PyTorch's is
@@ -136,8 +137,8 @@ class Conv2d(_Conv):
         bias: (out_channels,) or None.
 
     Raises:
-        ShapeError: when called with another rank or channel count (NCHW is recognised), or with
-            less than the kernel reaches over.
+        ShapeError: the input has another rank or channel count (the message recognises NCHW), or
+            is smaller than the dilated kernel.
 
     Example:
         >>> nn.Conv2d(1, 32, 3)(nx.ones((4, 8, 8, 1))).shape
@@ -157,14 +158,14 @@ class Conv3d(_Conv):
 
 
 class DepthwiseConv2d(Conv2d):
-    """One small convolution per channel: (N, H, W, C) → (N, H', W', C · multiplier).
+    """One convolution per channel: (N, H, W, C) → (N, H', W', C · multiplier).
 
     Args:
         in_channels: channels C of the input.
         kernel_size: one number, or (height, width).
         stride: one number or two.
         padding: as for :class:`Conv2d`.
-        multiplier: output channels per input channel; channel c makes outputs
+        multiplier: output channels per input channel; input channel c gives output channels
             c · multiplier … (c + 1) · multiplier - 1.
         strides, dilation, bias, dtype, rngs: as for :class:`Conv2d`.
 
@@ -204,10 +205,10 @@ class DepthwiseConv2d(Conv2d):
 
 
 def one_stride(stride, strides, spatial: int) -> tuple[int, ...]:
-    """Return the strides from PyTorch's argument or TensorFlow's.
+    """Return strides per axis from ``stride`` (PyTorch) or ``strides`` (TensorFlow).
 
     Raises:
-        ArgumentError: both were given.
+        ArgumentError: both are given.
     """
     if strides is not None and stride != 1:
         raise ArgumentError("Give either `stride` or `strides`; they mean the same.")
@@ -215,7 +216,7 @@ def one_stride(stride, strides, spatial: int) -> tuple[int, ...]:
 
 
 def conv_padding(padding: int | Sequence[int] | str, spatial: int):
-    """Return Flax's padding from ours: a name in capitals, or (before, after) per axis."""
+    """Return padding in Flax's form: an upper-case name, or (before, after) per axis."""
     if not isinstance(padding, str):
         return tuple((p, p) for p in per_axis("padding", padding, spatial, low=0))
     known = _PADDINGS if spatial == 1 else tuple(p for p in _PADDINGS if p != "causal")

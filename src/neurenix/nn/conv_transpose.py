@@ -1,7 +1,4 @@
-"""Transposed convolutions over channels-last inputs.
-
-Owns the gradient of a convolution used as a layer; forward convolutions are in ``conv``.
-"""
+"""Transposed convolutions over channels-last inputs."""
 
 from __future__ import annotations
 
@@ -69,7 +66,7 @@ class _ConvTranspose(Module):
                     f"`dilation` on every axis."
                 )
         rngs, dtype = rngs_or_default(rngs), parameter_dtype(dtype)
-        # PyTorch takes the fan-in of the stored weight, which is that of the output side.
+        # PyTorch computes the fan-in from the stored weight, which gives the output channels.
         init = fan_in_uniform(out_channels // groups * math.prod(self.kernel_size))
         shape = (*self.kernel_size, in_channels // groups, out_channels)
         self.kernel = nnx.Param(init(rngs.params(), shape, dtype))
@@ -115,15 +112,15 @@ class ConvTranspose2d(_ConvTranspose):
         in_channels: channels of the input, its last axis.
         out_channels: channels of the output.
         kernel_size: one number, or (height, width).
-        stride: one number or two; ``strides`` is the same.
-        padding: rows and columns taken off both sides of the output.
-        strides: see ``stride``.
-        output_padding: rows and columns added at the end; below stride or dilation.
-        dilation: distance between the kernel's taps.
-        groups: parts into which the channels are split.
+        stride: one number or two.
+        padding: rows and columns removed from both sides of the output.
+        strides: TensorFlow's name for ``stride``.
+        output_padding: rows and columns added at the end; must be below stride or dilation.
+        dilation: spacing between kernel elements.
+        groups: number of groups the channels are split into.
         bias: whether to add a bias.
         dtype: of the parameters; float32 by default.
-        rngs: random streams; the process's own by default.
+        rngs: random streams; those of the process by default.
 
     Attributes:
         kernel: (height, width, in_channels / groups, out_channels), not flipped: entry (i, j) is

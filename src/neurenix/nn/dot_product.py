@@ -1,21 +1,21 @@
-"""Scaled dot-product attention, by the fused kernel of the device that has one.
+"""Scaled dot-product attention by the fused kernel of the device, where one fits.
 
-Owns the choice of implementation; the TPU's kernel is called in ``splash``, the layer with its
+Chooses the implementation; the TPU kernel is called in ``splash_attention``, the layer with
 projections is in ``multihead``.
 
-Where the trace knows which devices its mesh has, the choice falls at once. Otherwise it falls when
-the program is lowered for a platform: the traced program carries every implementation that fits
-its shapes, and the platform takes its own.
+If tracing knows the devices of the mesh, the choice is made while tracing. Otherwise it is made
+when the program is lowered for a platform: the traced program contains every implementation that
+fits the shapes.
 
 =========  =========================================  ==============================================
 platform   implementation                             when
 =========  =========================================  ==============================================
 TPU        Pallas splash attention (ships with JAX)   no ``mask``; T and S multiples of 128; head
                                                       sizes up to 128 or multiples of 64; the trace
-                                                      knows its mesh (``jax.set_mesh``), because a
-                                                      kernel is not split over devices by itself;
-                                                      on v2 and v3 float32 only
-CUDA       cuDNN flash attention                      no ``mask``, ``window``, ``sinks`` or
+                                                      sizes up to 128 or multiples of 64; tracing
+                                                      knows the mesh (``jax.set_mesh``), because XLA
+                                                      does not partition a kernel; on v2 and v3
+                                                      float32 only
                                                       ``softcap``; bfloat16 or float16; head size a
                                                       multiple of 8, up to 128, also of values;
                                                       compute capability 8.0 or above
@@ -44,7 +44,7 @@ from neurenix.device import DeviceType, devices
 from neurenix.nn import splash_attention
 from neurenix.nn._checks import as_mask, expect_array
 
-# The score of a key that a query may not look at: finite, so that a row without keys is no NaN.
+# The score of a masked key: finite, so that a row without keys gives no NaN.
 _NEVER = -0.7 * float(jnp.finfo(jnp.float32).max)
 
 
@@ -61,38 +61,38 @@ def dot_product_attention(
     softcap: float | None = None,
     checkpoint_name: str | None = None,
 ) -> jax.Array:
-    """Return ``softmax(query · keyᵀ / √D) · value``, the softmax in float32.
+    """Return ``softmax(query · keyᵀ / √D) · value``, with the softmax in float32.
 
-    Letters: ``N`` batch, ``T`` queries, ``S`` keys, ``H`` heads, ``K`` heads of keys (divides H),
-    ``D`` size of a head, ``C`` size of a head's values.
+    Letters: ``N`` batch, ``T`` queries, ``S`` keys, ``H`` query heads, ``K`` key heads (K divides
+    H), ``D`` head size, ``C`` head size of the values.
 
     Args:
         query: (N, T, H, D).
         key: (N, S, K, D), of the same dtype.
         value: (N, S, K, C), of the same dtype.
-        mask: booleans, True where a query may look at a key; (T, S), (N, T or 1, S) or
-            (N, H or 1, T or 1, S). (PyTorch's layer, unlike its function, means the opposite.) Two
-            axes are always (T, S): which keys of each example are no padding, (N, S), is
-            ``mask[:, None, :]``, also where N happens to be T.
-        causal: whether query t may only look at keys 0 … t.
-        window: how far query t may look, itself counted: at keys t - window + 1 … t, and without
-            ``causal`` as far the other way. Everywhere by default.
-        sinks: (H,), of each head the score of a key that is always there and whose value is 0, so
-            that a head can look at nothing (Xiao et al. 2024).
-        softcap: what no score s may reach: it becomes softcap · tanh(s / softcap), before mask,
-            window and sinks (Gemma Team 2024, Gemma 2, section 2).
-        checkpoint_name: for policies of ``jax.checkpoint``: the name of the result, and of what
-            else a fused kernel needs for its gradient.
+        mask: booleans, True where a query may attend to a key: (T, S), (N, T or 1, S) or
+            (N, H or 1, T or 1, S). PyTorch's layer (not its function) uses the opposite meaning.
+            Two axes always mean (T, S); write a mask (N, S) of keys that are not padding as
+            ``mask[:, None, :]``.
+        causal: whether query t may attend only to keys 0 … t.
+        window: number of positions query t may attend to, itself included: keys
+            t - window + 1 … t, and without ``causal`` as many after it. None: no limit.
+        sinks: (H,), per head the score of an extra key whose value is 0, so that a head can attend
+            to nothing (Xiao et al. 2024).
+        softcap: soft cap: scores s become softcap · tanh(s / softcap), before mask, window and
+            sinks (Gemma Team 2024, Gemma 2, section 2).
+        checkpoint_name: name of the result, and of the residuals of a fused kernel, for policies
+            of ``jax.checkpoint``.
 
     Returns:
-        (N, T, H, C), the dtype of ``query``.
+        (N, T, H, C), in the dtype of ``query``.
 
     Raises:
-        ArgumentError: ``window`` is no whole number of at least 1, or ``softcap`` no number
-            above 0.
-        ArgumentTypeError: queries, keys, values or sinks are no array, or the first three of
-            several dtypes.
-        ShapeError: the shapes do not go together.
+        ArgumentError: ``window`` is not an integer of at least 1, or ``softcap`` is not a positive
+            number.
+        ArgumentTypeError: an argument is not an array, or the dtypes of query, key and value
+            differ.
+        ShapeError: the shapes are incompatible.
 
     Example:
         >>> x = nx.ones((2, 5, 4, 8))
@@ -126,7 +126,7 @@ def dot_product_attention(
 
     if not branches:
         return plain(*arrays)
-    # A branch not taken still leaves room for what its gradient would keep, T x S weights here.
+    # A branch not taken still reserves memory for its residuals, here T x S weights.
     default = jax.checkpoint(plain) if "tpu" in branches else plain
     return lax.platform_dependent(*arrays, default=default, **branches)
 
@@ -142,7 +142,7 @@ def _plain(
     window: int | None,
     softcap: float | None,
 ) -> jax.Array:
-    """Return attention by XLA's products, for any shapes."""
+    """Return attention computed by XLA, for any shapes."""
     if sinks is None and softcap is None and value.shape == key.shape:
         return jax.nn.dot_product_attention(
             query,
@@ -196,7 +196,7 @@ def four_axes(mask: Any, query: jax.Array, key: jax.Array) -> jax.Array:
     )
     fits = fits and (len(shape) > 2 or shape == (queries, keys))
     if not fits or mask.dtype != jnp.bool_:
-        hint = " For keys that are no padding write mask[:, None, :]."
+        hint = " Write a mask of keys that are not padding as mask[:, None, :]."
         raise ShapeError(
             f"An attention mask is boolean, {(queries, keys)}, {(batch, queries, keys)} or "
             f"{wanted}; got {mask.dtype}, shape {shape}.{hint if shape == (batch, keys) else ''}"
@@ -221,8 +221,8 @@ def _check(query: jax.Array, key: jax.Array, value: jax.Array) -> None:
     same = query.shape[0] == key.shape[0] and query.shape[3] == key.shape[3]
     if not same or query.shape[2] % key.shape[2]:
         raise ShapeError(
-            f"Queries and keys must agree in N and D, and the heads of keys divide those of "
-            f"queries; got {shapes}."
+            f"Queries and keys must agree in N and D, and the number of key heads must divide that "
+            f"of query heads; got {shapes}."
         )
 
 
@@ -231,15 +231,15 @@ def _check_options(
 ) -> None:
     whole = isinstance(window, numbers.Integral) and not isinstance(window, bool)
     if window is not None and (not whole or window < 1):
-        raise ArgumentError(f"`window` is a whole number of at least 1, or None; got {window!r}.")
+        raise ArgumentError(f"`window` must be an integer of at least 1, or None; got {window!r}.")
     number = isinstance(softcap, numbers.Real) and not isinstance(softcap, bool)
     if softcap is not None and not (number and 0 < softcap < math.inf):
-        raise ArgumentError(f"`softcap` is a number above 0, or None; got {softcap!r}.")
+        raise ArgumentError(f"`softcap` must be a number above 0, or None; got {softcap!r}.")
     if sinks is not None:
         expect_array("The argument `sinks`", sinks)
     if sinks is not None and sinks.shape != query.shape[2:3]:
         raise ShapeError(
-            f"`sinks` has one number for each of {query.shape[2]} heads; got {sinks.shape}."
+            f"`sinks` must have one number per head, {query.shape[2]}; got {sinks.shape}."
         )
 
 

@@ -1,7 +1,4 @@
-"""Dropout.
-
-Owns random masking in training.
-"""
+"""Dropout."""
 
 from __future__ import annotations
 
@@ -17,22 +14,22 @@ from neurenix.nn.module import Module
 
 
 class Dropout(Module, nnx.Dropout):
-    """In training, zero each number with probability ``p`` and scale the rest by 1 / (1 - p).
+    """In training, zero each element with probability ``p`` and scale the rest by 1 / (1 - p).
 
-    ``model.eval()`` turns it off. The masks come from a stream of its own, which is part of the
-    module's state, so every call draws anew under ``nx.jit`` as well. Whole numbers and booleans
-    become float32, in evaluation too.
+    ``model.eval()`` turns it off. The random stream is part of the module's state, so every call
+    draws a new mask, also under ``nx.jit``. Integers and booleans become float32, in evaluation
+    too.
 
     Args:
         p: the probability of zero, in [0, 1].
-        inplace: PyTorch's, and says nothing: no array is written to.
-        broadcast_dims: an axis, or several, along which one mask is shared.
-        rngs: random streams; the process's own by default.
+        inplace: accepted for PyTorch code and ignored; arrays are immutable.
+        broadcast_dims: an axis, or a sequence of axes, along which the mask is shared.
+        rngs: random streams; those of the process by default.
 
     Raises:
-        ArgumentError: ``p`` is no probability.
-        ArgumentTypeError: ``broadcast_dims`` are no axes.
-        ShapeError: when called with an input that has no such axis.
+        ArgumentError: ``p`` is outside [0, 1].
+        ArgumentTypeError: ``broadcast_dims`` is not an axis or a sequence of axes.
+        ShapeError: the input has no such axis.
 
     Example:
         >>> layer = nn.Dropout(0.5).eval()
@@ -64,8 +61,8 @@ class Dropout(Module, nnx.Dropout):
 
         Args:
             x: any shape.
-            deterministic: True for no mask; by default what ``train()`` and ``eval()`` set.
-            rngs: draws the mask; the layer's own stream by default.
+            deterministic: True for no mask; by default the mode set by ``train()`` or ``eval()``.
+            rngs: random stream of the mask; the layer's stream by default.
         """
         x = as_inexact(self, x)
         expect_axes(self, x, tuple(self.broadcast_dims), name="broadcast_dims")

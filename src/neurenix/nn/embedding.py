@@ -1,8 +1,4 @@
-"""A table of vectors looked up by number.
-
-Owns Embedding, and the look-up that models with a table of their own share; positions are not added
-here.
-"""
+"""Look up vectors in a table by integer index."""
 
 from __future__ import annotations
 
@@ -21,22 +17,22 @@ from neurenix.nn.module import Module
 class Embedding(Module, nnx.Embed):
     """Integers (...) → vectors (..., embedding_dim).
 
-    Initial values as in PyTorch: normal with variance 1. A number outside the table, a negative
-    one included, is an error where the numbers are known, and gives NaN in a compiled program,
-    which cannot raise. ``fit``, ``evaluate`` and ``predict`` raise where such a NaN shows.
+    Initial values are drawn from N(0, 1), as in PyTorch. An index outside the table, negative
+    ones included, raises if its value is known. In a compiled program, which cannot raise, it gives
+    NaN; ``fit``, ``evaluate`` and ``predict`` raise when such a NaN appears.
 
     Args:
-        num_embeddings: rows of the table.
+        num_embeddings: number of rows of the table.
         embedding_dim: size of a vector.
-        dtype: of the table and so of the output; float32 by default.
-        rngs: random streams; the process's own by default.
+        dtype: of the table and the output; float32 by default.
+        rngs: random streams; those of the process by default.
 
     Attributes:
         embedding: (num_embeddings, embedding_dim).
 
     Raises:
-        ArgumentTypeError: when called with numbers that are not integers.
-        DataError: when called, outside of a compiled function, with a number outside the table.
+        ArgumentTypeError: the input is not of an integer dtype.
+        DataError: outside compiled functions, an index is outside the table.
 
     Example:
         >>> nn.Embedding(100, 16)(nx.tensor([[1, 2, 3]])).shape
@@ -75,30 +71,30 @@ class Embedding(Module, nnx.Embed):
     def attend(self, query: jax.Array) -> jax.Array:
         """Return the products of (..., embedding_dim) with every row: (..., num_embeddings).
 
-        What a language model with tied weights ends with.
+        The output layer of a language model with tied weights.
         """
         return query @ self.embedding[...].astype(query.dtype).T
 
 
 def rows_of(table: jax.Array, numbers: jax.Array, *, name: str) -> jax.Array:
-    """Return the rows of a table: (rows, ...) and integers (*shape) → (*shape, ...).
+    """Return rows of a table: (rows, ...) and integers (*shape) → (*shape, ...).
 
-    A number that has no row gives NaN in a compiled program, and never another row.
+    In a compiled program, an index outside the table gives NaN.
 
     Args:
-        table: (rows, ...), of floats.
+        table: (rows, ...), floating-point.
         numbers: integers, any shape.
         name: of the table, for the error.
 
     Raises:
-        DataError: a number, where it is known, has no row.
+        DataError: an index whose value is known is outside the table.
 
     Example:
         >>> rows_of(nx.tensor([[1.0], [2.0]]), nx.tensor([1, 0]), name="The table").tolist()
         [[2.0], [1.0]]
     """
     _check_range(table.shape[0], numbers, name)
-    # Not jnp.take: a negative number would be a row from the end.
+    # jnp.take would count negative indices from the end.
     return table.at[numbers].get(mode="fill", wrap_negative_indices=False)
 
 

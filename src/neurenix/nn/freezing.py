@@ -1,7 +1,7 @@
-"""Parameters that are not trained: what ``Module.freeze`` and ``unfreeze`` do.
+"""Parameters that are not trained: the implementation of ``Module.freeze`` and ``unfreeze``.
 
-Owns the change of a parameter in place, and what training mode means to a frozen layer. It does not
-own training, which takes every ``nnx.Param`` and no more, and knows ``Frozen`` ones by their type.
+Changes the type of a variable in place: training updates every ``nnx.Param`` and skips ``Frozen``
+ones. Also sets the mode of frozen layers during training.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ _KIND = "thawed_kind"  # metadata of a variable that was of a subclass of nnx.Pa
 
 @dataclass(frozen=True)
 class FrozenSummary(Summary):
-    """A summary of a module with frozen parameters, which its numbers count too.
+    """A summary of a module with frozen parameters, which are included in its numbers.
 
     Attributes:
-        frozen_parameters: numbers of them that are frozen.
+        frozen_parameters: number of frozen values.
     """
 
     frozen_parameters: int
 
     def __str__(self) -> str:
-        """Return the table and how much of the model is trained."""
+        """Return the table and the numbers of trainable and frozen parameters."""
         trainable = self.num_parameters - self.frozen_parameters
         return f"{super().__str__()}\n{trainable:,} trainable, {self.frozen_parameters:,} frozen"
 
@@ -39,7 +39,7 @@ class FrozenSummary(Summary):
 def freeze(module: nnx.Module) -> None:
     """Turn every ``nnx.Param`` of ``module`` into a ``Frozen``; see ``Module.freeze``.
 
-    The variable itself changes its type, so that one that is shared stays shared.
+    The type of the variable itself changes, so that a shared variable stays shared.
     """
     thawed = [variable for variable in _variables(module) if isinstance(variable, nnx.Param)]
     for variable in thawed:
@@ -53,7 +53,7 @@ def freeze(module: nnx.Module) -> None:
 
 
 def unfreeze(module: nnx.Module) -> None:
-    """Turn every ``Frozen`` of ``module`` into the ``nnx.Param`` that it was."""
+    """Turn every ``Frozen`` of ``module`` back into its original ``nnx.Param`` type."""
     for variable in _variables(module):
         if isinstance(variable, Frozen):
             kind = variable.get_metadata().get(_KIND, nnx.Param)
@@ -66,24 +66,24 @@ def unfreeze(module: nnx.Module) -> None:
 
 
 def keep_statistics(module: nnx.Module) -> None:
-    """Let the frozen layers with running statistics use them and leave them as they are."""
+    """Make frozen layers use their running statistics without updating them."""
     for node in _modules(module):
         if hasattr(node, FROZEN) and hasattr(node, "use_running_average"):
             node.use_running_average = True
 
 
 def num_parameters(module: nnx.Module) -> int:
-    """Return how many numbers the parameters have, frozen ones included."""
+    """Return the total size of the parameters, frozen ones included."""
     return _size(module, nnx.Any(nnx.Param, Frozen))
 
 
 def with_frozen(module: nnx.Module, summarize: Callable[[Any], Summary]) -> Summary:
-    """Return the summary of a module in which frozen parameters count as parameters."""
+    """Return the summary of a module, counting frozen parameters as parameters."""
     frozen = _size(module, Frozen)
     if not frozen:
         return summarize(module)
     graph, state = nnx.split(module)
-    thawed = nnx.merge(graph, jax.tree.map(lambda leaf: leaf, state))  # variables of its own
+    thawed = nnx.merge(graph, jax.tree.map(lambda leaf: leaf, state))  # with new variables
     unfreeze(thawed)
     found = summarize(thawed)
     return FrozenSummary(

@@ -1,7 +1,4 @@
-"""Dense layers: Linear, Identity.
-
-Owns the affine map over the last axis; convolutions are in ``conv``.
-"""
+"""Dense layers: Linear, Identity."""
 
 from __future__ import annotations
 
@@ -29,14 +26,14 @@ class Linear(Module, nnx.Linear):
         out_features: size of the last axis of the output.
         bias: whether to add a bias.
         dtype: of the parameters; float32 by default.
-        rngs: random streams; the process's own (``neurenix.seed``) by default.
+        rngs: random streams; those of the process (``neurenix.seed``) by default.
 
     Attributes:
         kernel: (in_features, out_features), the transpose of PyTorch's ``weight``.
         bias: (out_features,) or None.
 
     Raises:
-        ShapeError: when called with another last axis.
+        ShapeError: the last axis of the input is not ``in_features``.
 
     Example:
         >>> nn.Linear(3, 2)(nx.ones((4, 3))).shape
@@ -67,13 +64,13 @@ class Linear(Module, nnx.Linear):
         )
 
     def __call__(self, x: jax.Array) -> jax.Array:
-        """Return the map of ``x``, shape (..., out_features)."""
+        """Return ``x @ kernel + bias``, shape (..., out_features)."""
         expect_features("Linear", x, self.in_features)
         return super().__call__(x)
 
 
 class Identity(Module):
-    """Returns its input."""
+    """Return the input unchanged."""
 
     def __call__(self, x: jax.Array) -> jax.Array:
         """Return ``x``."""

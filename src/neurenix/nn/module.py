@@ -1,7 +1,7 @@
-"""The base class of models and layers: an NNX module that can also be trained, moved and saved.
+"""The base class of models and layers: an NNX module that can be trained, moved and saved.
 
-Owns the methods and how they pass on: training to ``neurenix.train``, moving to
-``neurenix.device``, tables to ``summary``, files to ``neurenix.checkpoint``.
+Its methods delegate: training to ``neurenix.train``, placement to ``neurenix.device``, tables to
+``summary``, files to ``neurenix.checkpoint``.
 """
 
 from __future__ import annotations
@@ -37,23 +37,23 @@ from neurenix.train import (
 )
 from neurenix.train.options import check_options, options_of
 
-_NEVER_CALLING = ("neurenix.", "flax.")  # whose layers call no ``forward`` of a class made of them
+_NEVER_CALLING = ("neurenix.", "flax.")  # their layers never call a subclass's ``forward``
 
 
 def _running(module: Module) -> Trainer:
     if module.trainer is None:
         raise NotCompiledError(
-            "This module was not compiled, so stop_training is not its own: in a callback set "
-            "self.trainer.stop_training = True."
+            "This module was not compiled, so it has no stop_training of its own: in a callback "
+            "set self.trainer.stop_training = True."
         )
     return module.trainer
 
 
 class _Slots:
-    # A slot does not appear in ``vars(self)``, so what is in it is no part of the module's graph:
-    # it is not copied, split, saved or traced with the module. NNX refuses slots on its own
-    # classes, so they are declared on a base that is none. ``_made_in`` is the strategy in whose
-    # scope the module was made, and is empty outside of any; ``distribute.made_in`` reads it.
+    # A slot is not in ``vars(self)``, so NNX does not copy, split, save or trace its value with the
+    # module. NNX forbids slots on its own classes; they are declared on a plain base class.
+    # ``_made_in`` is the strategy in whose scope the module was created, unset outside of any;
+    # ``distribute.made_in`` reads it.
     __slots__ = ("_made_in", "_trainer")
 
 
@@ -66,9 +66,9 @@ class _ModuleMeta(ExplainedMeta, _NnxMeta):
 
 
 class Module(_Slots, nnx.Module, metaclass=_ModuleMeta):
-    """Base of every layer and model. Write ``__init__`` and ``__call__``; the rest is here.
+    """Base of every layer and model. Define ``__init__`` and ``__call__``.
 
-    It is an ``nnx.Module``: everything that works on those works on this one.
+    A Module is an ``nnx.Module``: everything that works on those works on it.
 
     Example:
         >>> import jax
@@ -85,10 +85,10 @@ class Module(_Slots, nnx.Module, metaclass=_ModuleMeta):
     """
 
     __slots__ = ()
-    _training = nnx.static()  # absent from a new module; see ``_functions.mode``
+    _training = nnx.static()  # absent from a new module; see ``_jit.training_mode``
 
     def __init_subclass__(cls, **options: Any) -> None:
-        """See to it that a call of the module tells what is wrong in the user's words."""
+        """Wrap ``__call__`` so that its errors are explained in terms of the layer."""
         super().__init_subclass__(**options)
         layer: Any = cls
         if cls.__module__.startswith("neurenix.") and "__init__" in vars(cls):
@@ -103,12 +103,12 @@ class Module(_Slots, nnx.Module, metaclass=_ModuleMeta):
             if callable(own := vars(owner)["__call__"]) and not isinstance(own, staticmethod):
                 layer.__call__ = following_mode(own)
 
-    if not TYPE_CHECKING:  # a type checker would take any attribute for one that exists
+    if not TYPE_CHECKING:  # with __getattr__, a type checker would accept any attribute
 
         def __new__(cls, *args: Any, **options: Any) -> Module:
-            """Make the module, and remember the strategy of the scope if there is one."""
+            """Create the module and record the strategy whose scope is active."""
             if (args or options) and cls.__init__ is object.__init__:
-                raise TypeError(f"{cls.__name__}() takes no arguments")  # as Python says it
+                raise TypeError(f"{cls.__name__}() takes no arguments")  # Python's wording
             module = super().__new__(cls)
             strategy = get_strategy()
             if strategy is not None:
@@ -117,17 +117,17 @@ class Module(_Slots, nnx.Module, metaclass=_ModuleMeta):
 
         def __getattr__(self, name: str) -> NoReturn:
             if name.startswith("_") or hasattr(type(self), name):
-                object.__getattribute__(self, name)  # fails again, as it did
+                object.__getattribute__(self, name)  # raises the original AttributeError
             kind = f"{type(self).__name__!r} object"
             raise MissingAttributeError(kind, name, lambda: dir(self), layers.METHODS)
 
         def __setattr__(self, name: str, value: Any) -> None:
-            if name == "stop_training":  # the trainer's; here it would be part of the structure
+            if name == "stop_training":  # belongs to the trainer, not to the module's structure
                 _running(self).stop_training = bool(value)
                 return
             if name in ("trainable", "training"):
                 if not isinstance(value, bool):
-                    raise ArgumentTypeError(f"{name} is True or False; got {value!r}.")
+                    raise ArgumentTypeError(f"{name} must be True or False; got {value!r}.")
                 if name == "training":
                     self.train(value)
                 else:
@@ -142,7 +142,7 @@ class Module(_Slots, nnx.Module, metaclass=_ModuleMeta):
 
     @property
     def stop_training(self) -> bool:
-        """Whether ``fit`` ends after this epoch; a callback may set it, as in Keras."""
+        """Whether ``fit`` ends after this epoch; callbacks may set it, as in Keras."""
         return _running(self).stop_training
 
     @stop_training.setter
@@ -150,16 +150,17 @@ class Module(_Slots, nnx.Module, metaclass=_ModuleMeta):
 
     @property
     def training(self) -> bool:
-        """Whether the module trains: True in ``fit``, False in ``evaluate`` and ``predict``.
+        """Whether the module is in training mode: True in ``fit``, False in ``evaluate``.
 
-        Elsewhere it is what ``train()`` or ``eval()`` has set, or setting it, and True for a new
-        module, as in PyTorch. In a call that was given ``training=``, and in the calls inside of
-        it, it is that. It is a Python bool: each mode is compiled by itself.
+        ``predict`` sets False too. Elsewhere, ``train()``, ``eval()`` or an assignment sets it; a
+        new module is in training mode, as in PyTorch. ``training=`` given to a call overrides it
+        for that call and the calls inside it. The value is a Python bool: each mode is compiled
+        separately.
 
-        A ``__call__`` may take the mode as an argument instead, as in Keras:
-        ``def __call__(self, x, training=False)``. ``fit`` gives it True, ``evaluate`` and
-        ``predict`` give it False, also to modules inside of others whose callers leave it out.
-        Flax's ``train`` and ``deterministic`` are given in the same way.
+        As in Keras, ``__call__`` may take the mode as an argument instead:
+        ``def __call__(self, x, training=False)``. ``fit`` passes True, ``evaluate`` and ``predict``
+        pass False, also to nested modules whose callers omit it. Flax's ``train`` and
+        ``deterministic`` are passed in the same way.
 
         Example:
             >>> from neurenix import nn
@@ -198,34 +199,34 @@ class Module(_Slots, nnx.Module, metaclass=_ModuleMeta):
         remat: str = "none",
         check_gradients: bool = True,
     ) -> Self:
-        """Say how to train. Nothing is compiled until data is seen.
+        """Configure training. Compilation happens when the first batch is seen.
 
         Args:
             optimizer: a name, an optimizer of ``neurenix.optim`` or an optax transformation.
-            loss: a name, a loss of ``neurenix.losses`` or a function ``(y_true, y_pred)``; a dict
-                or a list of such for a model that returns a dict or a tuple.
-            loss_weights: factors of the losses of such a model in their sum, in the same form.
-            metrics: names, metrics of ``neurenix.metrics`` or functions ``(y_true, y_pred)``; a
-                dict of such by output. Those of one name are numbered. ``sample_weight`` and
-                ``class_weight`` of ``fit`` count in them too: they are what Keras calls
-                ``weighted_metrics``. A function that returns the mean over the examples is exact
-                whatever the batches; of any other number for a batch (the root of a mean, an F1
-                score) the mean over the batches is shown, as in Keras, and batches must then be
-                whole and without weights: see ``neurenix.metrics.FunctionMetric``.
-            steps_per_execution: optimizer steps in one compiled call.
+            loss: a name, a loss of ``neurenix.losses`` or a function ``(y_true, y_pred)``; for a
+                model that returns a dict or a tuple, a dict or a list of these.
+            loss_weights: factors of the losses in their sum, in the form of ``loss``.
+            metrics: names, metrics of ``neurenix.metrics`` or functions ``(y_true, y_pred)``; or a
+                dict of these by output. Equal names are numbered. ``sample_weight`` and
+                ``class_weight`` of ``fit`` apply to metrics too (Keras: ``weighted_metrics``). A
+                function that returns the mean over examples is exact for any batches. Any other
+                function (a root of a mean, an F1 score) is averaged over batches, as in Keras, and
+                needs full, unweighted batches: see ``neurenix.metrics.FunctionMetric``.
+            steps_per_execution: optimizer steps per compiled call.
             precision: ``"float32"``, or ``"bfloat16"``: parameters float32, compute bfloat16.
-            accumulate_steps: parts that every batch is computed in, one after the other.
-            remat: ``"dots"`` computes all but matrix products and convolutions again in the
-                backward pass instead of keeping it; ``"none"`` keeps it.
-            check_gradients: let no gradient that is not finite change the weights; see
-                ``neurenix.train.TrainOptions``.
+            accumulate_steps: number of parts each batch is split into; their gradients are
+                accumulated.
+            remat: ``"dots"`` keeps only the results of matrix products and convolutions for the
+                backward pass and recomputes the rest; ``"none"`` keeps everything.
+            check_gradients: check every gradient for NaN and infinity, and do not apply such an
+                update; see ``neurenix.train.TrainOptions``.
 
         Returns:
             The module itself.
 
         Raises:
-            UnknownNameError: no optimizer, loss, metric, precision or policy has this name.
-            ArgumentError: a metric is called as the loss, or as a number of validation, is.
+            UnknownNameError: unknown optimizer, loss, metric, precision or policy.
+            ArgumentError: a metric has the name of the loss or of a validation result.
         """
         options = TrainOptions(
             steps_per_execution=steps_per_execution,
@@ -261,23 +262,23 @@ class Module(_Slots, nnx.Module, metaclass=_ModuleMeta):
 
         Args:
             x: a dataset, or an array (N, ...).
-            y: the targets (N, ...) when ``x`` is an array.
-            epochs: number of the last epoch. The first is ``initial_epoch``, 0 by default: without
-                that option it is how often to go through the data.
+            y: targets (N, ...), if ``x`` is an array.
+            epochs: number of the last epoch. The first is ``initial_epoch``, 0 by default; without
+                that option, ``epochs`` is the number of passes over the data.
             batch_size: examples per optimizer step, over all devices; 32 by default for arrays.
-            steps_per_epoch: steps in an epoch; needed for data without end.
+            steps_per_epoch: steps per epoch; required for infinite data.
             validation_data: a dataset, ``(x, y)`` or ``(x, y, sample_weight)``, evaluated after
                 each epoch.
-            callbacks: one callback of ``neurenix.callbacks``, or several.
-            options: the fields of ``neurenix.train.FitOptions``: ``sample_weight``,
-                ``class_weight``, ``shuffle``, ``validation_split``, ``verbose``, …
+            callbacks: a callback of ``neurenix.callbacks``, or a sequence of them.
+            options: fields of ``neurenix.train.FitOptions``: ``sample_weight``, ``class_weight``,
+                ``shuffle``, ``validation_split``, ``verbose``, …
 
         Returns:
             The history: ``history["val_accuracy"][-1]``.
 
         Raises:
             NotCompiledError: ``compile`` was not called.
-            ArgumentTypeError: an option does not exist.
+            ArgumentTypeError: unknown option.
         """
         return self._compiled("fit").fit(
             x,
@@ -295,7 +296,7 @@ class Module(_Slots, nnx.Module, metaclass=_ModuleMeta):
 
         Raises:
             NotCompiledError: ``compile`` was not called.
-            ArgumentTypeError: an option does not exist.
+            ArgumentTypeError: unknown option.
         """
         check_options("evaluate", options, options_of(Trainer.evaluate))
         return self._compiled("evaluate").evaluate(x, y, **options)
@@ -303,17 +304,17 @@ class Module(_Slots, nnx.Module, metaclass=_ModuleMeta):
     def predict(self, x: Any, **options: Any) -> Any:
         """Return the outputs for a dataset or an array, on the host.
 
-        Works without ``compile`` too. See ``neurenix.Trainer.predict``.
+        Does not need ``compile``. See ``neurenix.Trainer.predict``.
 
         Raises:
-            ArgumentTypeError: an option does not exist.
+            ArgumentTypeError: unknown option.
         """
         check_options("predict", options, options_of(Trainer.predict))
         trainer = self.trainer or Trainer(self)
         return trainer.predict(x, **options)
 
     def train(self, mode: bool = True, **attributes: Any) -> Self:
-        """Switch to training: dropout on, batch statistics, but for what is frozen.
+        """Switch to training mode: dropout on, batch statistics; frozen layers excepted.
 
         Returns:
             The module itself.
@@ -340,20 +341,19 @@ class Module(_Slots, nnx.Module, metaclass=_ModuleMeta):
         """Move parameters and state to a device, cast them, or both, in place.
 
         Args:
-            device: such as ``"tpu:0"`` or ``Device(DeviceType.TPU, 0)``; without one they stay
-                where they are. A dtype in its place is the dtype, as in PyTorch.
-            dtype: cast floating-point parameters and state to this floating dtype as well, but for
-                running statistics (``nnx.BatchStat``), which keep theirs: bfloat16 is too coarse
-                for their small moves.
+            device: such as ``"tpu:0"`` or ``Device(DeviceType.TPU, 0)``; None keeps the placement.
+                As in PyTorch, a dtype may be given here instead.
+            dtype: floating dtype to cast floating-point parameters and state to. Running
+                statistics (``nnx.BatchStat``) keep their dtype: bfloat16 loses their small
+                updates.
 
         Returns:
             The module itself.
 
         Raises:
-            ArgumentError: the dtype is none of floats, which would cut the parameters to zero; or
-                neither a device nor a dtype is given.
-            DeviceNotFoundError: the device is not there.
-            UnknownNameError: the dtype is none.
+            ArgumentError: the dtype is not floating-point, or neither argument is given.
+            DeviceNotFoundError: the device does not exist.
+            UnknownNameError: unknown dtype name.
 
         Example:
             >>> from neurenix import nn
@@ -382,23 +382,23 @@ class Module(_Slots, nnx.Module, metaclass=_ModuleMeta):
             state = jax.tree.unflatten(structure, move(leaves, device))
         nnx.update(self, state)
         if device is not None and made_in(self) is not None:
-            object.__delattr__(self, "_made_in")  # this says where to train, and says it later
+            object.__delattr__(self, "_made_in")  # the explicit device replaces the scope's
         return self
 
     def freeze(self) -> Self:
-        """Leave the parameters of this layer, or model, as they are, until ``unfreeze``.
+        """Exclude the parameters of this module from training, until ``unfreeze``.
 
-        They become ``Frozen`` variables in place and are no ``nnx.Param`` any more, so that
-        ``fit``, ``nx.grad`` and optimizers leave them alone; gradients go through to layers
-        before. They are saved, loaded and counted as ever, in files that know no difference. A
-        parameter that is shared is frozen wherever it is used.
+        They become ``Frozen`` variables in place and are no longer ``nnx.Param``, so ``fit``,
+        ``nx.grad`` and optimizers skip them; gradients still flow to earlier layers. They are
+        counted, saved and loaded as before; the file format is unchanged. A shared parameter is
+        frozen wherever it is used.
 
-        A frozen ``BatchNorm`` stays in evaluation, also when the model trains: it uses its
-        running statistics and leaves them as they are. (So does Keras; in PyTorch they move, and
-        a frozen network computes something else after every step.) Dropout stays on.
+        A frozen ``BatchNorm`` stays in evaluation mode, as in Keras: it uses its running statistics
+        and does not update them. (In PyTorch they are updated, and the output of a frozen network
+        changes with every step.) Dropout stays on.
 
-        Make an ``nx.Optimizer`` after freezing: one made before has a state for what is frozen
-        now. ``fit`` makes a new state by itself.
+        Create an ``nx.Optimizer`` after freezing: an earlier one holds state for parameters that
+        are frozen now. ``fit`` creates new state itself.
 
         Returns:
             The module itself.
@@ -414,9 +414,9 @@ class Module(_Slots, nnx.Module, metaclass=_ModuleMeta):
         return self
 
     def unfreeze(self) -> Self:
-        """Train the parameters of this layer, or model, again; the opposite of ``freeze``.
+        """Train the parameters of this module again; the opposite of ``freeze``.
 
-        Call ``train()`` before a loop of your own, for the running statistics of ``BatchNorm``.
+        Call ``train()`` before a custom loop, so that ``BatchNorm`` updates its statistics again.
 
         Returns:
             The module itself.
@@ -437,27 +437,27 @@ class Module(_Slots, nnx.Module, metaclass=_ModuleMeta):
 
     @property
     def num_parameters(self) -> int:
-        """How many numbers the parameters have, frozen or not; a shared one counts once."""
+        """Total size of all parameters, frozen or not; shared ones count once."""
         return freezing.num_parameters(self)
 
     def summary(self, input_shape: Any, *, dtype: Any = "float32") -> Summary:
         """Return a table of layers: output shape, parameters, bytes. Nothing is computed.
 
         Args:
-            input_shape: of one batch, the batch first, which may be None for 1; (N, H, W, C) for
-                images. Of several inputs a tuple or a list of shapes, in the model's order, or a
-                dict by name.
-            dtype: of the input, or of all inputs; or one for each, in the form of the shapes.
+            input_shape: shape of one batch, batch axis first; (N, H, W, C) for images. The batch
+                size may be None, which means 1. For several inputs, a tuple or list of shapes in
+                the model's order, or a dict by name.
+            dtype: of all inputs, or one for each in the form of the shapes.
 
         Raises:
-            ShapeError: the model does not take this shape, or it is none.
-            ArgumentTypeError: the model takes other inputs, or it is no shape at all.
+            ShapeError: the model does not accept this shape, or a size is invalid.
+            ArgumentTypeError: the model takes other inputs, or ``input_shape`` is not a shape.
         """
         return freezing.with_frozen(self, lambda m: summarize(m, input_shape, dtype=dtype))
 
     @answers(layers.OF_SAVE)
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write parameters and state to a safetensors file, all or nothing.
+        """Write parameters and state atomically to a safetensors file.
 
         Example:
             >>> import tempfile
@@ -469,23 +469,23 @@ class Module(_Slots, nnx.Module, metaclass=_ModuleMeta):
 
     @answers(layers.OF_LOAD)
     def load(self, path: str | os.PathLike[str]) -> Self:
-        """Read parameters and state from a file that ``save`` wrote, in place, all or nothing.
+        """Read parameters and state in place from a file that ``save`` wrote.
 
         Returns:
             The module itself.
 
         Raises:
-            CheckpointError: the file is not there, is damaged, or holds other names or shapes;
-                all that differ are named, and the module is as it was.
+            CheckpointError: the file is missing, damaged, or holds other names or shapes. The
+                message names all differences; the module is unchanged.
         """
         load_weights(self, path)
         return self
 
     @property
     def trainer(self) -> Trainer | Any:
-        """The trainer that ``compile`` made, or None before that.
+        """The trainer that ``compile`` created, or None before.
 
-        (Declared so that ``model.trainer.save(…)`` is no error to a type checker.)
+        (Typed as Any too, so that type checkers accept ``model.trainer.save(…)``.)
         """
         return getattr(self, "_trainer", None)
 

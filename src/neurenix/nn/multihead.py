@@ -1,7 +1,4 @@
-"""Multi-head attention: the projections around ``dot_product_attention``.
-
-Owns the layer; the choice of kernel is in ``dot_product``.
-"""
+"""Multi-head attention: projections around ``dot_product.dot_product_attention``."""
 
 from __future__ import annotations
 
@@ -18,27 +15,27 @@ from neurenix.nn.dropout import Dropout
 from neurenix.nn.linear import Linear
 from neurenix.nn.module import Module
 
-# The score of a key that a query may not look at: finite, so that a row without keys is no NaN.
+# The score of a masked key: finite, so that a row without keys gives no NaN.
 _HIDDEN = float(jnp.finfo(jnp.float32).min)
 
 
 class MultiHeadAttention(Module):
     """Attention of queries (N, T, embed_dim) over keys and values (N, S, embed_dim).
 
-    Initial values as in PyTorch: query, key and value projections Xavier-uniform over the three
-    stacked, biases 0, the output projection's kernel as in :class:`Linear`.
+    Initial values as in PyTorch: query, key and value projections Xavier-uniform over the stack of
+    the three, biases 0, the kernel of the output projection as in :class:`Linear`.
 
     Args:
         embed_dim: size of the last axis of all inputs and of the output.
-        num_heads: heads; must divide ``embed_dim``.
-        dropout: probability to drop an attention weight in training. Above 0 the weights are
-            written out, T x S of them, in training; the fused kernels have no dropout.
+        num_heads: number of heads; must divide ``embed_dim``.
+        dropout: probability to drop an attention weight in training. Fused kernels have no
+            dropout: above 0, training materializes T x S weights.
         bias: whether the four projections have biases.
         num_kv_heads: heads of keys and values, for grouped-query attention; must divide
-            ``num_heads``, which it is by default.
-        causal: whether query t may only look at keys 0 … t.
+            ``num_heads``, the default.
+        causal: whether query t may attend only to keys 0 … t.
         dtype: of the parameters; float32 by default.
-        rngs: random streams; the process's own by default.
+        rngs: random streams; those of the process by default.
 
     Attributes:
         query, key, value, out: :class:`Linear`. PyTorch's ``in_proj_weight`` is the first three
@@ -97,13 +94,13 @@ class MultiHeadAttention(Module):
             query: (N, T, embed_dim).
             key: (N, S, embed_dim); the queries by default (self-attention).
             value: (N, S, embed_dim); the keys by default.
-            mask: booleans, True where a query may look at a key: (T, S), (N, T or 1, S) or
-                (N, num_heads or 1, T or 1, S). Two axes are (T, S), also where N is T.
-            key_padding_mask: (N, S), booleans, True where a key is padding that no query may look
-                at: the opposite of ``mask``, as PyTorch's argument of this name.
+            mask: booleans, True where a query may attend to a key: (T, S), (N, T or 1, S) or
+                (N, num_heads or 1, T or 1, S). Two axes always mean (T, S).
+            key_padding_mask: (N, S), booleans, True where a key is padding and masked out, as in
+                PyTorch: the opposite of ``mask``.
 
         Raises:
-            ShapeError: the shapes do not go together.
+            ShapeError: the shapes are incompatible.
         """
         key = query if key is None else key
         value = key if value is None else value
@@ -148,10 +145,10 @@ class MultiHeadAttention(Module):
 def _without_padding(
     padding: jax.Array, mask: jax.Array | None, q: jax.Array, k: jax.Array
 ) -> jax.Array:
-    """Return ``mask`` with the keys that are padding taken out.
+    """Return ``mask`` with padding keys masked out.
 
     Raises:
-        ShapeError: ``padding`` is not boolean, (N, S).
+        ShapeError: ``padding`` is not boolean, or not (N, S).
     """
     padding = as_mask("key_padding_mask", padding)
     if padding.shape != k.shape[:2] or padding.dtype != jnp.bool_:

@@ -1,7 +1,7 @@
 """Normalisation within an example: LayerNorm, RMSNorm, GroupNorm.
 
-Owns norms without state; BatchNorm, which keeps running statistics, is in ``batch_norm``.
-Statistics are always taken in float32 or wider; the result has the dtype of the input.
+BatchNorm, which has running statistics, is in ``batch_norm``. Statistics are computed in float32 or
+wider; the result has the dtype of the input.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class LayerNorm(Module):
         self.bias = nnx.Param(jnp.zeros(shape, kind)) if with_bias else nnx.data(None)
 
     def __call__(self, x: jax.Array) -> jax.Array:
-        """Return ``x`` normalised; raises ShapeError when its last axes differ."""
+        """Return ``x`` normalised; raises ShapeError if its last axes differ."""
         wide = _wide_checked("LayerNorm", x, self.normalized_shape)
         axes = tuple(range(x.ndim - len(self.normalized_shape), x.ndim))
         centred = wide - jnp.mean(wide, axis=axes, keepdims=True)
@@ -66,8 +66,8 @@ class RMSNorm(Module):
 
     Args:
         normalized_shape: size of the last axis, or sizes of the last axes.
-        eps: added to the mean square; by default float32's epsilon, 1.2e-7 (PyTorch takes that
-            of the input's dtype).
+        eps: added to the mean square; float32's epsilon, 1.2e-7, by default. (PyTorch uses the
+            epsilon of the input's dtype.)
         elementwise_affine: whether to learn ``scale`` (starts at 1).
         dtype: of the parameters; float32 by default.
 
@@ -90,7 +90,7 @@ class RMSNorm(Module):
         self.scale = nnx.Param(ones) if elementwise_affine else nnx.data(None)
 
     def __call__(self, x: jax.Array) -> jax.Array:
-        """Return ``x`` normalised; raises ShapeError when its last axes differ."""
+        """Return ``x`` normalised; raises ShapeError if its last axes differ."""
         wide = _wide_checked("RMSNorm", x, self.normalized_shape)
         axes = tuple(range(x.ndim - len(self.normalized_shape), x.ndim))
         square = jnp.mean(jnp.square(wide), axis=axes, keepdims=True)
@@ -98,10 +98,10 @@ class RMSNorm(Module):
 
 
 class GroupNorm(Module):
-    """LayerNorm within groups of channels and over all of space: (N, ..., C) → the same.
+    """Normalise groups of channels over all spatial axes: (N, ..., C) → the same shape.
 
     Args:
-        num_groups: groups into which the channels are split; must divide them.
+        num_groups: number of groups the channels are split into; must divide ``num_channels``.
         num_channels: channels C, the last axis.
         eps: added to the (biased) variance.
         affine: whether to learn ``scale`` (starts at 1) and ``bias`` (at 0), each (C,).
@@ -145,7 +145,7 @@ class GroupNorm(Module):
 
 
 def widen(x: jax.Array) -> jax.Array:
-    """Cast half precision and integers to float32; leave wider floats alone."""
+    """Cast half precision and integers to float32; keep wider floats."""
     return x.astype(jnp.promote_types(x.dtype, jnp.float32))
 
 

@@ -1,6 +1,6 @@
-"""Pooling over channels-last inputs: maximum, mean, and both over the whole of space.
+"""Pooling over channels-last inputs: maximum and mean, by windows or over all spatial axes.
 
-Owns windows of fixed size; adaptive windows are in ``adaptive``.
+Windows have a fixed size; adaptive windows are in ``adaptive_pooling``.
 
 Letters: ``N`` batch, ``D H W L`` spatial axes, ``C`` channels.
 """
@@ -65,7 +65,7 @@ class _Pool(Module):
 
 class _MaxPool(_Pool):
     def __call__(self, x: jax.Array) -> jax.Array:
-        """Return the maximum of every window, channel by channel; of booleans, if any is True."""
+        """Return the maximum of every window per channel; for booleans, whether any is True."""
         expect_array(type(self).__name__, x)
         if x.dtype == jnp.bool_:
             lowest: float | bool = False
@@ -76,7 +76,7 @@ class _MaxPool(_Pool):
 
 class _AvgPool(_Pool):
     def __call__(self, x: jax.Array) -> jax.Array:
-        """Return the mean of every window, channel by channel; summed in float32."""
+        """Return the mean of every window per channel, summed in float32."""
         expect_array(type(self).__name__, x)
         dtype = x.dtype if jnp.issubdtype(x.dtype, jnp.floating) else jnp.float32
         wide = x.astype(jnp.promote_types(dtype, jnp.float32))
@@ -95,12 +95,12 @@ class MaxPool2d(_MaxPool):
 
     Args:
         kernel_size: one number, or (height, width).
-        stride: step between windows; the window's size by default. ``strides`` is the same.
-        padding: minus infinity on both sides, at most half a window.
-        strides: see ``stride``.
+        stride: step between windows; ``kernel_size`` by default.
+        padding: rows and columns of minus infinity on both sides; at most half of ``kernel_size``.
+        strides: TensorFlow's name for ``stride``.
 
     Raises:
-        ShapeError: when called with another rank, or with an image smaller than a window.
+        ShapeError: the input has another rank, or is smaller than a window.
 
     Example:
         >>> nn.MaxPool2d(2)(nx.ones((4, 8, 8, 3))).shape
@@ -129,9 +129,9 @@ class AvgPool2d(_AvgPool):
 
     Args:
         kernel_size: one number, or (height, width).
-        stride: step between windows; the window's size by default. ``strides`` is the same.
-        padding: zeros on both sides, at most half a window.
-        strides: see ``stride``.
+        stride: step between windows; ``kernel_size`` by default.
+        padding: rows and columns of zeros on both sides; at most half of ``kernel_size``.
+        strides: TensorFlow's name for ``stride``.
 
     Example:
         >>> nn.AvgPool2d(2)(nx.ones((4, 8, 8, 3))).shape
@@ -160,7 +160,7 @@ class _GlobalPool(Module):
 
 class _GlobalAvgPool(_GlobalPool):
     def __call__(self, x: jax.Array) -> jax.Array:
-        """Return the mean over space, (N, C); summed in float32."""
+        """Return the mean over the spatial axes, (N, C); summed in float32."""
         axes = self._axes(x)
         dtype = x.dtype if jnp.issubdtype(x.dtype, jnp.floating) else jnp.float32
         wide = jnp.promote_types(dtype, jnp.float32)
@@ -170,7 +170,7 @@ class _GlobalAvgPool(_GlobalPool):
 
 class _GlobalMaxPool(_GlobalPool):
     def __call__(self, x: jax.Array) -> jax.Array:
-        """Return the maximum over space, (N, C)."""
+        """Return the maximum over the spatial axes, (N, C)."""
         return jnp.max(x, axis=self._axes(x), keepdims=self.keepdims)
 
 

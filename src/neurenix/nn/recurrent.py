@@ -1,26 +1,24 @@
-"""Recurrent layers: LSTM and GRU, as one ``lax.scan`` over time.
+"""Recurrent layers, LSTM and GRU, each one ``lax.scan`` over time.
 
-Owns the cells' formulas and their order of gates. Sequences are (N, T, features): batch first,
-PyTorch's ``batch_first=True``.
+Sequences are (N, T, features): batch first, as PyTorch's ``batch_first=True``.
 
-Parameters of each layer: ``input_kernel`` (features, G · H), ``recurrent_kernel`` (H, G · H),
-``input_bias`` and ``recurrent_bias`` (G · H,), the transposes of PyTorch's ``weight_ih_l0``,
-``weight_hh_l0``, ``bias_ih_l0`` and ``bias_hh_l0``, with the gates side by side in PyTorch's
-order: LSTM **input, forget, cell, output** (Keras the same); GRU **reset, update, new** (Keras:
-update, reset, new). Initial values as in PyTorch: U(-1/√H, 1/√H).
+Parameters: ``input_kernel`` (features, G · H), ``recurrent_kernel`` (H, G · H), ``input_bias`` and
+``recurrent_bias`` (G · H,): the transposes of PyTorch's ``weight_ih_l0``, ``weight_hh_l0``,
+``bias_ih_l0`` and ``bias_hh_l0``. Gates are stacked in PyTorch's order. LSTM: **input, forget,
+cell, output** (as in Keras). GRU: **reset, update, new** (Keras: update, reset, new). Initial
+values as in PyTorch: U(-1/√H, 1/√H).
 
-Sequences of different lengths are padded to one T. Which steps count is said in one of two ways:
+Sequences of different lengths are padded to one T. Either of two arguments marks the valid steps:
 
-- ``mask`` (N, T), booleans, Keras's meaning: True for a step that counts, anywhere in the sequence.
-  A step that does not count leaves the state as it is, and its output is the h that is carried over
-  it: the output of the step before, or the initial h (zeros) where none came before.
-- ``lengths`` (N,), integers from 0 to T, PyTorch's packed sequences: the first ``lengths[n]`` steps
-  of sequence n count, and the outputs beyond them are zero.
+- ``mask`` (N, T), booleans, as in Keras: True for a valid step, anywhere in the sequence. An
+  invalid step keeps the state; its output is the h that is carried over: the output of the previous
+  step, or the initial h (zeros) before the first valid step.
+- ``lengths`` (N,), integers from 0 to T, as PyTorch's packed sequences: the first ``lengths[n]``
+  steps of sequence n are valid; outputs after them are zero.
 
-Either way the last state is that of the last step that counts, and with ``reverse=True``, where
-time runs from T - 1 to 0, that of the first one. A sequence without any such step returns the state
-that it began with. No gradient flows through a step that does not count, and what its input holds,
-NaN included, has no effect.
+The returned state is that of the last valid step; with ``reverse=True``, where time runs from T - 1
+to 0, that of the first one. A sequence without valid steps returns its initial state. The input of
+an invalid step, NaN included, affects neither outputs nor gradients.
 """
 
 from __future__ import annotations
@@ -66,8 +64,8 @@ class _Recurrent(Module):
     ) -> None:
         if not batch_first:
             raise ArgumentError(
-                f"{type(self).__name__} takes sequences (N, T, features), batch_first=True; turn "
-                "those of (T, N, features) with x.swapaxes(0, 1)."
+                f"{type(self).__name__} takes sequences (N, T, features), batch_first=True; "
+                "convert (T, N, features) with x.swapaxes(0, 1)."
             )
         input_size, hidden_size = positive(input_size=input_size, hidden_size=hidden_size)
         self.input_size, self.hidden_size, self.reverse = input_size, hidden_size, reverse
@@ -102,7 +100,7 @@ class _Recurrent(Module):
             raise ShapeError(f"{name} takes (N, T, {self.input_size}); got shape {x.shape}.")
         expect_features(name, x, self.input_size)
         counted = _counted_steps(name, x, mask, lengths)
-        if counted is not None:  # before the product: a gradient of 0 times NaN would be NaN
+        if counted is not None:  # before the product: in the gradient, 0 · NaN would be NaN
             x = jnp.where(counted[..., None], x, jnp.zeros((), x.dtype))
         input_bias = None if self.input_bias is None else self.input_bias[...]
         recurrent_bias = None if self.recurrent_bias is None else self.recurrent_bias[...]
@@ -113,7 +111,7 @@ class _Recurrent(Module):
             state = self._initial(x.shape[0], x.dtype)
         self._expect_state(state, (x.shape[0], self.hidden_size))
         state = jax.tree.map(lambda part: part.astype(x.dtype), state)
-        # The input's share of all steps is one large product; only the recurrence is in the loop.
+        # One large product for the inputs of all steps; only the recurrence is in the loop.
         projected = x @ kernel
         if input_bias is not None:
             projected = projected + input_bias
@@ -147,23 +145,23 @@ class _Recurrent(Module):
             if part.shape != shape:
                 hint = ""
                 if part.shape == (1, *shape):
-                    hint = " PyTorch's first axis is that of the layers: give state[0] of it."
+                    hint = " PyTorch's first axis is the layer: give state[0]."
                 raise ShapeError(f"{name} takes a state of shape {shape}; got {part.shape}.{hint}")
 
     @staticmethod
     @abstractmethod
     def _cell(now: jax.Array, hidden: jax.Array, state: Any) -> Any:
-        """Return the next state from the input's and the hidden state's share of the gates."""
+        """Return the next state from the gate contributions of the input and the hidden state."""
 
 
 def _counted_steps(name: str, x: jax.Array, mask: Any, lengths: Any) -> jax.Array | None:
-    """Return which steps of ``x`` (N, T, …) count, booleans (N, T), or None where all do.
+    """Return the valid steps of ``x`` (N, T, …) as booleans (N, T), or None if all are valid.
 
     Raises:
-        ArgumentError: both are given.
+        ArgumentError: both arguments are given.
         ShapeError: ``mask`` is not boolean (N, T), or ``lengths`` is not (N,).
-        ArgumentTypeError: ``lengths`` are no integers.
-        DataError: a length, where it is known, is not in 0 … T.
+        ArgumentTypeError: ``lengths`` are not integers.
+        DataError: a length whose value is known is outside 0 … T.
     """
     if mask is not None and lengths is not None:
         raise ArgumentError(
@@ -175,7 +173,7 @@ def _counted_steps(name: str, x: jax.Array, mask: Any, lengths: Any) -> jax.Arra
         if mask.shape != x.shape[:2] or mask.dtype != jnp.bool_:
             hint = " Write mask != 0." if mask.shape == x.shape[:2] else ""
             raise ShapeError(
-                f"{name}: `mask` is boolean, {x.shape[:2]}, True for a step that counts; got "
+                f"{name}: `mask` must be boolean, {x.shape[:2]}, True for a valid step; got "
                 f"{mask.dtype}, shape {mask.shape}.{hint}"
             )
         return jnp.asarray(mask)
@@ -184,15 +182,15 @@ def _counted_steps(name: str, x: jax.Array, mask: Any, lengths: Any) -> jax.Arra
     lengths = lengths if hasattr(lengths, "shape") else jnp.asarray(lengths)
     if lengths.dtype == jnp.bool_ or lengths.ndim == 2:
         raise ArgumentTypeError(
-            f"{name}: `lengths` are integers, shape {x.shape[:1]}; got {lengths.dtype}, shape "
-            f"{lengths.shape}. Booleans for every step are `mask`."
+            f"{name}: `lengths` must be integers, shape {x.shape[:1]}; got {lengths.dtype}, shape "
+            f"{lengths.shape}. Give booleans for every step as `mask`."
         )
     if not jnp.issubdtype(lengths.dtype, jnp.integer):
         raise ArgumentTypeError(
-            f"{name}: `lengths` are integers; got {lengths.dtype}. Write lengths.astype(int)."
+            f"{name}: `lengths` must be integers; got {lengths.dtype}. Write lengths.astype(int)."
         )
     if lengths.shape != x.shape[:1]:
-        raise ShapeError(f"{name}: `lengths` has shape {x.shape[:1]}; got {lengths.shape}.")
+        raise ShapeError(f"{name}: `lengths` must have shape {x.shape[:1]}; got {lengths.shape}.")
     steps = x.shape[1]
     if not isinstance(lengths, Tracer) and getattr(lengths, "is_fully_addressable", True):
         known = np.asarray(lengths)
@@ -200,14 +198,13 @@ def _counted_steps(name: str, x: jax.Array, mask: Any, lengths: Any) -> jax.Arra
         if outside.size:
             place = int(outside[0])
             raise DataError(
-                f"{name}: a length lies between 0 and T, here {steps}; got {known[place]} at index "
-                f"{place}."
+                f"{name}: a length must be between 0 and T, here {steps}; got {known[place]} at "
+                f"index {place}."
             )
     return jnp.arange(steps) < jnp.asarray(lengths)[:, None]
 
 
-# Compiled by itself: a loop around a function that is made at each call would be compiled at each
-# call where nothing around it is.
+# Jitted, because an eager call would otherwise compile a scan over a new step function every time.
 @partial(jax.jit, static_argnames=("cell", "reverse", "zero"))
 def _through_time(
     projected: jax.Array,
@@ -240,18 +237,18 @@ def _through_time(
 class LSTM(_Recurrent):
     """Long short-term memory: (N, T, input_size) → (N, T, hidden_size) and the last state.
 
-    ``i, f, g, o`` = gates; ``c = σ(f) · c + σ(i) · tanh(g)``; ``h = σ(o) · tanh(c)``. For the
-    order of gates and the parameters see the module's text.
+    ``i, f, g, o`` = gates; ``c = σ(f) · c + σ(i) · tanh(g)``; ``h = σ(o) · tanh(c)``. Parameters,
+    the order of gates and padded sequences are described in ``neurenix.nn.recurrent``.
 
     Args:
         input_size: size of the last axis of the input.
         hidden_size: size H of the state.
         bias: whether to add biases.
-        batch_first: True, the only order of axes.
-        reverse: go through time backwards; outputs stay at their places. With a second layer
-            that does, and ``nx.concatenate``, a network is bidirectional.
+        batch_first: must be True.
+        reverse: run from the last step to the first; outputs keep their positions. Concatenate the
+            outputs of a forward and a reverse layer for a bidirectional network.
         dtype: of the parameters; float32 by default.
-        rngs: random streams; the process's own by default.
+        rngs: random streams; those of the process by default.
 
     Raises:
         ArgumentError: ``batch_first`` is False.
@@ -277,15 +274,15 @@ class LSTM(_Recurrent):
 
         Args:
             x: (N, T, input_size).
-            state: (h, c) to start from; zeros by default.
-            mask: (N, T), booleans, True for a step that counts; at another one the state is
-                carried over, and the output is its h.
-            lengths: (N,), integers from 0 to T, the steps of each sequence that count; the outputs
-                beyond are zero. In a compiled function, which cannot raise, more than T is T.
+            state: initial (h, c); zeros by default.
+            mask: (N, T), booleans, True for a valid step. An invalid step keeps the state; its
+                output is the carried h.
+            lengths: (N,), integers from 0 to T: valid steps of each sequence; outputs after them
+                are zero. In a compiled function, which cannot raise, values above T mean T.
 
         Raises:
-            ShapeError: the shapes do not go together, or ``mask`` is not boolean.
-            ArgumentTypeError: ``state`` is no (h, c), or ``lengths`` are no integers.
+            ShapeError: the shapes are incompatible, or ``mask`` is not boolean.
+            ArgumentTypeError: ``state`` is not (h, c), or ``lengths`` are not integers.
             ArgumentError: both ``mask`` and ``lengths`` are given.
             DataError: a length is below 0 or above T.
 
@@ -312,8 +309,8 @@ class LSTM(_Recurrent):
 class GRU(_Recurrent):
     """Gated recurrent unit: (N, T, input_size) → (N, T, hidden_size) and the last state.
 
-    ``r, z`` = gates; ``n = tanh(input + r · hidden)``, the reset after the product, as in PyTorch
-    and cuDNN; ``h = (1 - z) · n + z · h``. Arguments as for :class:`LSTM`.
+    ``r, z`` = gates; ``n = tanh(input + r · hidden)``, with the reset gate after the product, as in
+    PyTorch and cuDNN; ``h = (1 - z) · n + z · h``. Arguments as for :class:`LSTM`.
 
     Example:
         >>> outputs, h = nn.GRU(3, 5)(nx.ones((2, 7, 3)))
@@ -336,13 +333,13 @@ class GRU(_Recurrent):
 
         Args:
             x: (N, T, input_size).
-            state: h to start from; zeros by default.
+            state: initial h; zeros by default.
             mask: (N, T), booleans, as for :class:`LSTM`.
             lengths: (N,), integers, as for :class:`LSTM`.
 
         Raises:
-            ShapeError: the shapes do not go together, or ``mask`` is not boolean.
-            ArgumentTypeError: ``state`` is no array, or ``lengths`` are no integers.
+            ShapeError: the shapes are incompatible, or ``mask`` is not boolean.
+            ArgumentTypeError: ``state`` is not an array, or ``lengths`` are not integers.
             ArgumentError: both ``mask`` and ``lengths`` are given.
             DataError: a length is below 0 or above T.
         """

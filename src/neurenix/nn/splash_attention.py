@@ -1,8 +1,8 @@
 """The TPU's attention kernel, Pallas splash attention, on a mesh of devices.
 
-Owns when the kernel fits, its block sizes and how heads and batch are divided. It skips the blocks
-that a causal mask or a window leaves empty, and takes fewer heads of keys than of queries as they
-are. It does not own the choice between kernels (``dot_product``).
+Owns when the kernel fits, its block sizes and how heads and batch are sharded. The kernel skips
+blocks that a causal mask or a window masks out, and supports fewer key heads than query heads.
+``dot_product`` chooses between kernels.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ WITHOUT_BFLOAT16 = ("TPU v2", "TPU v3")
 
 
 def fits(query: jax.Array, key: jax.Array, value: jax.Array, kind: str = "") -> bool:
-    """Tell whether the kernel takes these shapes on the mesh that the trace knows.
+    """Return whether the kernel supports these shapes on the mesh known while tracing.
 
     Args:
         query: (N, T, H, D).
         key: (N, S, K, D).
         value: (N, S, K, C).
-        kind: of the devices, where known.
+        kind: device kind, if known.
     """
     if kind in WITHOUT_BFLOAT16 and query.dtype != jnp.float32:
         return False
@@ -64,9 +64,8 @@ def attention(
 ) -> jax.Array:
     """Return attention of (N, T, H, D) over (N, S, K, D) and (N, S, K, C).
 
-    All arguments are those of ``dot_product_attention``.
-
-    The batch is divided over the mesh, heads over its axis ``"tensor"``.
+    Arguments as for ``dot_product_attention``. The batch is sharded over the mesh, heads over its
+    axis ``"tensor"``.
     """
     mesh = jax.sharding.get_abstract_mesh()
     batch, heads = _axes(mesh, query, key)
@@ -83,14 +82,14 @@ def attention(
             residual_checkpoint_name=checkpoint_name,
         )
         of_heads = kernel if not sinks else functools.partial(kernel, sinks=sinks[0])
-        # By the name the compiler's reports know how little of the product is there.
+        # The scope name tells the compiler's reports which part of the product is computed.
         with nullcontext() if window is None else jax.named_scope(f"window_{window}"):
             return jax.vmap(of_heads)(query, key, value)
 
     arrays = [x.swapaxes(1, 2) for x in (query / math.sqrt(query.shape[3]), key, value)]
-    if sinks is not None:  # the kernel's gradient of them has the dtype of the queries
+    if sinks is not None:  # their gradient in the kernel has the dtype of the queries
         arrays.append(sinks.astype(query.dtype))
-    if mesh.manual_axes:  # inside shard_map every device has its share already
+    if mesh.manual_axes:  # inside shard_map, arrays are already local
         return local(*arrays).swapaxes(1, 2)
     spec = PartitionSpec(batch or None, heads or None)
     specs = (spec, spec, spec, PartitionSpec(heads or None))[: len(arrays)]
@@ -107,7 +106,7 @@ def _mask(shape: tuple[int, int], causal: bool, window: int | None) -> masks.Mas
 def _axes(
     mesh: AbstractMesh, query: jax.Array, key: jax.Array
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return the mesh axes that divide the batch and the heads."""
+    """Return the mesh axes that shard the batch and the heads."""
     if mesh.manual_axes:
         return (), ()
     heads: tuple[str, ...] = ()
@@ -123,8 +122,8 @@ def _axes(
 
 def _block_sizes(queries: int, keys: int, size: int, window: int | None) -> kernels.BlockSizes:
     q, k = _largest(queries, _QUERIES), _largest(keys, _KEYS)
-    # One kernel for all gradients would need more than 16 MiB of VMEM for large heads, and step
-    # through the blocks that a window leaves empty.
+    # For large heads, one kernel for all gradients would need more than 16 MiB of VMEM; with a
+    # window, it would step through the empty blocks.
     if size > LANES or window is not None:
         return kernels.BlockSizes(
             block_q=q,

@@ -1,7 +1,6 @@
 """A table of a model's layers, from shapes alone.
 
-Owns tracing with recorded layers and the table's text. It computes nothing on a device, and works
-on any NNX module.
+Traces any NNX module while recording its layers; computes nothing on a device.
 """
 
 from __future__ import annotations
@@ -32,10 +31,10 @@ class LayerRow:
     Attributes:
         name: path of attributes, such as ``"layers.0"``.
         kind: class name.
-        output_shape: shape of what the layer returned when first called, of several arrays those
-            of each in the same form; None when it was not called or returned none.
-        num_parameters: trainable numbers of this layer, its parts included.
-        parameter_bytes: bytes of these.
+        output_shape: shape of the layer's first output, or a tree of shapes for several arrays;
+            None if it was not called or returned no array.
+        num_parameters: number of trainable values, nested layers included.
+        parameter_bytes: their size in bytes.
     """
 
     name: str
@@ -50,11 +49,11 @@ class Summary:
     """A model's layers; ``str()`` is the table.
 
     Attributes:
-        rows: one for each layer without further layers in it, and for each that has parameters of
-            its own, in order of the first call.
-        num_parameters: trainable numbers of the whole model.
-        parameter_bytes: bytes of these.
-        state_bytes: bytes of everything else that it keeps, such as running statistics.
+        rows: one row per layer that has no layers inside or has parameters itself, in order of the
+            first call.
+        num_parameters: number of trainable values of the model.
+        parameter_bytes: their size in bytes.
+        state_bytes: size of all other state, such as running statistics.
     """
 
     rows: tuple[LayerRow, ...]
@@ -84,16 +83,17 @@ class Summary:
 
 
 def summarize(module: nnx.Module, input_shape: Any, *, dtype: Any = "float32") -> Summary:
-    """Trace ``module`` in evaluation mode on shapes, and return what each layer returned.
+    """Trace ``module`` in evaluation mode on shapes and record each layer's output shape.
 
     Args:
         module: any NNX module.
-        input_shape: of one batch, the batch first, which may be None for 1; of several inputs a
-            tuple or a list of shapes, in the module's order, or a dict by name.
-        dtype: of the input, or of all inputs; or one for each, in the form of the shapes.
+        input_shape: shape of one batch, batch axis first; the batch size may be None, which means
+            1. For several inputs, a tuple or list of shapes in the module's order, or a dict by
+            name.
+        dtype: of all inputs, or one for each in the form of the shapes.
 
     Raises:
-        ShapeError: a size is no whole number, or a layer does not take the shape it is given.
+        ShapeError: a size is not an integer, or a layer does not accept its input shape.
         ArgumentTypeError: ``input_shape`` or ``dtype`` has another form, or the module takes other
             inputs.
     """
@@ -130,7 +130,7 @@ def summarize(module: nnx.Module, input_shape: Any, *, dtype: Any = "float32") -
 
 
 def _inputs(shape: Any, dtype: Any) -> Any:
-    """Return the input or inputs of a module as shapes and dtypes."""
+    """Return the module's input or inputs as abstract arrays."""
     if isinstance(shape, Mapping):
         kinds = dtype if isinstance(dtype, Mapping) else dict.fromkeys(shape, dtype)
         if set(kinds) == set(shape):
@@ -142,8 +142,8 @@ def _inputs(shape: Any, dtype: Any) -> Any:
     else:
         return _input(shape, dtype)
     raise ArgumentTypeError(
-        f"summary: dtype is {dtype!r} for inputs of the shapes {shape!r}. Give one for all, or one "
-        "for each in the same form."
+        f"summary: dtype is {dtype!r} for inputs of the shapes {shape!r}. Give one for all, or "
+        "one for each in the same form."
     )
 
 
@@ -168,10 +168,10 @@ def _input(shape: Any, dtype: Any) -> jax.ShapeDtypeStruct:
 
 @contextmanager
 def _recording(model: nnx.Module, paths: dict[int, tuple], shapes: dict) -> Iterator[None]:
-    """Note the shape of what every module of the tree returns, while the block runs.
+    """Record the output shape of every module of the tree while the block runs.
 
-    Python looks ``__call__`` up on the class, so the classes are patched, under a lock, and put
-    back. Only calls of this model's own nodes are noted.
+    Python looks up ``__call__`` on the class, so classes are patched under a lock and restored
+    afterwards. Only calls of this model's modules are recorded.
     """
 
     def wrap(original):
@@ -189,7 +189,7 @@ def _recording(model: nnx.Module, paths: dict[int, tuple], shapes: dict) -> Iter
 
     with _PATCHING:
         kinds = {type(node) for _, node in _modules(model) if callable(node)}
-        owners = {kind for kind in kinds if callable(kind.__call__)}  # no property that refuses
+        owners = {kind for kind in kinds if callable(kind.__call__)}  # skips a property that raises
         saved = {owner: owner.__dict__.get("__call__") for owner in owners}
         try:
             for owner, original in [(owner, owner.__call__) for owner in owners]:
@@ -204,7 +204,7 @@ def _recording(model: nnx.Module, paths: dict[int, tuple], shapes: dict) -> Iter
 
 
 def _shapes_of(result: Any) -> Any:
-    """Return the shape of an array, or a tree of shapes; None where something else is returned."""
+    """Return the shape of an array, or a tree of shapes; None for any other result."""
     leaves = jax.tree.leaves(result)
     if not leaves or not all(hasattr(leaf, "shape") for leaf in leaves):
         return None
@@ -228,7 +228,7 @@ def _count(module: nnx.Module) -> tuple[int, int]:
 
 
 def _bytes(leaf: Any) -> int:
-    return leaf.size * leaf.dtype.itemsize  # a shape without an array has no ``nbytes``
+    return leaf.size * leaf.dtype.itemsize  # abstract arrays have no ``nbytes``
 
 
 def _line(cells: Sequence[str], widths: Sequence[int]) -> str:

@@ -1,7 +1,4 @@
-"""One block of a transformer.
-
-Owns the order of attention, feed-forward, norms and residuals.
-"""
+"""One transformer block: attention, feed-forward network, norms and residuals."""
 
 from __future__ import annotations
 
@@ -21,21 +18,21 @@ from neurenix.nn.norm import LayerNorm
 class TransformerBlock(Module):
     """Self-attention and a feed-forward network, each with norm and residual: (N, T, C) → same.
 
-    ``norm_first`` (the default): ``x + part(norm(x))``; otherwise ``norm(x + part(x))``, the
-    default of PyTorch's ``TransformerEncoderLayer``, which also starts from ``dropout=0.1``,
+    ``norm_first`` (the default): ``x + part(norm(x))``. Otherwise ``norm(x + part(x))``, the
+    default of PyTorch's ``TransformerEncoderLayer``, whose other defaults are ``dropout=0.1``,
     ``activation="relu"`` and ``mlp_dim=2048``.
 
     Args:
         embed_dim: size C of the last axis.
         num_heads: heads of the attention; must divide ``embed_dim``.
         mlp_dim: width of the feed-forward network; 4 · embed_dim by default.
-        dropout: probability of dropout on attention weights, on the hidden layer, and on what
-            each part adds.
-        activation: name of the activation between, such as ``"gelu"`` (exact) or ``"relu"``.
-        norm_first: norm before each part rather than after the sum.
-        causal: whether position t may only look at positions 0 … t.
+        dropout: probability of dropout on attention weights, on the hidden layer, and on the output
+            of each part.
+        activation: name of the hidden activation, such as ``"gelu"`` (exact) or ``"relu"``.
+        norm_first: apply the norm before each part instead of after the sum.
+        causal: whether position t may attend only to positions 0 … t.
         dtype: of the parameters; float32 by default.
-        rngs: random streams; the process's own by default.
+        rngs: random streams; those of the process by default.
 
     Example:
         >>> nn.TransformerBlock(16, 4, causal=True)(nx.ones((2, 5, 16))).shape
@@ -79,7 +76,7 @@ class TransformerBlock(Module):
         mask: jax.Array | None = None,
         key_padding_mask: jax.Array | None = None,
     ) -> jax.Array:
-        """Return (N, T, C); the masks as for :class:`MultiHeadAttention`."""
+        """Return (N, T, C); masks as for :class:`MultiHeadAttention`."""
         masks = {"mask": mask, "key_padding_mask": key_padding_mask}
         if self.norm_first:
             x = x + self._attend(self.attention_norm(x), masks)
