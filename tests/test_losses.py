@@ -325,7 +325,13 @@ WRONG = {
         "finite",
     ),
     "broadcast": (losses.MeanSquaredError(), np.zeros(3), (3, 3), ShapeError, "one by one"),
-    "not yes or no": (losses.BinaryCrossentropy(), np.array([0, 2]), (2, 1), DataError, "yes"),
+    "not yes or no": (
+        losses.BinaryCrossentropy(),
+        np.array([0, 2]),
+        (2, 1),
+        DataError,
+        "binary targets",
+    ),
     "count below 0": (losses.Poisson(), np.array([-1.0]), (1,), DataError, "counts"),
 }
 

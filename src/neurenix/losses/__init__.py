@@ -1,17 +1,15 @@
-"""Losses: stateless objects, and functions; the family of a name says the order of arguments.
+"""Losses: stateless objects and functions. The name decides the order of arguments.
 
 =======================================  ========================================
-names of Keras (``BinaryCrossentropy``)  ``loss(y_true, y_pred, sample_weight=None)``
+Keras names (``BinaryCrossentropy``)     ``loss(y_true, y_pred, sample_weight=None)``
 functions (``binary_crossentropy``)      ``function(y_true, y_pred)``
-names of PyTorch (``BCELoss``)           ``loss(input, target)``: predictions first
+PyTorch names (``BCELoss``)              ``loss(input, target)``: predictions first
 =======================================  ========================================
 
-A name of PyTorch means what it means there, reductions and the axis of classes included.
-``compile``, ``Trainer`` and metrics take each of them, and call it in its own order. Functions of
-a user's own, and the metrics, are called with ``(y_true, y_pred)``. Arguments the other way round
-are an error wherever it can be told (see :class:`Loss`).
-
-Owns the public names; each formula is in the module named after its family.
+A loss with a PyTorch name behaves as in PyTorch, including its reductions and the axis of classes.
+``compile``, ``Trainer`` and metrics accept every kind and call it in the right order. User-defined
+functions and metrics are called with ``(y_true, y_pred)``. Swapped arguments raise where they can
+be detected (see :class:`Loss`).
 """
 
 from typing import TYPE_CHECKING
@@ -99,7 +97,7 @@ __all__ = [
     "sparse_categorical_crossentropy",
 ]
 
-# What other libraries call what is called otherwise here.
+# Names of other libraries → what to use here.
 _FUNCTION = "a function of your own, (y_true, y_pred), in JAX operations"
 _ELSEWHERE = {
     "BinaryFocalCrossentropy": _FUNCTION,
@@ -145,5 +143,5 @@ _ELSEWHERE = {
     "squared_error": "losses.mean_squared_error(y_true, y_pred)",
 }
 
-if not TYPE_CHECKING:  # a type checker would take any name for one that exists
+if not TYPE_CHECKING:  # with __getattr__, a type checker would accept any name
     __getattr__ = names_of(__name__, __all__, _ELSEWHERE)

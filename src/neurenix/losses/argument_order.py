@@ -1,7 +1,6 @@
-"""The order of targets and predictions, and what tells that they were given the other way round.
+"""Detect targets and predictions that are given in the wrong order.
 
-Owns the two orders in words and the checks of dtypes, of values and of what a gradient is taken
-with respect to. It does not own checks of shapes (``base`` and the losses themselves).
+Checks dtypes, values and what is differentiated. Shapes are checked in ``base`` and by the losses.
 """
 
 from __future__ import annotations
@@ -22,26 +21,26 @@ TARGETS_FIRST = (
 PREDICTIONS_FIRST = (
     "The order of arguments is (input, target): predictions first, as in PyTorch and unlike Keras."
 )
-_ROUGHLY = 0.02  # what half precision may add to a probability, or to the sum of a row
+_ROUGHLY = 0.02  # rounding tolerance, in half precision, of a probability or the sum of a row
 
 
 def in_order(y_true: Any, y_pred: Any, order: str) -> tuple[Any, Any]:
-    """Return both arguments of a loss that is not symmetric, with a check where they are traced.
+    """Return both arguments of an asymmetric loss, checked for a wrong order.
 
-    Nothing but dtypes, and what is differentiated, is looked at, so the check is the same eagerly
-    and in a compiled function. No operation is added to the compiled program.
+    Only dtypes and the differentiated argument are checked, so the check is the same in eager and
+    compiled code. It adds no operation to the compiled program.
 
     Args:
         y_true: the targets.
         y_pred: the predictions.
-        order: the sentence about the order that an error ends with.
+        order: sentence on the order of arguments, appended to errors.
 
     Returns:
         ``y_true`` and ``y_pred``, to be used in place of the arguments.
 
     Raises:
-        DataError: the predictions are whole numbers and the targets are not; or, where a gradient
-            is taken, it is taken with respect to the targets alone.
+        DataError: the predictions are integers and the targets are not; or a gradient is taken with
+            respect to the targets alone.
 
     Example:
         >>> labels, logits = in_order(jnp.array([1]), jnp.array([0.5]), TARGETS_FIRST)
@@ -58,7 +57,7 @@ def in_order(y_true: Any, y_pred: Any, order: str) -> tuple[Any, Any]:
 
 
 def _differentiated(order: str, y_true: jax.Array, y_pred: jax.Array) -> tuple[Any, Any]:
-    """Return both; where they are differentiated, check that the predictions are."""
+    """Return both arguments; when differentiated, check that the predictions are."""
 
     @jax.custom_jvp
     def same(y_true: jax.Array, y_pred: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -69,9 +68,9 @@ def _differentiated(order: str, y_true: jax.Array, y_pred: jax.Array) -> tuple[A
         if of_targets and not of_predictions:
             raise DataError(
                 "The gradient is taken with respect to the targets alone: the predictions do not "
-                f"depend on what is differentiated. {order} Where that is meant, as for the "
-                "divergence of a model from a fixed reference, the loss's elementwise(y_true, "
-                "y_pred) does not check it."
+                f"depend on what is differentiated. {order} If this is intended, as for the "
+                "divergence of a model from a fixed reference, call the loss's elementwise(y_true, "
+                "y_pred), which does not check it."
             )
         return primals, tangents
 
@@ -84,14 +83,14 @@ def _dtype(x: Any) -> np.dtype:
 
 
 def check_probabilities(y_true: jax.Array | np.ndarray, order: str, *, rows: bool = False) -> None:
-    """Raise DataError for targets that are no probabilities, as where predictions are given first.
+    """Raise DataError if targets are not probabilities, which suggests a wrong order.
 
-    Nothing is looked at while a program is traced, nor what lies on the devices of other hosts.
+    Traced values and arrays on devices of other hosts are not checked.
 
     Args:
         y_true: the targets.
-        order: the sentence about the order that an error ends with.
-        rows: whether rows that are soft (fractions, and not one alone) have to sum to 1.
+        order: sentence on the order of arguments, appended to errors.
+        rows: check that rows with fractional values and more than one column sum to 1.
     """
     values = at_hand(y_true)
     if values is None:
@@ -116,7 +115,7 @@ def check_probabilities(y_true: jax.Array | np.ndarray, order: str, *, rows: boo
 
 
 def at_hand(values: Any) -> np.ndarray | None:
-    """Return the values of an array as float32; None while traced, or where they lie elsewhere."""
+    """Return the values of an array as float32; None if traced or not on this host."""
     known = isinstance(values, (np.ndarray, jax.Array)) and not isinstance(values, Tracer)
     if not known or not getattr(values, "is_fully_addressable", True):
         return None

@@ -1,7 +1,7 @@
-"""What a loss is: the base class, the weighted mean, and checks of shapes and values.
+"""The base class of losses, the weighted mean, and checks of shapes and values.
 
-Owns the reduction (per position → per example → one number) and the wording of errors about
-targets. Does not own any formula (``crossentropy``, ``regression``, ``similarity``, ``margin``).
+Owns the reduction (per position → per example → one number). The formulas are in ``crossentropy``,
+``regression``, ``similarity`` and ``margin``.
 
 Letters: ``N`` examples, ``T`` positions of a sequence, ``C`` classes, ``...`` any further axes.
 """
@@ -21,12 +21,12 @@ from neurenix._core.errors import DataError, ShapeError, unknown_name
 from neurenix._core.names import OptionsExplained, snake_case
 from neurenix.losses.argument_order import TARGETS_FIRST, at_hand, in_order
 
-# What keeps logarithms and quotients finite; the value of Keras (keras.config.epsilon()).
+# Keeps logarithms and quotients finite; Keras's value (keras.config.epsilon()).
 EPSILON = 1e-7
 REDUCTIONS = ("mean", "sum", "none")
 _MEAN_OF_KERAS = "sum_over_batch_size"
 _OPTIONS = {
-    "axis": "not to be chosen: the last axis",
+    "axis": "not configurable: always the last axis",
     "beta": "delta",
     "ignore_class": "ignore_index",
     "pos_weight": "class_weight= of fit",
@@ -40,23 +40,23 @@ _OPTIONS = {
 class Loss(OptionsExplained, ABC):
     """Base of every loss: a formula per position, averaged per example, then over the batch.
 
-    A loss has no state, is hashable and compares by its options, so it may be a static argument
-    of a compiled function. A subclass writes ``elementwise``.
+    A loss has no state. It is hashable and compares by its options, so it can be a static argument
+    of a compiled function. A subclass defines ``elementwise``.
 
-    Targets come first. Where a loss is not symmetric, a call with predictions first is an error
-    wherever it can be told, also while traced: by shapes, by whole numbers in the place of
-    predictions, and by a gradient with respect to the targets alone.
+    Targets come first. For an asymmetric loss, a call with predictions first raises where it can
+    be detected, also while traced: by shapes, by integers as predictions, and by a gradient with
+    respect to the targets alone.
 
     Attributes:
         direction: ``"min"``: a smaller loss is better.
-        reduction: what a call makes of the losses, as in Keras and PyTorch: ``"mean"``, ``"sum"``,
-            or ``"none"`` (or None) for each of them, the shape of ``elementwise``, as
-            ``compute_average_loss`` takes them. ``fit`` takes the mean, which Keras calls
-            ``"sum_over_batch_size"`` too.
+        reduction: of the losses in a call, as in Keras and PyTorch: ``"mean"``, ``"sum"``, or
+            ``"none"`` (or None) for the losses of shape ``elementwise``, as needed by
+            ``compute_average_loss``. ``fit`` uses the mean; Keras's name
+            ``"sum_over_batch_size"`` is accepted too.
 
     Raises:
-        UnknownNameError: there is no such reduction.
-        ArgumentTypeError: there is no such option.
+        UnknownNameError: unknown reduction.
+        ArgumentTypeError: unknown option.
 
     Example:
         >>> from neurenix.losses import MeanSquaredError
@@ -70,9 +70,9 @@ class Loss(OptionsExplained, ABC):
 
     migration_options: ClassVar[Mapping[str, str]] = _OPTIONS
     direction: ClassVar[str] = "min"
-    # Whether targets and predictions can change places without a change of the loss.
+    # Whether swapping targets and predictions leaves the loss unchanged.
     symmetric: ClassVar[bool] = True
-    order: ClassVar[str] = TARGETS_FIRST  # what an error says of the arguments' order
+    order: ClassVar[str] = TARGETS_FIRST  # sentence on the order of arguments, for errors
     reduction: str | None = field(default="mean", kw_only=True)
 
     def __post_init__(self) -> None:
@@ -94,13 +94,13 @@ class Loss(OptionsExplained, ABC):
         """Return the loss of every position, shape (N, ...), float32 or wider."""
 
     def per_example(self, y_true: jax.Array, y_pred: jax.Array) -> jax.Array:
-        """Return one loss per example, shape (N,): the mean over all further positions."""
+        """Return one loss per example, shape (N,): the mean over all other axes."""
         return mean_per_example(self.elementwise(y_true, y_pred))
 
     def each(self, y_true: jax.Array, y_pred: jax.Array) -> jax.Array:
-        """Return :meth:`per_example` of arguments whose order is checked, as a call checks it.
+        """Return :meth:`per_example`, with the same check of the order of arguments as a call.
 
-        Targets that are whole numbers may be padding, and are not held to be probabilities.
+        Integer targets may be padding and are not checked to be probabilities.
         """
         y_true, y_pred = self.in_order(y_true, y_pred)
         if (values := at_hand(y_true)) is not None:
@@ -110,15 +110,15 @@ class Loss(OptionsExplained, ABC):
     def counted(
         self, y_true: jax.Array, y_pred: jax.Array, sample_weight: jax.Array | None = None
     ) -> jax.Array | None:
-        """Return the weights that the losses are averaged with, 0 for what does not count.
+        """Return the weights of the weighted mean, 0 for ignored positions.
 
         Args:
             y_true: the targets.
-            y_pred: what the model returned.
+            y_pred: the model's output.
             sample_weight: as for ``__call__``.
 
         Returns:
-            as ``sample_weight``; None when all count alike.
+            Weights of a shape accepted as ``sample_weight``; None if all are equal.
         """
         return None if sample_weight is None else jnp.asarray(sample_weight)
 
@@ -127,18 +127,18 @@ class Loss(OptionsExplained, ABC):
     ) -> jax.Array:
         """Return the mean loss, a scalar: ``sum(w · loss) / sum(w)``.
 
-        With another ``reduction``: the sum of ``w · loss`` over all positions, or each of them.
+        With another ``reduction``, return the sum of ``w · loss``, or ``w · loss`` per position.
 
         Args:
             y_true: the targets; see the class for shape and dtype.
-            y_pred: what the model returned. Half precision is computed in float32.
-            sample_weight: (N,), one weight per example, or the shape of ``elementwise``. The
-                loss is 0 when all weights are 0.
+            y_pred: the model's output. Half precision is computed in float32.
+            sample_weight: (N,), one weight per example, or the shape of ``elementwise``. The loss
+                is 0 if all weights are 0.
 
         Raises:
-            ShapeError: the shapes do not go together.
-            DataError: predictions were given first (see :class:`Loss`). Without weights, and where
-                values are at hand: the targets are no probabilities where they must be.
+            ShapeError: the shapes are incompatible.
+            DataError: predictions were given first (see :class:`Loss`). Without weights and with
+                known values: the targets must be probabilities and are not.
         """
         y_true, y_pred = self.in_order(y_true, y_pred)
         weight = self.counted(y_true, y_pred, sample_weight)
@@ -157,40 +157,40 @@ class Loss(OptionsExplained, ABC):
         return weighted_mean(losses, weight)
 
     def in_order(self, y_true: jax.Array, y_pred: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """Return both arguments, to be used in their place; checked unless symmetric.
+        """Return both arguments, checked for a wrong order unless the loss is symmetric.
 
         Raises:
-            DataError: dtypes, or what is differentiated, say that predictions were given first.
+            DataError: dtypes or differentiation show that predictions were given first.
         """
         return (y_true, y_pred) if self.symmetric else in_order(y_true, y_pred, self.order)
 
     def target_spec(self, y_pred: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
-        """Return shape and dtype of the targets that belong to predictions like ``y_pred``."""
+        """Return shape and dtype of the targets for predictions like ``y_pred``."""
         return jax.ShapeDtypeStruct(y_pred.shape, jnp.float32)
 
     def validate(self, y_true: np.ndarray, y_pred_shape: Sequence[int]) -> None:
-        """Check targets on the host, before anything is compiled.
+        """Check targets on the host, before compilation.
 
         Args:
             y_true: the targets, a NumPy array.
             y_pred_shape: the shape of the predictions for these targets.
 
         Raises:
-            ShapeError: the shapes do not go together.
-            DataError: a value is not finite or out of range.
+            ShapeError: the shapes are incompatible.
+            DataError: a value is not finite, or out of range.
         """
         self._validate_shape(np.shape(y_true), tuple(y_pred_shape))
         self._validate_values(np.asarray(y_true), tuple(y_pred_shape))
 
     def _check_order(self, y_true: jax.Array | np.ndarray, y_pred: jax.Array) -> None:
-        """Refuse predictions in the place of targets; a loss that can tell them does."""
-        del y_true, y_pred  # both may be any numbers
+        """Raise if predictions were given first; subclasses that can detect it override this."""
+        del y_true, y_pred
 
     def _validate_shape(self, y_true: tuple[int, ...], y_pred: tuple[int, ...]) -> None:
         same_shape(self.name, y_true, y_pred)
 
     def _validate_values(self, y_true: np.ndarray, y_pred_shape: tuple[int, ...]) -> None:
-        """Check the range of the targets; any finite value is right unless a loss says more."""
+        """Check the range of the targets; by default, any finite value is valid."""
         check_finite(y_true)
 
 
@@ -200,12 +200,12 @@ def mean_per_example(losses: jax.Array) -> jax.Array:
 
 
 def weighted(losses: jax.Array, weight: jax.Array | None) -> jax.Array:
-    """Return ``w · l`` for losses (N, ...) and weights (N,), of the same shape, or a single one.
+    """Return ``w · l`` for losses (N, ...) and weights (N,), of the same shape, or a scalar.
 
-    A position of weight 0 is 0 even when its loss is infinite or not a number.
+    A position of weight 0 gives 0, even if its loss is infinite or NaN.
 
     Raises:
-        ShapeError: ``weight`` has none of these shapes.
+        ShapeError: ``weight`` has another shape.
     """
     if weight is None:
         return losses
@@ -224,12 +224,12 @@ def _unfit(weight: jax.Array, losses: jax.Array) -> ShapeError:
 
 
 def weighted_mean(losses: jax.Array, weight: jax.Array) -> jax.Array:
-    """Return ``sum(w · l) / sum(w)``, and 0 when the weights sum to 0.
+    """Return ``sum(w · l) / sum(w)``, or 0 if the weights sum to 0.
 
-    A position of weight 0 does not count even when its loss is infinite or not a number.
+    A position of weight 0 does not count, even if its loss is infinite or NaN.
 
     Raises:
-        ShapeError: ``weight`` has neither the shape of ``losses`` nor a single value.
+        ShapeError: ``weight`` is neither a scalar nor of the shape of ``losses``.
     """
     if weight.shape != losses.shape and weight.ndim != 0:
         raise _unfit(weight, losses)
@@ -241,13 +241,13 @@ def weighted_mean(losses: jax.Array, weight: jax.Array) -> jax.Array:
 
 
 def at_least_float32(x: jax.Array) -> jax.Array:
-    """Cast integers and half precision to float32; leave float32 and float64 alone."""
+    """Cast integers and half precision to float32; keep float32 and float64."""
     x = jnp.asarray(x)
     return x.astype(jnp.promote_types(x.dtype, jnp.float32))
 
 
 def paired(name: str, y_true: jax.Array, y_pred: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Return both as floats of one shape; (N,) and (N, 1) go together, nothing else broadcasts.
+    """Return both as floats of the shape of ``y_pred``; only (N,) and (N, 1) are matched.
 
     Raises:
         ShapeError: the shapes differ otherwise.
@@ -258,10 +258,10 @@ def paired(name: str, y_true: jax.Array, y_pred: jax.Array) -> tuple[jax.Array, 
 
 
 def paired_rows(name: str, y_true: jax.Array, y_pred: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Return both as floats, for a loss that reduces their last axis.
+    """Return both as floats, for a loss that reduces the last axis.
 
     Raises:
-        ShapeError: the shapes differ. A last axis of size 1 would be reduced in place of the rows.
+        ShapeError: the shapes differ.
     """
     y_true, y_pred = at_least_float32(y_true), at_least_float32(y_pred)
     same_rows(name, y_true.shape, y_pred.shape)
@@ -269,11 +269,11 @@ def paired_rows(name: str, y_true: jax.Array, y_pred: jax.Array) -> tuple[jax.Ar
 
 
 def same_rows(name: str, y_true: tuple[int, ...], y_pred: tuple[int, ...]) -> None:
-    """Raise ShapeError unless the shapes are equal and have an axis."""
+    """Raise ShapeError unless the shapes are equal and have at least one axis."""
     if y_pred and y_true == y_pred:
         return
     raise ShapeError(
-        f"The loss {name} compares rows, along the last axis, and `y_true` has shape {y_true} "
+        f"The loss {name} compares rows along the last axis: `y_true` has shape {y_true} "
         f"where `y_pred` has shape {y_pred}. Give both the same shape, (N, …, C)."
     )
 
@@ -289,7 +289,7 @@ def same_shape(name: str, y_true: tuple[int, ...], y_pred: tuple[int, ...]) -> N
 
 
 def check_finite(y_true: np.ndarray) -> None:
-    """Raise DataError when a target is NaN or infinite, saying where the first one is."""
+    """Raise DataError at the first target that is NaN or infinite."""
     if y_true.dtype.kind not in "fc" or bool(np.isfinite(y_true).all()):
         return
     where = tuple(int(i) for i in np.argwhere(~np.isfinite(y_true))[0])
@@ -299,13 +299,13 @@ def check_finite(y_true: np.ndarray) -> None:
 
 
 def check_range(y_true: np.ndarray, low: float, high: float, why: str) -> None:
-    """Raise DataError when a target is not finite or outside ``[low, high]``; say where."""
+    """Raise DataError at the first target that is not finite or outside ``[low, high]``."""
     check_finite(y_true)
     if not y_true.size or (y_true.min() >= low and y_true.max() <= high):
         return
     outside = (y_true < low) | (y_true > high)
     where = tuple(int(i) for i in np.argwhere(outside)[0])
     raise DataError(
-        f"The targets `y_true` must lie in {low} … {high}, {why}; "
+        f"The targets `y_true` must be in {low} … {high}, {why}; "
         f"found {y_true[where]} at index {where}."
     )

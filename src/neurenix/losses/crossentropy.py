@@ -1,7 +1,6 @@
-"""Cross-entropies: classes as integers, as distributions, and yes/no.
+"""Cross-entropies of integer classes, distributions and binary targets.
 
-Owns the formulas and what each demands of its targets; not the reduction (``base``).
-Classes are the **last** axis everywhere (PyTorch has them second).
+Classes are the **last** axis (in PyTorch, the second). The reduction is in ``base``.
 """
 
 from __future__ import annotations
@@ -31,24 +30,23 @@ class SparseCategoricalCrossentropy(Loss):
     """Cross-entropy of integer classes.
 
     ``y_true``: (N, ...) integers in 0 … C-1; ``y_pred``: (N, ..., C) logits or probabilities.
-    ``fit`` refuses any other integer before it trains; where nothing can be raised, in a compiled
-    loop of one's own, its loss is NaN.
+    ``fit`` raises for any other integer before training; in a compiled custom loop, which cannot
+    raise, its loss is NaN.
 
-    With ``ignore_index``, positions of that label have loss 0 and do not count: the batch's loss
-    is the mean over all positions that do, as in Keras and PyTorch (0 when none does), and an
-    example with more of them weighs more. ``compile`` and ``Trainer`` hand the label on to metrics
-    that can leave it out and name none.
+    With ``ignore_index``, positions with that label have loss 0 and do not count: the loss of the
+    batch is the mean over all other positions, as in Keras and PyTorch (0 if there are none), so
+    examples with more valid positions weigh more. ``compile`` and ``Trainer`` pass the label on to
+    metrics that support it and have none set.
 
     Args:
         from_logits: whether ``y_pred`` are logits. Otherwise they are probabilities, which are
-            divided by their sum and kept 1e-7 away from 0 and 1, as Keras does.
+            normalised to sum to 1 and clipped to [1e-7, 1 - 1e-7], as in Keras.
         label_smoothing: share of the target spread evenly over all classes, in [0, 1).
-        ignore_index: the label of positions to leave out, such as padding; None for none. What
-            Keras calls ``ignore_class``.
+        ignore_index: label of positions to ignore, such as padding (Keras: ``ignore_class``).
 
     Raises:
         ArgumentError: ``label_smoothing`` is out of range.
-        ArgumentTypeError: ``ignore_index`` is no whole number.
+        ArgumentTypeError: ``ignore_index`` is not an integer.
 
     Example:
         >>> loss = nx.losses.SparseCategoricalCrossentropy(from_logits=True)
@@ -89,7 +87,7 @@ class SparseCategoricalCrossentropy(Loss):
         return -right if self.ignore_index is None else self._without_ignored(labels, -right)
 
     def per_example(self, y_true: jax.Array, y_pred: jax.Array) -> jax.Array:
-        """Return one loss per example, shape (N,): the mean over its positions that count."""
+        """Return one loss per example, shape (N,): the mean over its valid positions."""
         losses, counts = self.elementwise(y_true, y_pred), self._counts(y_true, y_pred)
         if counts is None or losses.ndim <= 1:
             return mean_per_example(losses)
@@ -99,24 +97,24 @@ class SparseCategoricalCrossentropy(Loss):
     def counted(
         self, y_true: jax.Array, y_pred: jax.Array, sample_weight: jax.Array | None = None
     ) -> jax.Array | None:
-        """Return the weights that the losses are averaged with; see :meth:`Loss.counted`."""
+        """Return the weights of the weighted mean; see :meth:`Loss.counted`."""
         weight = super().counted(y_true, y_pred, sample_weight)
         counts = self._counts(y_true, y_pred)
         if counts is None:
             return weight
-        if weight is None or weight.ndim <= 1:  # of each example, its loss being a mean over them
+        if weight is None or weight.ndim <= 1:  # per example: per_example averages its positions
             counts = jnp.sum(counts, axis=tuple(range(1, counts.ndim)), dtype=jnp.float32)
         if weight is None:
             return counts
         if weight.ndim and weight.shape != counts.shape:
-            return weight  # the mean says what is wrong
+            return weight  # weighted_mean raises for its shape
         return jnp.where(counts == 0, 0, weight * counts)
 
     def _log_probabilities(self, y_pred: jax.Array) -> jax.Array:
         return log_probabilities(y_pred, from_logits=self.from_logits)
 
     def _counts(self, y_true: jax.Array, y_pred: jax.Array) -> jax.Array | None:
-        """Return which positions count, (N, ...) booleans; None for all."""
+        """Return the valid positions as booleans (N, ...); None for all."""
         if self.ignore_index is None:
             return None
         labels, shape = jnp.asarray(y_true), np.shape(y_pred)
@@ -161,7 +159,7 @@ class SparseCategoricalCrossentropy(Loss):
 
 @dataclass(frozen=True)
 class CategoricalCrossentropy(Loss):
-    """Cross-entropy of distributions (one-hot rows or soft labels).
+    """Cross-entropy of distributions: one-hot rows or soft labels.
 
     ``y_true``: (N, ..., C), rows that sum to 1; ``y_pred``: (N, ..., C).
 
@@ -215,13 +213,13 @@ class CategoricalCrossentropy(Loss):
 
 @dataclass(frozen=True)
 class BinaryCrossentropy(Loss):
-    """Cross-entropy of independent yes/no answers.
+    """Cross-entropy of independent binary targets.
 
     ``y_true``: the shape of ``y_pred``, or without its last axis of size 1; values in [0, 1].
 
     Args:
         from_logits: whether ``y_pred`` are logits rather than probabilities.
-        label_smoothing: pulls targets towards one half, in [0, 1).
+        label_smoothing: moves targets towards 0.5 by this share, in [0, 1).
 
     Example:
         >>> loss = nx.losses.BinaryCrossentropy(from_logits=True)
@@ -239,7 +237,7 @@ class BinaryCrossentropy(Loss):
         check_smoothing(self.label_smoothing)
 
     def elementwise(self, y_true: jax.Array, y_pred: jax.Array) -> jax.Array:
-        """Return the cross-entropy of every answer, the shape of ``y_pred``."""
+        """Return the cross-entropy of every target, the shape of ``y_pred``."""
         y_true, y_pred = paired(self.name, y_true, y_pred)
         if self.label_smoothing:
             y_true = y_true * (1 - self.label_smoothing) + 0.5 * self.label_smoothing
@@ -251,16 +249,16 @@ class BinaryCrossentropy(Loss):
         return -(y_true * yes + (1 - y_true) * no)
 
     def _validate_values(self, y_true: np.ndarray, y_pred_shape: tuple[int, ...]) -> None:
-        check_range(y_true, 0, 1, "because they answer yes (1) or no (0)")
+        check_range(y_true, 0, 1, "because they are binary targets or probabilities")
 
     def _check_order(self, y_true: jax.Array | np.ndarray, y_pred: jax.Array) -> None:
         check_probabilities(y_true, self.order)
 
 
 def picked(values: jax.Array, labels: jax.Array) -> jax.Array:
-    """Return the value of each label's class, (N, ..., C) and (N, ...) → (N, ...).
+    """Return the value of each label's class: (N, ..., C) and (N, ...) → (N, ...).
 
-    A label outside of 0 … C-1 gives NaN.
+    A label outside 0 … C-1 gives NaN.
     """
     selected = jax.lax.platform_dependent(values, labels, cpu=_gathered, default=_selected)
     inside = (labels >= 0) & (labels < values.shape[-1])
@@ -268,18 +266,17 @@ def picked(values: jax.Array, labels: jax.Array) -> jax.Array:
 
 
 def _gathered(values: jax.Array, labels: jax.Array) -> jax.Array:
-    """Pick as hand-written code does, on a CPU.
+    """Pick values by a gather, on a CPU.
 
-    XLA's CPU runtime begins a program with one first operation in a thread beside its pool, one
-    thread too many for the cores. What is made of the labels alone is a second one: on two cores
-    the step of a 1024-wide MLP takes 8 % less time.
+    XLA's CPU runtime runs the first operation of a program outside its thread pool; a mask built
+    from the labels alone would be a second such operation and oversubscribe the cores.
     """
     index = jnp.clip(labels, 0, values.shape[-1] - 1)[..., None]
     return jnp.take_along_axis(values, index, axis=-1, mode="promise_in_bounds")[..., 0]
 
 
 def _selected(values: jax.Array, labels: jax.Array) -> jax.Array:
-    """Pick without a gather, whose gradient is a scatter: slow on a TPU."""
+    """Pick values without a gather, whose gradient is a scatter: slow on a TPU."""
     classes = jax.lax.broadcasted_iota(jnp.int32, values.shape, values.ndim - 1)
     return jnp.sum(jnp.where(classes == labels[..., None], values, 0), axis=-1)
 
@@ -297,7 +294,7 @@ def check_smoothing(value: float) -> None:
     """Raise unless ``value`` is a number in [0, 1)."""
     check_number("The argument `label_smoothing`", value)
     if not 0 <= value < 1:
-        raise ArgumentError(f"The argument `label_smoothing` must lie in [0, 1); got {value}.")
+        raise ArgumentError(f"The argument `label_smoothing` must be in [0, 1); got {value}.")
 
 
 def sparse_categorical_crossentropy(
@@ -333,7 +330,7 @@ def categorical_crossentropy(
 def binary_crossentropy(
     y_true: jax.Array, y_pred: jax.Array, *, from_logits: bool = False
 ) -> jax.Array:
-    """Return the cross-entropy of yes/no answers per example, shape (N,).
+    """Return the cross-entropy of binary targets per example, shape (N,).
 
     See :class:`BinaryCrossentropy` for shapes and errors.
     """

@@ -1,7 +1,4 @@
-"""Margin losses: hinge, squared hinge and the hinge over classes.
-
-Owns the formulas; not the reduction (``base``).
-"""
+"""Margin losses: hinge, squared hinge and categorical hinge."""
 
 from __future__ import annotations
 
@@ -18,7 +15,7 @@ from neurenix.losses.base import Loss, check_range, paired, paired_rows, same_ro
 class Hinge(Loss):
     """``max(1 - y_true · y_pred, 0)`` with targets -1 and 1.
 
-    A target 0 is read as -1, so that {0, 1} works as well.
+    A target 0 is read as -1, so {0, 1} works as well.
 
     Example:
         >>> print(nx.losses.Hinge()(nx.tensor([1, 0]), nx.tensor([2.0, 0.5])))
@@ -28,7 +25,7 @@ class Hinge(Loss):
     symmetric = False
 
     def elementwise(self, y_true: jax.Array, y_pred: jax.Array) -> jax.Array:
-        """Return the hinge loss of every answer."""
+        """Return the hinge loss of every element."""
         y_true, y_pred = paired(self.name, y_true, y_pred)
         return jnp.maximum(1 - _signs(y_true) * y_pred, 0)
 
@@ -43,7 +40,7 @@ class SquaredHinge(Loss):
     symmetric = False
 
     def elementwise(self, y_true: jax.Array, y_pred: jax.Array) -> jax.Array:
-        """Return the squared hinge loss of every answer."""
+        """Return the squared hinge loss of every element."""
         y_true, y_pred = paired(self.name, y_true, y_pred)
         return jnp.square(jnp.maximum(1 - _signs(y_true) * y_pred, 0))
 

@@ -1,7 +1,4 @@
-"""From a name, a class or a function to a loss.
-
-Owns the table of names; the losses themselves are beside it.
-"""
+"""Build a loss from a name, a class or a function."""
 
 from __future__ import annotations
 
@@ -51,29 +48,29 @@ _BY_NAME: Mapping[str, type[Loss] | type[TorchLoss]] = {cls().name: cls for cls 
 class FunctionLoss(Loss):
     """A function ``(y_true, y_pred)`` as a loss.
 
-    The function returns one loss per example (N, ...), or a scalar, which is taken to be the mean
-    over the batch. With sample weights a scalar function is called once per example (vectorised),
-    so a scalar that couples examples cannot be weighted. ``fit`` and ``evaluate`` fill no batch up
-    for a function in which one example's loss is made of others too (in-batch negatives).
+    The function returns one loss per example (N, ...), or a scalar, which is treated as the mean
+    over the batch. With sample weights, a scalar function is called once per example (vectorized),
+    so a scalar that couples examples cannot be weighted. ``fit`` and ``evaluate`` do not pad
+    batches for a function whose loss of one example depends on other examples (in-batch negatives).
 
-    Where a model returns a dict or a tuple of arrays, that is ``y_pred``. Targets (N,) of
-    predictions (N, 1) come as (N, 1), and the other way round, so that ``y_true - y_pred`` pairs
-    each target with its own prediction; a function that handles such shapes itself gets them as
-    they are (``_foreign.alignment.aligned``).
+    For a model that returns a dict or a tuple of arrays, ``y_pred`` is that dict or tuple. Targets
+    (N,) for predictions (N, 1) are passed as (N, 1), and vice versa, so that ``y_true - y_pred``
+    pairs each target with its prediction. A function that handles both shapes itself gets them
+    unchanged (``_user_functions.alignment.aligned``).
 
     Args:
-        function: the function; traced, so it must be built of JAX operations.
+        function: the function; traced, so it must use JAX operations.
     """
 
     function: Callable[[jax.Array, jax.Array], jax.Array]
 
     @property
     def name(self) -> str:
-        """The function's own name."""
+        """The function's name."""
         return getattr(self.function, "__name__", type(self.function).__name__)
 
     def elementwise(self, y_true: jax.Array, y_pred: jax.Array) -> jax.Array:
-        """Return what the function says, per example."""
+        """Return the function's result per example."""
         y_true = aligned(self.function, y_true, y_pred)
         losses = self._called(y_true, y_pred)
         if losses.ndim == 0:
@@ -110,14 +107,14 @@ class FunctionLoss(Loss):
 
 
 def get(loss: str | Loss | TorchLoss | type[Loss] | type[TorchLoss] | Callable) -> Loss:
-    """Return the loss that a name, a loss, a loss class or a function stands for.
+    """Return the loss for a name, a loss, a loss class or a function.
 
-    It is called with targets first, also where a loss under PyTorch's name is given.
+    The result takes targets first, also for a loss with a PyTorch name.
 
     Raises:
-        UnknownNameError: nothing has this name; near misses are suggested.
-        ArgumentTypeError: it is none of these; a loss of another library, such as PyTorch; or a
-            function whose names say that it takes predictions first, as those of optax do.
+        UnknownNameError: unknown loss name; the message suggests similar names.
+        ArgumentTypeError: ``loss`` has another type, belongs to another library such as PyTorch, or
+            is a function whose parameter names say predictions first, as in optax.
 
     Example:
         >>> nx.losses.get("mse").name

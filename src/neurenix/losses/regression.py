@@ -1,7 +1,7 @@
-"""Losses for numbers: squared, absolute, relative and robust errors.
+"""Regression losses: squared, absolute, relative and robust errors.
 
-Owns the formulas; not the reduction (``base``). Targets and predictions have one shape,
-(N, ...); (N,) and (N, 1) go together, and nothing else is broadcast.
+Targets and predictions have the same shape (N, ...); (N,) and (N, 1) are matched, nothing else is
+broadcast.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class MeanSquaredError(Loss):
     """
 
     def elementwise(self, y_true: jax.Array, y_pred: jax.Array) -> jax.Array:
-        """Return the squared error of every number."""
+        """Return the squared error of every element."""
         y_true, y_pred = paired(self.name, y_true, y_pred)
         return jnp.square(y_true - y_pred)
 
@@ -37,7 +37,7 @@ class MeanAbsoluteError(Loss):
     """``|y_true - y_pred|``."""
 
     def elementwise(self, y_true: jax.Array, y_pred: jax.Array) -> jax.Array:
-        """Return the absolute error of every number."""
+        """Return the absolute error of every element."""
         y_true, y_pred = paired(self.name, y_true, y_pred)
         return jnp.abs(y_true - y_pred)
 
@@ -49,17 +49,17 @@ class MeanAbsolutePercentageError(Loss):
     symmetric = False
 
     def elementwise(self, y_true: jax.Array, y_pred: jax.Array) -> jax.Array:
-        """Return the relative error of every number, in per cent."""
+        """Return the relative error of every element, in per cent."""
         y_true, y_pred = paired(self.name, y_true, y_pred)
         return 100 * jnp.abs(y_true - y_pred) / jnp.maximum(jnp.abs(y_true), EPSILON)
 
 
 @dataclass(frozen=True)
 class MeanSquaredLogarithmicError(Loss):
-    """``(log(1 + y_true) - log(1 + y_pred))²``; negative predictions count as 0."""
+    """``(log(1 + y_true) - log(1 + y_pred))²``; negative predictions are clipped to 0."""
 
     def elementwise(self, y_true: jax.Array, y_pred: jax.Array) -> jax.Array:
-        """Return the squared error of the logarithms."""
+        """Return the squared logarithmic error of every element."""
         y_true, y_pred = paired(self.name, y_true, y_pred)
         predicted = jnp.log1p(jnp.maximum(y_pred, EPSILON))
         return jnp.square(jnp.log1p(jnp.maximum(y_true, EPSILON)) - predicted)
@@ -70,10 +70,9 @@ class MeanSquaredLogarithmicError(Loss):
 
 @dataclass(frozen=True)
 class Huber(Loss):
-    """Squared near zero, absolute far away.
+    """Squared error near zero, absolute error beyond ``delta``.
 
-    ``d²/2`` if ``|d| ≤ delta``, else
-    ``delta · (|d| - delta/2)``, with ``d = y_true - y_pred``.
+    ``d²/2`` if ``|d| ≤ delta``, else ``delta · (|d| - delta/2)``, with ``d = y_true - y_pred``.
 
     Args:
         delta: where the two meet, in the unit of the targets; above 0.
@@ -89,10 +88,10 @@ class Huber(Loss):
             raise ArgumentError(f"The argument `delta` must be above 0; got {self.delta}.")
 
     def elementwise(self, y_true: jax.Array, y_pred: jax.Array) -> jax.Array:
-        """Return the Huber loss of every number."""
+        """Return the Huber loss of every element."""
         y_true, y_pred = paired(self.name, y_true, y_pred)
         distance = jnp.abs(y_true - y_pred)
-        near = jnp.minimum(distance, self.delta)  # no product with delta, which may be infinite
+        near = jnp.minimum(distance, self.delta)  # avoids a product with an infinite delta
         return near * (distance - 0.5 * near)
 
 
@@ -101,7 +100,7 @@ class LogCosh(Loss):
     """``log(cosh(y_pred - y_true))``, computed without overflow."""
 
     def elementwise(self, y_true: jax.Array, y_pred: jax.Array) -> jax.Array:
-        """Return the log-cosh of every error."""
+        """Return the log-cosh error of every element."""
         y_true, y_pred = paired(self.name, y_true, y_pred)
         distance = y_pred - y_true
         return distance + jax.nn.softplus(-2 * distance) - jnp.log(2.0).astype(distance.dtype)
@@ -109,12 +108,12 @@ class LogCosh(Loss):
 
 @dataclass(frozen=True)
 class Poisson(Loss):
-    """``y_pred - y_true · log(y_pred)``: the Poisson likelihood, for counts ≥ 0."""
+    """``y_pred - y_true · log(y_pred)``: the negative Poisson log-likelihood, for counts ≥ 0."""
 
     symmetric = False
 
     def elementwise(self, y_true: jax.Array, y_pred: jax.Array) -> jax.Array:
-        """Return the Poisson loss of every count."""
+        """Return the Poisson loss of every element."""
         y_true, y_pred = paired(self.name, y_true, y_pred)
         return y_pred - y_true * jnp.log(y_pred + EPSILON)
 

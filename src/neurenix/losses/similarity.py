@@ -1,7 +1,4 @@
-"""Losses that compare directions and distributions, over the last axis.
-
-Owns cosine similarity and Kullback-Leibler divergence; not the reduction (``base``).
-"""
+"""Cosine similarity and Kullback-Leibler divergence over the last axis."""
 
 from __future__ import annotations
 
@@ -23,7 +20,7 @@ from neurenix.losses.base import (
 
 @dataclass(frozen=True)
 class CosineSimilarity(Loss):
-    """Minus the cosine between rows: -1 the same direction, 1 opposite, as in Keras.
+    """Minus the cosine between rows, as in Keras: -1 same direction, 1 opposite direction.
 
     ``y_true`` and ``y_pred``: (N, ..., C). A row of zeros has cosine 0.
 
@@ -45,9 +42,9 @@ class CosineSimilarity(Loss):
 class KLDivergence(Loss):
     """``sum(y_true · log(y_true / y_pred))`` over the last axis; both are probabilities.
 
-    Both are kept between 1e-7 and 1, as Keras does. PyTorch's, of log-probabilities, is
-    :class:`~neurenix.losses.KLDivLoss`. A call refuses a gradient with respect to ``y_true`` alone;
-    for one that is meant, as of a policy's divergence from a fixed reference, take
+    Both are clipped to [1e-7, 1], as in Keras. PyTorch's form, of log-probabilities, is
+    :class:`~neurenix.losses.KLDivLoss`. A call raises for a gradient with respect to ``y_true``
+    alone; where that is intended, as for a policy's divergence from a fixed reference, use
     ``elementwise``.
     """
 
@@ -70,7 +67,7 @@ class KLDivergence(Loss):
 
 
 def _unit(x: jax.Array) -> jax.Array:
-    # The square root has no derivative at 0, so a row of zeros must not reach it.
+    # The square root has no derivative at 0: replace rows of zeros before it.
     square = jnp.sum(jnp.square(x), axis=-1, keepdims=True)
     return jnp.where(square > 0, x * jax.lax.rsqrt(jnp.where(square > 0, square, 1)), 0)
 

@@ -1,8 +1,8 @@
-"""What the losses of PyTorch compute, in the library's order of arguments: targets first.
+"""Formulas of PyTorch's losses where they differ from Keras's, with targets first.
 
-Owns the formulas behind ``torch_names``, where PyTorch's differ from those of Keras: weights of
-classes, classes on the second axis, logarithms that end at -100, log-probabilities. The formulas
-are those of https://docs.pytorch.org/docs/stable/nn.html#loss-functions.
+Differences: class weights, classes on the second axis, logarithms clipped at -100,
+log-probabilities. Source: https://docs.pytorch.org/docs/stable/nn.html#loss-functions. The public
+classes are in ``torch_names``.
 """
 
 from __future__ import annotations
@@ -27,22 +27,22 @@ from neurenix.losses.crossentropy import (
 )
 
 Weights = tuple[Any, ...] | float
-_LEAST_LOG = -100.0  # of PyTorch's BCELoss
-_LEAST_DIVISOR = 1e-12  # of its gradient
+_LEAST_LOG = -100.0  # lower bound in PyTorch's BCELoss
+_LEAST_DIVISOR = 1e-12  # and in its gradient
 
 
 def frozen(name: str, weights: Any) -> Weights | None:
-    """Return weights, an array or a list, as nested tuples, which compare and hash.
+    """Return weights, an array or a list, as nested tuples, which are hashable.
 
     Raises:
-        ArgumentTypeError: they are traced, or no numbers.
-        ArgumentError: one is negative or not finite.
+        ArgumentTypeError: the weights are traced, or are not numbers.
+        ArgumentError: a weight is negative or not finite.
     """
     if weights is None:
         return None
     if isinstance(weights, Tracer):
         raise ArgumentTypeError(
-            f"The argument `{name}` is traced. Make the loss outside of the compiled function."
+            f"The argument `{name}` is traced. Create the loss outside the compiled function."
         )
     try:
         values = np.asarray(weights).astype(np.float64)
@@ -51,7 +51,7 @@ def frozen(name: str, weights: Any) -> Weights | None:
             f"The argument `{name}` must be an array of numbers; got {weights!r}."
         ) from error
     if not np.isfinite(values).all() or (values < 0).any():
-        raise ArgumentError(f"The argument `{name}` holds numbers that are no weights: {weights}.")
+        raise ArgumentError(f"`{name}` must hold finite weights of at least 0; got {weights}.")
     return _tuples(values.tolist())
 
 
@@ -64,9 +64,9 @@ class CrossEntropy(SparseCategoricalCrossentropy):
     """``CrossEntropyLoss`` and ``NLLLoss``: classes on the second axis, (N, C, ...).
 
     Args:
-        normalized: whether ``y_pred`` are log-probabilities already.
-        weight: one weight for each class, or None. The mean is divided by the weights of the
-            targets, if these are class numbers.
+        normalized: whether ``y_pred`` are already log-probabilities.
+        weight: one weight per class, or None. For integer classes, the mean is divided by the sum
+            of the targets' weights.
     """
 
     order = PREDICTIONS_FIRST
@@ -76,11 +76,11 @@ class CrossEntropy(SparseCategoricalCrossentropy):
 
     @property
     def name(self) -> str:
-        """The name that logs and errors have for it."""
+        """The name in logs and errors."""
         return "nll_loss" if self.normalized else "cross_entropy_loss"
 
     def elementwise(self, y_true: jax.Array, y_pred: jax.Array) -> jax.Array:
-        """Return the cross-entropy of every position, (N, ...), times the weight of its class."""
+        """Return the weighted cross-entropy of every position, shape (N, ...)."""
         y_true, y_pred = jnp.asarray(y_true), jnp.asarray(y_pred)
         soft = _is_soft(y_true, y_pred)
         self._check_shapes(y_true.shape, y_pred.shape, soft=soft)
@@ -93,19 +93,19 @@ class CrossEntropy(SparseCategoricalCrossentropy):
             return losses.reshape(places)
         labels = y_true.reshape(places).astype(jnp.int32)
         losses = self._of_shares(jax.nn.one_hot(labels, classes), scores, weight)
-        # One-hot rows of a class that there is not are 0.
+        # A class outside 0 … C-1 gives a one-hot row of zeros.
         inside = (labels >= 0) & (labels < classes)
         return self._without_ignored(labels, jnp.where(inside, losses, jnp.nan))
 
     def _of_shares(self, shares: jax.Array, scores: jax.Array, weight: Any) -> jax.Array:
         shares = shares * (1 - self.label_smoothing) + self.label_smoothing / scores.shape[-1]
         log_p = self._log_probabilities(scores)
-        # A class of share 0 does not count, even where its logarithm is infinite.
+        # A class with probability 0 does not count, even if its log-probability is infinite.
         terms = jnp.where(shares == 0, 0, shares * log_p)
         return -jnp.sum(terms if weight is None else weight * terms, axis=-1)
 
     def _counts(self, y_true: jax.Array, y_pred: jax.Array) -> jax.Array | None:
-        """Return what each position counts in the mean: its class's weight, 0 if ignored."""
+        """Return the weight of each position in the mean: its class's weight, 0 if ignored."""
         labels, shape, soft = jnp.asarray(y_true), np.shape(y_pred), _is_soft(y_true, y_pred)
         self._check_shapes(labels.shape, shape, soft=soft)
         weight = self._class_weights(shape)
@@ -118,7 +118,7 @@ class CrossEntropy(SparseCategoricalCrossentropy):
         return jnp.where(kept, weight[jnp.clip(labels, 0, shape[1] - 1)], 0)
 
     def per_example(self, y_true: jax.Array, y_pred: jax.Array) -> jax.Array:
-        """Return one loss per example, shape (N,): the mean over its positions that count."""
+        """Return one loss per example, shape (N,): the mean over its valid positions."""
         if self.weight is None or (counts := self._counts(y_true, y_pred)) is None:
             return super().per_example(y_true, y_pred)
         losses = self.elementwise(y_true, y_pred)
@@ -133,7 +133,7 @@ class CrossEntropy(SparseCategoricalCrossentropy):
         if self.weight is None or self.reduction != "mean":
             return super().__call__(y_true, y_pred, sample_weight)
         y_true, y_pred = self.in_order(y_true, y_pred)
-        # The losses bear the weights of their classes already; only the divisor needs them.
+        # The losses already include the class weights; only the divisor needs them.
         losses, counts = self.elementwise(y_true, y_pred), self._counts(y_true, y_pred)
         counts = jnp.ones_like(losses) if counts is None else counts
         given = None if sample_weight is None else jnp.asarray(sample_weight)
@@ -201,14 +201,14 @@ class CrossEntropy(SparseCategoricalCrossentropy):
 
 
 def _last(x: Any) -> Any:
-    """Move the axis of classes from the second place to the last."""
+    """Move the class axis from second to last."""
     if np.ndim(x) < 3:
         return x
     return np.moveaxis(x, 1, -1) if isinstance(x, np.ndarray) else jnp.moveaxis(x, 1, -1)
 
 
 def _is_soft(y_true: Any, y_pred: Any) -> bool:
-    """Tell rows of probabilities from class numbers; a column of class numbers is as long."""
+    """Return whether targets are rows of probabilities rather than class numbers."""
     return np.shape(y_true) == np.shape(y_pred) and jnp.issubdtype(
         jnp.asarray(y_true).dtype, jnp.floating
     )
@@ -219,9 +219,9 @@ class BinaryCrossEntropy(BinaryCrossentropy):
     """``BCELoss`` and ``BCEWithLogitsLoss``.
 
     Args:
-        weight: a factor of the losses, of a shape that broadcasts to theirs; the mean is not
-            divided by it. None for 1.
-        pos_weight: a factor of the losses of positive answers, likewise.
+        weight: factor of the losses, broadcast to their shape; the mean is not divided by it. None
+            means 1.
+        pos_weight: factor of the losses of positive targets, broadcast likewise.
     """
 
     order = PREDICTIONS_FIRST
@@ -230,11 +230,11 @@ class BinaryCrossEntropy(BinaryCrossentropy):
 
     @property
     def name(self) -> str:
-        """The name that logs and errors have for it."""
+        """The name in logs and errors."""
         return "bce_with_logits_loss" if self.from_logits else "bce_loss"
 
     def elementwise(self, y_true: jax.Array, y_pred: jax.Array) -> jax.Array:
-        """Return the cross-entropy of every answer, the shape of ``y_pred``."""
+        """Return the cross-entropy of every target, the shape of ``y_pred``."""
         y_true, y_pred = paired(self.name, y_true, y_pred)
         if self.from_logits:
             yes, no = jax.nn.log_sigmoid(y_pred), jax.nn.log_sigmoid(-y_pred)
@@ -262,7 +262,7 @@ class BinaryCrossEntropy(BinaryCrossentropy):
 
 @jax.custom_jvp
 def _bounded_log(x: jax.Array) -> jax.Array:
-    """Return the logarithm, at least -100, and NaN below 0; the gradient is at most 1e12."""
+    """Return the logarithm, at least -100, NaN below 0; the gradient is at most 1e12."""
     return jnp.maximum(jnp.log(x), _LEAST_LOG)
 
 
@@ -278,8 +278,8 @@ class Divergence(Loss):
 
     Args:
         log_target: whether the targets are log-probabilities too.
-        summed: whether an example's loss is the sum over its positions (PyTorch's
-            ``"batchmean"``) rather than their mean.
+        summed: whether the loss of an example is the sum over its positions (PyTorch's
+            ``"batchmean"``) instead of the mean.
     """
 
     symmetric = False
@@ -289,7 +289,7 @@ class Divergence(Loss):
 
     @property
     def name(self) -> str:
-        """The name that logs and errors have for it."""
+        """The name in logs and errors."""
         return "kl_div_loss"
 
     def elementwise(self, y_true: jax.Array, y_pred: jax.Array) -> jax.Array:
@@ -307,7 +307,7 @@ class Divergence(Loss):
         return super().per_example(y_true, y_pred)
 
     def in_order(self, y_true: jax.Array, y_pred: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """Return both; log-probabilities as targets may be what is trained, as in PyTorch."""
+        """Return both; log-probability targets may be differentiated alone, as in PyTorch."""
         return (y_true, y_pred) if self.log_target else super().in_order(y_true, y_pred)
 
     def _validate_values(self, y_true: np.ndarray, y_pred_shape: tuple[int, ...]) -> None:
@@ -326,7 +326,8 @@ class SmoothL1(Loss):
     """``SmoothL1Loss``: ``d²/(2·beta)`` if ``|d| < beta``, else ``|d| - beta/2``.
 
     Args:
-        beta: where the two meet, in the unit of the targets; at least 0, where it is ``|d|``.
+        beta: where the two meet, in the unit of the targets; at least 0. With 0 the loss is
+            ``|d|``.
     """
 
     beta: float = 1.0
@@ -340,11 +341,11 @@ class SmoothL1(Loss):
 
     @property
     def name(self) -> str:
-        """The name that logs and errors have for it."""
+        """The name in logs and errors."""
         return "smooth_l1_loss"
 
     def elementwise(self, y_true: jax.Array, y_pred: jax.Array) -> jax.Array:
-        """Return the loss of every number."""
+        """Return the loss of every element."""
         y_true, y_pred = paired(self.name, y_true, y_pred)
         distance = jnp.abs(y_true - y_pred)
         if not self.beta:

@@ -1,7 +1,6 @@
-"""Losses under PyTorch's names: ``loss(input, target)``, predictions first, as PyTorch has them.
+"""Losses with PyTorch's names: ``loss(input, target)``, predictions first.
 
-Owns the names, the options and the order of arguments. The formulas are in ``torch_forms`` and in
-the modules of the library's own losses.
+The formulas are in ``torch_forms`` and in the modules of the Keras-style losses.
 """
 
 from __future__ import annotations
@@ -30,18 +29,18 @@ from neurenix.losses.torch_forms import (
 
 @dataclass(frozen=True)
 class TorchLoss(OptionsExplained, ABC):
-    """Base of the losses under PyTorch's names, which are called with predictions first.
+    """Base of the losses with PyTorch's names; called with predictions first.
 
-    ``compile``, ``Trainer`` and ``preflight`` take one as they take any other loss: they use its
-    ``targets_first``. It is hashable and compares by its options. Two differences from PyTorch:
-    nothing but (N,) and (N, 1) is broadcast, and the mean of no position at all is 0, not NaN.
+    ``compile``, ``Trainer`` and ``preflight`` accept them like any other loss, through
+    ``targets_first``. Hashable; compares by its options. Two differences from PyTorch: only (N,)
+    and (N, 1) are broadcast, and the mean over no position is 0, not NaN.
 
     Attributes:
-        reduction: ``"mean"``, ``"sum"`` or ``"none"``; ``fit`` takes the mean.
+        reduction: ``"mean"``, ``"sum"`` or ``"none"``; ``fit`` uses the mean.
 
     Raises:
-        UnknownNameError: there is no such reduction.
-        ArgumentTypeError: there is no such option.
+        UnknownNameError: unknown reduction.
+        ArgumentTypeError: unknown option.
 
     Example:
         >>> loss = nx.losses.BCELoss(reduction="sum")
@@ -67,20 +66,20 @@ class TorchLoss(OptionsExplained, ABC):
 
     @property
     def name(self) -> str:
-        """The name that logs and errors have for it."""
+        """The name in logs and errors."""
         return self.targets_first.name
 
     def __call__(self, input: jax.Array, target: jax.Array) -> jax.Array:
-        """Return the loss, as ``reduction`` says.
+        """Return the loss, reduced by ``reduction``.
 
         Args:
-            input: what the model returned; half precision is computed in float32.
+            input: the model's output; half precision is computed in float32.
             target: the targets; see the class for shape and dtype.
 
         Raises:
-            ShapeError: the shapes do not go together.
-            DataError: the targets were given first, as far as dtypes, values or what is
-                differentiated tell; or they are out of range, where values are at hand.
+            ShapeError: the shapes are incompatible.
+            DataError: dtypes, values or differentiation show that targets were given first; or
+                known targets are out of range.
         """
         return self.targets_first(target, input)
 
@@ -110,7 +109,8 @@ class SmoothL1Loss(TorchLoss):
     """``d²/(2·beta)`` if ``|d| < beta``, else ``|d| - beta/2``, with ``d = input - target``.
 
     Args:
-        beta: where the two meet, in the unit of the targets; at least 0, where it is ``|d|``.
+        beta: where the two meet, in the unit of the targets; at least 0. With 0 the loss is
+            ``|d|``.
 
     Raises:
         ArgumentError: ``beta`` is below 0.
@@ -151,14 +151,14 @@ class HuberLoss(TorchLoss):
 class CrossEntropyLoss(TorchLoss):
     """Cross-entropy of logits, with classes on the second axis.
 
-    ``input``: logits (N, C, ...), or (C,) for one example. ``target``: integer classes (N, ...),
-    or probabilities of the shape of ``input``. Where classes are on the last axis, as layers here
-    have them, use ``SparseCategoricalCrossentropy(from_logits=True)``.
+    ``input``: logits (N, C, ...), or (C,) for one example. ``target``: integer classes (N, ...), or
+    probabilities of the shape of ``input``. For classes on the last axis, as the layers here
+    return them, use ``SparseCategoricalCrossentropy(from_logits=True)``.
 
     Args:
-        weight: a weight for each class, (C,). With integer classes the mean is divided by the
-            weights of the targets, with probabilities by their number.
-        ignore_index: the label of positions that do not count.
+        weight: one weight per class, (C,). The mean is divided by the sum of the targets' weights
+            for integer classes, by the number of targets for probabilities.
+        ignore_index: label of positions to ignore.
         label_smoothing: share of the target spread evenly over all classes, in [0, 1).
 
     Example:
@@ -196,7 +196,7 @@ class NLLLoss(TorchLoss):
 
     Args:
         weight: as for :class:`CrossEntropyLoss`.
-        ignore_index: the label of positions that do not count.
+        ignore_index: label of positions to ignore.
     """
 
     weight: Any = None
@@ -224,12 +224,12 @@ class NLLLoss(TorchLoss):
 
 @dataclass(frozen=True)
 class BCELoss(TorchLoss):
-    """Binary cross-entropy of probabilities; logarithms are at least -100, as in PyTorch.
+    """Binary cross-entropy of probabilities; logarithms are clipped at -100, as in PyTorch.
 
-    A probability outside of [0, 1], such as a logit, gives NaN.
+    A probability outside [0, 1], such as a logit, gives NaN.
 
     Args:
-        weight: a factor of the losses, of a shape that broadcasts to theirs.
+        weight: factor of the losses, broadcast to their shape.
     """
 
     weight: Any = None
@@ -250,8 +250,8 @@ class BCEWithLogitsLoss(TorchLoss):
     """Binary cross-entropy of logits.
 
     Args:
-        weight: a factor of the losses, of a shape that broadcasts to theirs.
-        pos_weight: a factor of the losses of positive answers, likewise.
+        weight: factor of the losses, broadcast to their shape.
+        pos_weight: factor of the losses of positive targets, broadcast to their shape.
 
     Example:
         >>> loss = nx.losses.BCEWithLogitsLoss(pos_weight=[3.0])
@@ -285,8 +285,8 @@ class KLDivLoss(TorchLoss):
 
     Args:
         log_target: whether ``target`` are log-probabilities too.
-        reduction: ``"batchmean"`` is the divergence: the sum, divided by the number of examples.
-            ``"mean"`` divides by the number of all elements, as in PyTorch.
+        reduction: ``"batchmean"`` is the divergence: the sum divided by the number of examples.
+            ``"mean"`` divides by the number of elements, as in PyTorch.
 
     Example:
         >>> loss = nx.losses.KLDivLoss(reduction="batchmean")
@@ -308,7 +308,7 @@ class KLDivLoss(TorchLoss):
 
 
 def _batched(loss: TorchLoss, input: jax.Array, target: jax.Array) -> jax.Array:
-    """Call a loss of classes, with one example that has no axis of examples as a batch of one."""
+    """Call a classification loss; an example without batch axis becomes a batch of one."""
     form = loss.targets_first
     if np.ndim(input) != 1 or np.ndim(target) > 1:
         return form(target, input)
