@@ -1,6 +1,6 @@
-"""Optimizers: frozen descriptions over optax, with PyTorch's names and defaults.
+"""Optimizers: frozen dataclasses over optax, with PyTorch's names and defaults.
 
-Owns the public names. ``schedules`` holds learning rates that change with the step.
+Learning-rate schedules are in ``schedules``.
 """
 
 from typing import TYPE_CHECKING
@@ -38,5 +38,5 @@ __all__ = [
     "spec",
 ]
 
-if not TYPE_CHECKING:  # a type checker would take any name for one that exists
+if not TYPE_CHECKING:  # with __getattr__, a type checker would accept any name
     __getattr__ = names_of(__name__, __all__, optimizers.NAMES)

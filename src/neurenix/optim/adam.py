@@ -1,7 +1,4 @@
-"""Adam and its relatives.
-
-Owns their options, with PyTorch's defaults; the rules are optax's, the chain is in ``base``.
-"""
+"""Adam and its variants, with PyTorch's defaults; the update rules are optax's."""
 
 from __future__ import annotations
 
@@ -14,7 +11,7 @@ from neurenix.optim.base import LearningRate, OptimizerSpec
 
 @dataclass(frozen=True)
 class Adam(OptimizerSpec):
-    """Adaptive moments (Kingma & Ba 2014, arXiv:1412.6980), as ``torch.optim.Adam``.
+    """Adam (Kingma & Ba 2014, arXiv:1412.6980), as ``torch.optim.Adam``.
 
     ``weight_decay`` is added to the gradient; for decoupled decay use :class:`AdamW`.
 
@@ -33,7 +30,7 @@ class Adam(OptimizerSpec):
     eps: float = 1e-8
 
     def rule(self) -> optax.GradientTransformation:
-        """Return the rule of adaptive moments."""
+        """Return optax's Adam rule."""
         return optax.scale_by_adam(*self.betas, eps=self.eps)
 
 
@@ -42,7 +39,7 @@ class AdamW(Adam):
     """Adam with decoupled weight decay (Loshchilov & Hutter 2017, arXiv:1711.05101).
 
     Args:
-        weight_decay: share of each weight taken off per step, times the learning rate.
+        weight_decay: share subtracted from each weight per step, times the learning rate.
     """
 
     weight_decay: float = field(default=1e-2, kw_only=True)
@@ -53,22 +50,22 @@ class AdamW(Adam):
 class NAdam(Adam):
     """Adam with Nesterov momentum (Dozat 2016).
 
-    Without PyTorch's momentum schedule (``momentum_decay``), so the two differ.
+    PyTorch's momentum schedule (``momentum_decay``) is not used, so results differ from PyTorch.
     """
 
     learning_rate: LearningRate = 2e-3
 
     def rule(self) -> optax.GradientTransformation:
-        """Return the rule of adaptive moments with look-ahead."""
+        """Return optax's Adam rule with Nesterov momentum."""
         return optax.scale_by_adam(*self.betas, eps=self.eps, nesterov=True)
 
 
 @dataclass(frozen=True)
 class RAdam(Adam):
-    """Rectified Adam, which warms itself up (Liu et al. 2019, arXiv:1908.03265)."""
+    """Rectified Adam, with a built-in warm-up (Liu et al. 2019, arXiv:1908.03265)."""
 
     def rule(self) -> optax.GradientTransformation:
-        """Return the rectified rule."""
+        """Return optax's rectified Adam rule."""
         return optax.scale_by_radam(*self.betas, eps=self.eps)
 
 
@@ -79,13 +76,13 @@ class Adamax(Adam):
     learning_rate: LearningRate = 2e-3
 
     def rule(self) -> optax.GradientTransformation:
-        """Return the infinity-norm rule."""
+        """Return optax's Adamax rule."""
         return optax.scale_by_adamax(*self.betas, eps=self.eps)
 
 
 @dataclass(frozen=True)
 class Lamb(Adam):
-    """Adam scaled layer by layer, for very large batches (You et al. 2019, arXiv:1904.00962)."""
+    """Adam with a trust ratio per layer, for large batches (You et al. 2019, arXiv:1904.00962)."""
 
     eps: float = 1e-6
     _decoupled = True
@@ -96,13 +93,13 @@ class Lamb(Adam):
 
 @dataclass(frozen=True)
 class Lion(OptimizerSpec):
-    """The sign of a moment: one buffer instead of two (Chen et al. 2023, arXiv:2302.06675).
+    """Lion: the sign of a momentum, one buffer per weight (Chen et al. 2023, arXiv:2302.06675).
 
-    Takes a learning rate 3 to 10 times below Adam's.
+    Its learning rate should be 3 to 10 times lower than Adam's.
 
     Args:
         learning_rate: step size, or a schedule.
-        betas: decay of the update's and of the buffer's average, each in [0, 1).
+        betas: decay in the update and in the momentum buffer, each in [0, 1).
     """
 
     learning_rate: LearningRate = 1e-4
@@ -110,5 +107,5 @@ class Lion(OptimizerSpec):
     _decoupled = True
 
     def rule(self) -> optax.GradientTransformation:
-        """Return the sign rule."""
+        """Return optax's Lion rule."""
         return optax.scale_by_lion(*self.betas)

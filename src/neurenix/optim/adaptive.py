@@ -1,7 +1,4 @@
-"""Adaptive rules without a first moment: RMSprop, Adagrad, Adadelta, Adafactor.
-
-Owns their options; the rules are optax's, the chain is in ``base``.
-"""
+"""RMSprop, Adagrad, Adadelta, Adafactor; the update rules are optax's."""
 
 from __future__ import annotations
 
@@ -18,14 +15,14 @@ from neurenix.optim.base import LearningRate, OptimizerSpec
 
 @dataclass(frozen=True)
 class RMSprop(OptimizerSpec):
-    """Gradients over a running root mean square, as ``torch.optim.RMSprop``.
+    """RMSprop, as ``torch.optim.RMSprop``.
 
     Args:
         learning_rate: step size, or a schedule.
-        alpha: decay of the mean square.
+        alpha: decay of the mean square, below 1.
         eps: added to the root.
-        momentum: share of the last update that is kept.
-        centered: subtract the squared mean, so that the variance is divided by.
+        momentum: decay of the momentum; 0 for none.
+        centered: divide by the root of the variance instead of the mean square.
 
     Example:
         >>> nx.optim.RMSprop().alpha
@@ -41,7 +38,7 @@ class RMSprop(OptimizerSpec):
     migration_options = RMSPROP
 
     def rule(self) -> optax.GradientTransformation:
-        """Return the root-mean-square rule, with momentum if asked for."""
+        """Return the RMSprop rule, with momentum if it is above 0."""
         rule = (
             _scale_by_deviation(self.alpha, self.eps)
             if self.centered
@@ -56,8 +53,8 @@ class Adagrad(OptimizerSpec):
 
     Args:
         learning_rate: step size, or a schedule.
-        initial_accumulator_value: where the sum of squares starts.
-        eps: added to the sum, under the root (PyTorch adds it outside).
+        initial_accumulator_value: initial sum of squares.
+        eps: added to the sum, inside the root (PyTorch adds it outside).
     """
 
     learning_rate: LearningRate = 1e-2
@@ -71,12 +68,12 @@ class Adagrad(OptimizerSpec):
 
 @dataclass(frozen=True)
 class Adadelta(OptimizerSpec):
-    """Updates in the unit of the weights (Zeiler 2012, arXiv:1212.5701).
+    """Adadelta (Zeiler 2012, arXiv:1212.5701).
 
     Args:
         learning_rate: factor on the update, or a schedule.
-        rho: decay of both running squares.
-        eps: added under both roots.
+        rho: decay of both running squares, below 1.
+        eps: added inside both roots.
     """
 
     learning_rate: LearningRate = 1.0
@@ -84,22 +81,22 @@ class Adadelta(OptimizerSpec):
     eps: float = 1e-6
 
     def rule(self) -> optax.GradientTransformation:
-        """Return Zeiler's rule."""
+        """Return optax's Adadelta rule."""
         return optax.scale_by_adadelta(self.rho, self.eps)
 
 
 @dataclass(frozen=True)
 class Adafactor(OptimizerSpec):
-    """Second moments of a matrix kept as its rows' and columns' (Shazeer & Stern 2018).
+    """Adafactor: second moments factored into rows and columns (Shazeer & Stern 2018).
 
-    Needs O(rows + columns) of memory for a matrix where Adam needs O(rows · columns), twice.
-    arXiv:1804.04235. The step is a share of each parameter's own size.
+    For a matrix it needs O(rows + columns) memory, where Adam needs 2 · rows · columns
+    (arXiv:1804.04235). The step is relative to the size of each parameter.
 
     Args:
         learning_rate: step size relative to the parameter's root mean square, or a schedule.
         decay_rate: exponent of the decay of second moments, ``1 - step ** -decay_rate``.
-        clip_threshold: updates whose root mean square is above this are scaled down to it.
-        min_dim_size_to_factor: matrices smaller than this on either side are kept whole.
+        clip_threshold: updates are scaled down to at most this root mean square.
+        min_dim_size_to_factor: matrices with a smaller side are not factored.
         eps: added to squared gradients.
     """
 
@@ -124,11 +121,11 @@ class Adafactor(OptimizerSpec):
 
 
 def _scale_by_deviation(decay: float, eps: float) -> optax.GradientTransformation:
-    """Return ``optax.scale_by_stddev``, its state too, without its root of a negative variance.
+    """Return ``optax.scale_by_stddev`` with a variance that cannot be negative; same state.
 
-    Of a gradient that stays the same, the mean square less the squared mean is what rounding left
-    of it, of either sign. The variance is therefore at least one rounding error of the mean square:
-    with 0 the step would be the gradient over ``eps``.
+    For a constant gradient, the mean square minus the squared mean is rounding noise of either
+    sign. The variance is therefore at least one rounding error of the mean square; with 0, the
+    step would be the gradient divided by ``eps``.
     """
     inner = optax.scale_by_stddev(decay, eps, eps_in_sqrt=False)
 

@@ -1,7 +1,6 @@
-"""What an optimizer is here: a frozen description that becomes an optax transformation.
+"""The base class of optimizers: a frozen dataclass that builds an optax transformation.
 
 Owns the order in which clipping, weight decay, the update rule and the learning rate are chained.
-Does not own any rule (``optax`` has them) nor the training state (``neurenix.train``).
 """
 
 from __future__ import annotations
@@ -25,33 +24,33 @@ LearningRate = float | optax.Schedule
 
 _FROM_0 = ("weight_decay", "momentum", "decay_rate", "initial_accumulator_value")
 _ABOVE_0 = ("clip_norm", "clip_value", "eps", "clip_threshold", "trust_coefficient")
-_SHARES = ("alpha", "rho")  # of a running mean that is kept: below 1
+_SHARES = ("alpha", "rho")  # decay of a running mean: must be below 1
 _OPTIONAL = ("clip_norm", "clip_value")
-_VECTORS = ("bias", "scale", "sinks", "slope")  # of one layer; those of several are stacked
+_VECTORS = ("bias", "scale", "sinks", "slope")  # one axis per layer; stacked layers add axes
 
 
 @dataclass(frozen=True, kw_only=True)
 class OptimizerSpec(OptionsExplained, ABC):
-    """Base of every optimizer: options that all of them share.
+    """Base of every optimizer: the options that all share.
 
-    The chain is: clip by value, clip by norm, L2 decay (if coupled), the rule, decoupled decay,
-    the learning rate.
+    The chain is: clip by value, clip by norm, L2 decay (if coupled), the rule, decoupled decay, the
+    learning rate.
 
     Args:
-        weight_decay: how strongly weights are pulled to 0. Added to the gradient as in PyTorch
-            (``SGD``, ``Adam``, …), or to the update and thus independent of the gradient's scale
-            (``AdamW``, ``Lion``, ``Lamb``, ``Adafactor``).
-        clip_norm: scale all gradients down so that their joint norm is at most this.
+        weight_decay: factor of the decay. It is added to the gradient, as in PyTorch (``SGD``,
+            ``Adam``, …), or to the update and thus independent of the gradient's scale (``AdamW``,
+            ``Lion``, ``Lamb``, ``Adafactor``).
+        clip_norm: maximum joint norm of all gradients.
         clip_value: clip every gradient to [-clip_value, clip_value].
-        decay_mask: a function from the parameters to booleans of the same structure that says
-            which ones decay; all by default, as in PyTorch. See :func:`matrices_only`.
-        moment_dtype: what moments and other state are held in between steps, such as
-            ``"bfloat16"``; as they are computed by default. See :func:`held_in`.
+        decay_mask: function from the parameters to booleans of the same structure, True for those
+            that decay; all by default, as in PyTorch. See :func:`matrices_only`.
+        moment_dtype: dtype in which moments and other state are stored between steps, such as
+            ``"bfloat16"``; the dtype they are computed in by default. See :func:`held_in`.
 
     Raises:
-        ArgumentTypeError: there is no such option, or it is of another type.
-        ArgumentError: an option is out of range; or, where the state is made, ``eps`` is 0 in the
-            dtype of a parameter (float16), which the rule computes in without a ``moment_dtype``.
+        ArgumentTypeError: unknown option, or an option of another type.
+        ArgumentError: an option is out of range. When the state is created without
+            ``moment_dtype``: ``eps`` is 0 in the dtype of a parameter (float16).
     """
 
     weight_decay: float = 0.0
@@ -60,15 +59,15 @@ class OptimizerSpec(OptionsExplained, ABC):
     decay_mask: Callable[[Any], Any] | None = None
     moment_dtype: jax.typing.DTypeLike | None = None
 
-    # Whether decay is added to the update (AdamW) rather than to the gradient (SGD, Adam).
+    # Whether decay is added to the update (AdamW) instead of the gradient (SGD, Adam).
     _decoupled = False
     migration_options = OPTIONS
 
-    if not TYPE_CHECKING:  # a type checker would take any attribute for one that exists
+    if not TYPE_CHECKING:  # with __getattr__, a type checker would accept any attribute
 
         def __getattr__(self, name: str) -> NoReturn:
             if name.startswith("_") or hasattr(type(self), name):
-                object.__getattribute__(self, name)  # fails again, as it did
+                object.__getattribute__(self, name)  # raises the original AttributeError
             what = f"{type(self).__name__!r} object"
             raise MissingAttributeError(what, name, lambda: dir(self), METHODS_OF_SPEC)
 
@@ -139,7 +138,7 @@ class OptimizerSpec(OptionsExplained, ABC):
         return optax.chain(*steps)
 
     def _checked(self, rule: optax.GradientTransformation) -> optax.GradientTransformation:
-        """Return the rule, which refuses parameters in whose dtype its ``eps`` is 0."""
+        """Return the rule, which raises for parameters in whose dtype its ``eps`` is 0."""
         eps = getattr(self, "eps", None)
         if eps is None or self.moment_dtype is not None:
             return rule
@@ -156,10 +155,10 @@ class OptimizerSpec(OptionsExplained, ABC):
 
 
 def matrices_only(params: Any) -> Any:
-    """Say which parameters decay: those with two axes or more, and no bias nor a norm's scale.
+    """Return which parameters decay: those with two or more axes, except biases and norm scales.
 
-    Names count beside axes, because a model may hold one parameter for all of its layers, as those
-    of ``nx.models`` do: (L, E) is the bias of L layers.
+    Names are checked as well as axes, because ``nx.models`` stacks the parameters of all layers:
+    (L, E) is the bias of L layers.
 
     Example:
         >>> nx.optim.matrices_only({"kernel": nx.zeros((6, 2, 2)), "bias": nx.zeros((6, 2))})

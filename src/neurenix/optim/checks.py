@@ -1,7 +1,4 @@
-"""Checks of what optimizers and schedules are told, before any step is made.
-
-Owns the wording for numbers, schedules and masks of decay.
-"""
+"""Checks of numbers, schedules and decay masks given to optimizers and schedules."""
 
 from __future__ import annotations
 
@@ -16,9 +13,9 @@ from jax.core import Tracer
 
 from neurenix._core.errors import ArgumentError, ArgumentTypeError
 
-_SMALLEST = float(np.finfo(np.float32).tiny)  # what is smaller counts as 0 on most devices
+_SMALLEST = float(np.finfo(np.float32).tiny)  # most devices flush smaller values to 0
 _WRITE = (
-    "Give nx.optim.matrices_only, which leaves out biases and norms' scales, or build the "
+    "Give nx.optim.matrices_only, which excludes biases and norm scales, or build the "
     "result with jax.tree.map_with_path(…, params)."
 )
 _NOT_TRACED = (
@@ -36,14 +33,14 @@ def check_number(
     high: float | None = None,
     open_low: bool = False,
 ) -> None:
-    """Raise unless ``value`` is a finite number in [low, high), or (low, high) with ``open_low``.
+    """Check that ``value`` is a finite number in [low, high), or (low, high) with ``open_low``.
 
-    It is looked at as a float32; ``check_eps`` holds it against smaller dtypes. A traced scalar is
-    taken as it is.
+    The value is checked as a float32; ``check_eps`` checks smaller dtypes. Traced scalars are not
+    checked.
 
     Raises:
-        ArgumentTypeError: it is no number.
-        ArgumentError: it is out of range.
+        ArgumentTypeError: ``value`` is not a number.
+        ArgumentError: ``value`` is out of range.
 
     Example:
         >>> check_number("eps", 1e-50, low=0, open_low=True)
@@ -75,15 +72,15 @@ got 1e-50, which is 0.0 in float32.
 
 
 def check_eps(optimizer: str, eps: Any, dtype: Any) -> None:
-    """Raise where ``eps`` is 0 in a parameter's dtype, which many rules compute in.
+    """Check that ``eps`` is not 0 in a parameter's dtype, which many rules compute in.
 
     Args:
         optimizer: its name.
-        eps: what keeps a division from one by 0; a traced scalar is taken as it is.
+        eps: added to a divisor; traced scalars are not checked.
         dtype: of the parameter.
 
     Raises:
-        ArgumentError: a gradient of 0 would make the parameter NaN.
+        ArgumentError: ``eps`` is 0, so a gradient of 0 would make the parameter NaN.
 
     Example:
         >>> check_eps("Adam", 1e-8, "bfloat16")
@@ -100,11 +97,11 @@ def check_eps(optimizer: str, eps: Any, dtype: Any) -> None:
 
 
 def check_rate(name: str, rate: Any) -> None:
-    """Raise unless ``rate`` is a learning rate: a number from 0, or a schedule.
+    """Check that ``rate`` is a learning rate: a number of at least 0, or a schedule.
 
     Raises:
-        ArgumentTypeError: it is neither, or takes other arguments than the step.
-        ArgumentError: it is out of range, or no function that can be compiled.
+        ArgumentTypeError: ``rate`` is neither, or a function of other arguments than the step.
+        ArgumentError: ``rate`` is out of range, or a function that cannot be traced.
     """
     if not callable(rate):
         check_number(name, rate, low=0)
@@ -126,10 +123,11 @@ def check_rate(name: str, rate: Any) -> None:
 
 
 def checked_mask(mask: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """Return ``mask`` with its result held against the parameters.
+    """Return ``mask`` with a check of its result against the parameters.
 
     Raises:
-        ArgumentError: at the call, when the result is no tree of booleans like the parameters.
+        ArgumentError: when called: the result is not a tree of booleans with the structure of the
+            parameters.
     """
 
     def check(choice: Any, part: Any) -> None:

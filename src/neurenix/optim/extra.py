@@ -1,7 +1,7 @@
-"""What optax transformations need at an update besides the gradients: the loss, or more.
+"""Find which arguments the update of an optax transformation needs besides gradients.
 
-Owns finding that out from the functions that a transformation is made of, before any step, and the
-refusal of those that no training step here can serve.
+Reads them from the functions the transformation is made of, before the first step; raises for
+transformations that a training step cannot use.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from neurenix._core.errors import ArgumentError
 
 
 def check_usable(transformation: optax.GradientTransformation) -> None:
-    """Check that a step, which knows gradients and the loss, can update with a transformation.
+    """Check that a step, which has gradients and the loss, can use the transformation.
 
     Raises:
-        ArgumentError: it evaluates the loss itself (``optax.lbfgs``), or holds two copies of the
-            parameters (``optax.lookahead``).
+        ArgumentError: the transformation evaluates the loss itself (``optax.lbfgs``), or needs two
+            copies of the parameters (``optax.lookahead``).
     """
     for function in _functions(transformation.update, set()):
         if function.__qualname__.startswith("lookahead."):
@@ -31,15 +31,15 @@ def check_usable(transformation: optax.GradientTransformation) -> None:
             )
         if "value_fn" in _required(function):
             raise ArgumentError(
-                "The argument `optimizer` searches along a line, as optax.lbfgs does: its update "
+                "The argument `optimizer` uses a line search, as optax.lbfgs does: its update "
                 "needs value_fn, to evaluate the loss several times, and a step computes it once. "
-                "Give another optimizer, or call optax in a loop of your own, over "
+                "Give another optimizer, or call optax in a custom loop, over "
                 "nnx.split(model, nnx.Param, ...)."
             )
 
 
 def needs_value(transformation: optax.GradientTransformation) -> bool:
-    """Tell whether an update fails without ``value``, the loss.
+    """Return whether an update requires ``value``, the loss.
 
     Example:
         >>> needs_value(optax.polyak_sgd()), needs_value(optax.sgd(0.1))
@@ -49,7 +49,7 @@ def needs_value(transformation: optax.GradientTransformation) -> bool:
 
 
 def takes_value(transformation: optax.GradientTransformation) -> bool:
-    """Tell whether an update can be given ``value``, the loss; others know no such argument.
+    """Return whether an update accepts ``value``, the loss.
 
     Example:
         >>> takes_value(optax.contrib.reduce_on_plateau()), takes_value(optax.scale(0.1))
@@ -63,14 +63,14 @@ def takes_value(transformation: optax.GradientTransformation) -> bool:
 
 
 def _required(function: FunctionType) -> set[str]:
-    """Return the keyword-only arguments that have no default."""
+    """Return the keyword-only arguments without default."""
     code, defaults = function.__code__, function.__kwdefaults__ or {}
     first = code.co_argcount
     return {*code.co_varnames[first : first + code.co_kwonlyargcount]} - {*defaults}
 
 
 def _functions(held: Any, seen: set[int]) -> Iterator[FunctionType]:
-    """Yield the functions that a transformation's update is made of, itself first."""
+    """Yield the functions that a transformation's update is made of, the update first."""
     if id(held) in seen:
         return
     seen.add(id(held))
@@ -79,7 +79,7 @@ def _functions(held: Any, seen: set[int]) -> Iterator[FunctionType]:
         for cell in held.__closure__ or ():
             try:
                 yield from _functions(cell.cell_contents, seen)
-            except ValueError:  # a cell that is still empty
+            except ValueError:  # an empty closure cell
                 continue
     elif isinstance(held, tuple | list | Mapping):
         for one in held.values() if isinstance(held, Mapping) else held:

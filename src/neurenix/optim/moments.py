@@ -1,7 +1,4 @@
-"""Optimizer state held in a smaller dtype than it is computed in.
-
-Owns the casts. Half the bytes of two moments is what often lets a model fit a TPU.
-"""
+"""Store optimizer state in a smaller dtype than it is computed in."""
 
 from __future__ import annotations
 
@@ -17,18 +14,18 @@ from neurenix._core.errors import ArgumentError
 def held_in(
     dtype: jax.typing.DTypeLike, transformation: optax.GradientTransformation
 ) -> optax.GradientTransformationExtraArgs:
-    """Return ``transformation`` with its arrays of floats held in ``dtype`` between steps.
+    """Return ``transformation`` with its floating-point state stored in ``dtype`` between steps.
 
-    A step computes in float32 and rounds what it keeps. Scalars (counts, rates) stay as they are.
+    A step computes in float32 and rounds the new state. Scalars (counts, rates) keep their dtype.
 
     Args:
-        dtype: such as ``"bfloat16"``. Its 8 bits of mantissa lose changes below 1/256 of a moment,
-            so a second moment with a decay above 0.996 can stand still; hold it against a run
-            in float32.
+        dtype: such as ``"bfloat16"``. Its 8-bit mantissa rounds away changes below 1/256 of a
+            moment, so a second moment with a decay above 0.996 can stop changing; compare with a
+            run in float32.
         transformation: any optax transformation.
 
     Raises:
-        ArgumentError: the dtype is not one of floating-point numbers.
+        ArgumentError: the dtype is not floating-point.
 
     Example:
         >>> import optax
@@ -52,7 +49,7 @@ def held_in(
 
 
 def check_floating(name: str, dtype: Any) -> None:
-    """Raise unless ``dtype`` is one of floating-point numbers."""
+    """Raise ArgumentError unless ``dtype`` is floating-point."""
     try:
         fits = jnp.issubdtype(jnp.dtype(dtype), jnp.floating)
     except TypeError:
@@ -65,7 +62,7 @@ def check_floating(name: str, dtype: Any) -> None:
 
 
 def _wide(leaf: Any) -> jax.Array:
-    """Return an array of floats in float32 at least, and another as it is."""
+    """Cast floating-point arrays to float32 or wider; return others unchanged."""
     kind = jnp.result_type(leaf)
     floating = jnp.issubdtype(kind, jnp.floating)
     return jnp.asarray(leaf, jnp.promote_types(kind, jnp.float32) if floating else kind)

@@ -1,7 +1,4 @@
-"""From a name, a description or an optax transformation to an optax transformation.
-
-Owns the table of names; the optimizers themselves are beside it.
-"""
+"""Build an optax transformation from a name, an optimizer or an optax transformation."""
 
 from __future__ import annotations
 
@@ -35,11 +32,11 @@ OptimizerLike = str | OptimizerSpec | type[OptimizerSpec] | optax.GradientTransf
 
 
 def spec(optimizer: str | OptimizerSpec | type[OptimizerSpec]) -> OptimizerSpec:
-    """Return the description that a name, a class or a description stands for.
+    """Return the optimizer for a name, an optimizer class or an optimizer.
 
     Raises:
-        UnknownNameError: nothing has this name; near misses are suggested.
-        ArgumentTypeError: it is none of these.
+        UnknownNameError: unknown optimizer name; the message suggests similar names.
+        ArgumentTypeError: the argument has another type.
 
     Example:
         >>> nx.optim.spec("adamw").weight_decay
@@ -55,7 +52,7 @@ def spec(optimizer: str | OptimizerSpec | type[OptimizerSpec]) -> OptimizerSpec:
         return optimizer()
     hint = ""
     if hasattr(optimizer, "gradient_transformation"):  # optax.MultiSteps
-        hint = " Give what its method gradient_transformation() returns."
+        hint = " Give the result of its method gradient_transformation()."
     raise ArgumentTypeError(
         "The argument `optimizer` must be a name, an optimizer of neurenix.optim or an optax "
         f"transformation; got {type(optimizer).__name__}.{hint}"
@@ -63,13 +60,12 @@ def spec(optimizer: str | OptimizerSpec | type[OptimizerSpec]) -> OptimizerSpec:
 
 
 def get(optimizer: OptimizerLike) -> optax.GradientTransformation:
-    """Return the optax transformation that a name, a description or a transformation stands for.
+    """Return the optax transformation for a name, an optimizer or a transformation.
 
     Raises:
-        UnknownNameError: nothing has this name; near misses are suggested.
-        ArgumentTypeError: it is none of these.
-        ArgumentError: it is a transformation of optax that no training step can serve, such as
-            ``optax.lbfgs``.
+        UnknownNameError: unknown optimizer name; the message suggests similar names.
+        ArgumentTypeError: the argument has another type.
+        ArgumentError: no training step can use the transformation, such as ``optax.lbfgs``.
 
     Example:
         >>> import optax

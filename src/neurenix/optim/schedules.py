@@ -1,7 +1,6 @@
-"""Learning rates that change with the step.
+"""Learning-rate schedules as frozen dataclasses.
 
-Owns schedules as frozen objects; each is called with the step number (0 for the first update) and
-is an optax schedule, so it can be traced. Does not own the counting of steps (``optax``).
+Each is called with the step number (0 for the first update) and is a traceable optax schedule.
 
 Example:
     >>> warm = WarmupCosine(peak=1e-3, warmup_steps=10, decay_steps=100)
@@ -34,7 +33,7 @@ class _Schedule(OptionsExplained):
 
 @dataclass(frozen=True)
 class Constant(_Schedule):
-    """The same rate for ever.
+    """A constant rate.
 
     Args:
         value: the rate.
@@ -59,8 +58,8 @@ class CosineDecay(_Schedule):
 
     Args:
         initial: the rate at step 0.
-        decay_steps: steps until the end.
-        alpha: the final rate, as a share of ``initial``.
+        decay_steps: step at which the decay ends.
+        alpha: the final rate as a share of ``initial``.
     """
 
     initial: float
@@ -85,9 +84,9 @@ class ExponentialDecay(_Schedule):
 
     Args:
         initial: the rate at step 0.
-        decay_steps: steps for one factor ``decay_rate``.
+        decay_steps: steps per factor ``decay_rate``.
         decay_rate: the factor, in (0, 1] for a decay.
-        staircase: step down every ``decay_steps`` instead of gliding.
+        staircase: change only every ``decay_steps`` steps.
     """
 
     initial: float
@@ -110,11 +109,11 @@ class ExponentialDecay(_Schedule):
 
 @dataclass(frozen=True)
 class PiecewiseConstant(_Schedule):
-    """``values[i]`` from ``boundaries[i - 1]`` on.
+    """``values[i]`` from step ``boundaries[i - 1]`` on.
 
     Args:
         boundaries: increasing step numbers at which the rate changes.
-        values: one rate more than there are boundaries.
+        values: the rates, one more than ``boundaries``.
 
     Example:
         >>> rate = PiecewiseConstant((10, 20), (1.0, 0.5, 0.1))
@@ -151,9 +150,9 @@ class PolynomialDecay(_Schedule):
 
     Args:
         initial: the rate at step 0.
-        decay_steps: steps until ``end``.
+        decay_steps: step at which ``end`` is reached.
         end: the final rate.
-        power: 1 for a straight line.
+        power: the exponent; 1 is linear.
     """
 
     initial: float
@@ -170,20 +169,19 @@ class PolynomialDecay(_Schedule):
 
     def __call__(self, step: Step) -> jax.Array:
         """Return the rate at a step."""
-        # Not 1 - a quotient: compiled, that is below 0 at the end, and has no square root.
+        # 1 - quotient, compiled, can be below 0 at the end, which has no square root.
         left = jnp.maximum(self.decay_steps - _signed(step), 0) / self.decay_steps
         return self.end + (self.initial - self.end) * jnp.power(left, self.power)
 
 
 @dataclass(frozen=True)
 class LinearWarmup(_Schedule):
-    """A straight line from 0 to ``peak``, then ``after``, or ``peak`` for ever.
+    """Linear from 0 to ``peak``, then ``after``, by default constant at ``peak``.
 
     Args:
         peak: the rate at the end of the warm-up.
-        warmup_steps: how many steps that takes.
-        after: a schedule that goes on from there, called with the steps since the warm-up, or a
-            number.
+        warmup_steps: length of the warm-up in steps.
+        after: a schedule called with the steps since the warm-up, or a number.
     """
 
     peak: float
@@ -210,12 +208,13 @@ class LinearWarmup(_Schedule):
 
 @dataclass(frozen=True)
 class WarmupCosine(_Schedule):
-    """A straight line from 0 to ``peak``, then half a cosine down to ``end``.
+    """Linear from 0 to ``peak``, then half a cosine down to ``end``.
 
     Args:
         peak: the highest rate.
-        warmup_steps: steps until ``peak``.
-        decay_steps: steps until ``end``, **counted from step 0**, warm-up included (as optax does).
+        warmup_steps: step at which ``peak`` is reached.
+        decay_steps: step at which ``end`` is reached, **counted from step 0**, warm-up included (as
+            in optax).
         end: the final rate.
     """
 
@@ -245,7 +244,7 @@ class WarmupCosine(_Schedule):
 
 
 def _signed(step: Step) -> jax.Array:
-    """Return a step that can be compared with any number of steps, and have it taken away."""
+    """Return the step in a dtype that can be compared with, and subtracted from, any count."""
     step = jnp.asarray(step)
     if jnp.issubdtype(step.dtype, jnp.integer) and step.dtype.itemsize <= 4:
         return step.astype(jnp.int32)
@@ -253,18 +252,18 @@ def _signed(step: Step) -> jax.Array:
 
 
 def _whole_periods(step: jax.Array, length: float) -> jax.Array:
-    """Return how many whole periods have passed at a step, as a float.
+    """Return the number of whole periods before a step, as a float.
 
-    The floor of a quotient of floats would be one less at some multiples: a compiled program may
-    multiply by the rounded reciprocal of ``length``, and a TPU does not round a quotient exactly.
+    The floor of a float quotient would be one too low at some multiples: a compiled program may
+    multiply by the rounded reciprocal of ``length``, and a TPU does not round quotients exactly.
     """
     if jnp.issubdtype(step.dtype, jnp.integer) and not isinstance(length, Tracer):
         if float(length).is_integer() and length <= jnp.iinfo(step.dtype).max:
             return (step // int(length)).astype(jnp.float32)
-    near = jnp.floor(step / length)  # or one beside it, which a product tells
+    near = jnp.floor(step / length)  # may be off by one; corrected by multiplication
     near = jnp.where(near * length > step, near - 1, near)
     return jnp.where((near + 1) * length <= step, near + 1, near)
 
 
-if not TYPE_CHECKING:  # a type checker would take any name for one that exists
+if not TYPE_CHECKING:  # with __getattr__, a type checker would accept any name
     __getattr__ = names_of(__name__, [cls.__name__ for cls in _Schedule.__subclasses__()], NAMES)

@@ -1,7 +1,4 @@
-"""Stochastic gradient descent, and its layer-wise scaled form.
-
-Owns the options of SGD and LARS; the chain is in ``base``.
-"""
+"""Stochastic gradient descent, and LARS."""
 
 from __future__ import annotations
 
@@ -19,8 +16,8 @@ class SGD(OptimizerSpec):
 
     Args:
         learning_rate: step size, or a schedule.
-        momentum: share of the last update that is kept.
-        nesterov: look ahead by one momentum step; needs ``momentum``.
+        momentum: decay of the momentum; 0 for none.
+        nesterov: use Nesterov momentum; needs ``momentum``.
 
     Example:
         >>> nx.optim.SGD(0.1, momentum=0.9).momentum
@@ -52,8 +49,8 @@ class Lars(OptimizerSpec):
 
     Args:
         learning_rate: step size, or a schedule.
-        momentum: share of the last update that is kept.
-        trust_coefficient: step per layer, as a share of the norm of its weights.
+        momentum: decay of the momentum.
+        trust_coefficient: step of a layer as a share of the norm of its weights.
     """
 
     learning_rate: LearningRate = 0.1
@@ -61,7 +58,7 @@ class Lars(OptimizerSpec):
     trust_coefficient: float = 1e-3
 
     def rule(self) -> optax.GradientTransformation:
-        """Return the trust-ratio rule; momentum comes after the learning rate."""
+        """Return the trust-ratio rule; momentum is applied after the learning rate."""
         return optax.scale_by_trust_ratio(trust_coefficient=self.trust_coefficient)
 
     def _finish(self, learning_rate) -> list[optax.GradientTransformation]:
