@@ -1,7 +1,4 @@
-"""Metrics: sums on the device, ``update(y_true, y_pred, sample_weight=None)`` and ``result()``.
-
-Owns the public names; each formula is in the module named after its family.
-"""
+"""Metrics: sums on the device, ``update(y_true, y_pred, sample_weight=None)`` and ``result()``."""
 
 from typing import TYPE_CHECKING
 
@@ -46,7 +43,7 @@ __all__ = [
     "get",
 ]
 
-# What other libraries call what is called otherwise here.
+# Names of other libraries → what to use here.
 _ELSEWHERE = {
     "AUROC": "metrics.AUC",
     "Average": "metrics.Mean",
@@ -62,5 +59,5 @@ _ELSEWHERE = {
     "SparseTopKCategoricalAccuracy": "metrics.TopKCategoricalAccuracy",
 }
 
-if not TYPE_CHECKING:  # a type checker would take any name for one that exists
+if not TYPE_CHECKING:  # with __getattr__, a type checker would accept any name
     __getattr__ = names_of(__name__, __all__, _ELSEWHERE)

@@ -1,9 +1,7 @@
-"""Shares of right answers.
+"""Accuracy of integer classes, one-hot rows and binary targets, and top-k accuracy.
 
-Owns accuracy for integer classes, one-hot rows, yes/no answers, and among the best k.
-Classes are the last axis. Logits and probabilities give the same accuracy, but for the threshold
-of yes/no answers: 0.5 for probabilities, 0.0 for logits. A prediction that is NaN is wrong,
-whatever the answer.
+Classes are the last axis. Logits and probabilities give the same accuracy, except for the threshold
+of binary predictions: 0.5 for probabilities, 0.0 for logits. A NaN prediction counts as wrong.
 """
 
 from __future__ import annotations
@@ -20,7 +18,7 @@ _ORDER = " The order of arguments is (y_true, y_pred): targets first."
 
 
 class _OfClasses(MeanMetric):
-    """A mean over positions with one right class each, but for those of class ``ignore_index``."""
+    """A mean over positions with one class each, without those of class ``ignore_index``."""
 
     direction = "max"
 
@@ -38,14 +36,14 @@ class _OfClasses(MeanMetric):
 
 
 class SparseCategoricalAccuracy(_OfClasses):
-    """How often the largest score is that of the right class.
+    """The share of positions whose largest score is that of the right class.
 
     ``y_true``: (N, ...) integers, or (N, ..., 1); ``y_pred``: (N, ..., C).
 
     Args:
-        name: what logs call it.
-        ignore_index: the label of positions to leave out, such as padding; None for none.
-            ``compile`` and ``Trainer`` take that of the loss where a metric has none.
+        name: name in logs.
+        ignore_index: label of positions to ignore, such as padding. If None, ``compile`` and
+            ``Trainer`` use that of the loss.
     """
 
     def values(self, y_true: jax.Array, y_pred: jax.Array) -> jax.Array:
@@ -54,7 +52,7 @@ class SparseCategoricalAccuracy(_OfClasses):
 
 
 class CategoricalAccuracy(MeanMetric):
-    """How often the largest score is where the largest target is; both (N, ..., C)."""
+    """The share of positions whose largest score and largest target coincide; both (N, ..., C)."""
 
     direction = "max"
 
@@ -69,13 +67,13 @@ class CategoricalAccuracy(MeanMetric):
 
 
 class BinaryAccuracy(MeanMetric):
-    """How often ``y_pred > threshold`` says what ``y_true`` (0 or 1) says.
+    """The share of elements where ``y_pred > threshold`` agrees with ``y_true`` (0 or 1).
 
     Args:
-        name: what logs call it.
-        threshold: 0.5 for probabilities, 0.0 for logits. None is 0.5, and 0.0 where ``compile``
-            or ``Trainer`` has a ``BinaryCrossentropy(from_logits=True)`` as its loss. (Keras takes
-            0.5 there, too.)
+        name: name in logs.
+        threshold: 0.5 for probabilities, 0.0 for logits. None means 0.5, or 0.0 if the loss of
+            ``compile`` or ``Trainer`` is ``BinaryCrossentropy(from_logits=True)``. (Keras uses 0.5
+            there too.)
     """
 
     direction = "max"
@@ -90,16 +88,16 @@ class BinaryAccuracy(MeanMetric):
 
 
 class Accuracy(_OfClasses):
-    """Accuracy of whichever kind the shapes say, by Keras' rule.
+    """Accuracy whose kind follows from the shapes, by Keras's rule.
 
-    ``y_pred`` (N, ..., C) with ``y_true`` (N, ...) or (N, ..., 1): integer classes. Both of one
-    shape with C > 1: one-hot rows. Last axis of size 1, or both of one shape and one axis:
-    yes/no with a threshold.
+    ``y_pred`` (N, ..., C) with ``y_true`` (N, ...) or (N, ..., 1): integer classes. Both of the
+    same shape with C > 1: one-hot rows. Last axis of size 1, or both of the same shape with one
+    axis: binary with a threshold.
 
     Args:
-        name: what logs call it.
-        threshold: of yes/no answers; see ``BinaryAccuracy``.
-        ignore_index: of integer classes; see ``SparseCategoricalAccuracy``.
+        name: name in logs.
+        threshold: for binary targets; see ``BinaryAccuracy``.
+        ignore_index: for integer classes; see ``SparseCategoricalAccuracy``.
 
     Example:
         >>> accuracy = nx.metrics.Accuracy()
@@ -128,15 +126,16 @@ class Accuracy(_OfClasses):
 
 
 class TopKCategoricalAccuracy(_OfClasses):
-    """How often the right class is among the ``k`` largest scores.
+    """The share of positions whose right class is among the ``k`` largest scores.
 
-    ``y_true`` is integer classes (N, ...) or one-hot rows (N, ..., C). A class as large as the
-    right one does not push it out, as in Keras; a right one that is not finite is not among them.
+    ``y_true``: integer classes (N, ...) or one-hot rows (N, ..., C). As in Keras, classes with the
+    same score as the right class do not rank above it; a non-finite score of the right class counts
+    as wrong.
 
     Args:
-        k: how many scores count; at least 1.
-        name: what logs call it.
-        ignore_index: of integer classes; see ``SparseCategoricalAccuracy``.
+        k: number of scores; at least 1.
+        name: name in logs.
+        ignore_index: for integer classes; see ``SparseCategoricalAccuracy``.
     """
 
     def __init__(
@@ -153,7 +152,7 @@ class TopKCategoricalAccuracy(_OfClasses):
             labels = sparse_labels(self.name, y_true, y_pred)
         right = jnp.take_along_axis(y_pred, labels[..., None], axis=-1)
         inside = (labels >= 0) & (labels < y_pred.shape[-1])
-        # Not `y_pred > right`: of a NaN that is false, and would leave every place free.
+        # Not `y_pred > right`: it is False for NaN, which would count as a lower score.
         before = jnp.sum(~(y_pred <= right), axis=-1)
         return inside & jnp.isfinite(right[..., 0]) & (before < self.k)
 
@@ -162,7 +161,7 @@ def sparse_labels(name: str, y_true: jax.Array, y_pred: jax.Array) -> jax.Array:
     """Return integer classes of shape (N, ...) for predictions (N, ..., C).
 
     Raises:
-        ShapeError: the shapes do not go together.
+        ShapeError: the shapes are incompatible.
     """
     if not y_pred.ndim or y_true.shape not in (y_pred.shape[:-1], (*y_pred.shape[:-1], 1)):
         raise ShapeError(
@@ -174,44 +173,44 @@ def sparse_labels(name: str, y_true: jax.Array, y_pred: jax.Array) -> jax.Array:
 
 
 def is_yes_or_no(y_true: jax.Array, y_pred: jax.Array) -> bool:
-    """Return whether there is one answer per number of ``y_pred``, and no axis of classes."""
+    """Return whether the shapes mean binary targets, one per element of ``y_pred``."""
     return y_pred.ndim <= 1 and y_true.shape == y_pred.shape or y_pred.shape[-1:] == (1,)
 
 
 def is_said(answers: bool | jax.Array, y_pred: jax.Array, threshold: float | None) -> jax.Array:
-    """Return where the scores say an answer: above the threshold yes, else no, and NaN neither.
+    """Return where the predicted answer equals ``answers``: yes above the threshold; never for NaN.
 
     Args:
         answers: booleans of the shape of ``y_pred``, or one for all.
         y_pred: scores of any shape.
-        threshold: that of probabilities, 0.5, if None.
+        threshold: None means 0.5.
     """
     said_yes = y_pred > (0.5 if threshold is None else threshold)
     return (answers == said_yes) & ~jnp.isnan(y_pred)
 
 
 def is_largest(labels: int | jax.Array, y_pred: jax.Array) -> jax.Array:
-    """Return where the largest score (N, ..., C) is that of the class (N, ...); NaN is of none."""
+    """Return where the largest score (N, ..., C) is that of the class (N, ...); False for NaN."""
     return (labels == jnp.argmax(y_pred, axis=-1)) & ~jnp.isnan(jnp.max(y_pred, axis=-1))
 
 
 def binary_targets(name: str, y_true: jax.Array, y_pred: jax.Array) -> jax.Array:
-    """Return yes/no targets as booleans of the shape of ``y_pred``; (N,) goes with (N, 1).
+    """Return binary targets as booleans of the shape of ``y_pred``; (N,) matches (N, 1).
 
     Raises:
-        ShapeError: the shapes do not go together.
-        DataError: the targets are fractions, and the predictions whole numbers.
+        ShapeError: the shapes are incompatible.
+        DataError: the targets are fractions and the predictions integers.
     """
     shape = y_pred.shape
     if not (y_true.shape == shape or y_true.shape + (1,) == shape or y_true.shape == shape + (1,)):
         raise ShapeError(
-            f"The metric {name} takes one answer per number of `y_pred`, whose shape is {shape}; "
+            f"The metric {name} takes one target per number of `y_pred`, whose shape is {shape}; "
             f"`y_true` has shape {y_true.shape}."
         )
     whole = y_pred.dtype.kind in "biu" and jnp.issubdtype(y_true.dtype, jnp.floating)
     if whole and not isinstance(y_true, Tracer) and bool((y_true != jnp.round(y_true)).any()):
         raise DataError(
-            f"The metric {name} takes answers as targets, 0 or 1; `y_true` are fractions and "
+            f"The metric {name} takes targets 0 or 1; `y_true` are fractions and "
             f"`y_pred` whole numbers.{_ORDER}"
         )
     return y_true.reshape(shape) > 0.5

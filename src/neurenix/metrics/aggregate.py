@@ -1,7 +1,4 @@
-"""Metrics of plain values: mean and sum, such as of a loss.
-
-Owns the metrics that take ``values``; those that compare targets with predictions are beside it.
-"""
+"""Metrics of plain values, such as losses: mean and sum."""
 
 from __future__ import annotations
 

@@ -1,10 +1,7 @@
-"""What a metric is: sums on the device that grow batch by batch.
+"""The base classes of metrics: sums on the device, updated batch by batch.
 
-Owns the base class and the mean that most metrics are. Does not own any formula (the modules
-beside it), nor when a metric is updated or shown (``neurenix.train``).
-
-Every number that a metric keeps is a **sum**, in float32: the states of replicas, or of several
-steps, may be added. A count is exact up to 2**24 per addition.
+Every state of a metric is a **sum**, in float32, so states of replicas or of several steps can be
+added. Counts are exact up to 2**24 per addition.
 """
 
 from __future__ import annotations
@@ -22,8 +19,8 @@ from neurenix._core.names import ExplainedMeta, MissingAttributeError, snake_cas
 from neurenix._nnx import nnx
 
 _OPTIONS = {
-    "axis": "not to be chosen: the last axis",
-    "dtype": "not to be chosen: float32",
+    "axis": "not configurable: always the last axis",
+    "dtype": "not configurable: always float32",
     "ignore_class": "ignore_index",
     "num_thresholds": "bins",
     "thresholds": "threshold",
@@ -50,31 +47,31 @@ class _MetricMeta(ExplainedMeta, _NnxMeta):
 class Metric(nnx.Metric, metaclass=_MetricMeta):
     """Base of every metric.
 
-    A subclass makes its sums with ``self._sum(shape)`` in ``__init__``, adds to them in
-    ``update`` and says in ``result`` what they mean. All of it is traceable.
+    A subclass creates its sums with ``self._sum(shape)`` in ``__init__``, adds to them in
+    ``update`` and computes the value in ``result``. All methods must be traceable.
 
     Attributes:
-        name: what logs and ``History`` call it.
-        direction: ``"min"`` or ``"max"``, whichever is better; None when it cannot be told. What
-            ``EarlyStopping`` and ``ModelCheckpoint`` go by.
+        name: name in logs and ``History``.
+        direction: ``"min"`` or ``"max"``, whichever is better, or None if unknown; used by
+            ``EarlyStopping`` and ``ModelCheckpoint``.
     """
 
     migration_options: ClassVar[Mapping[str, str]] = _OPTIONS
     direction: str | None = None
 
-    if not TYPE_CHECKING:  # a type checker would take any attribute for one that exists
+    if not TYPE_CHECKING:  # with __getattr__, a type checker would accept any attribute
 
         def __getattr__(self, name: str) -> NoReturn:
             if name.startswith("_") or hasattr(type(self), name):
-                object.__getattribute__(self, name)  # fails again, as it did
+                object.__getattribute__(self, name)  # raises the original AttributeError
             what = f"{type(self).__name__!r} object"
             raise MissingAttributeError(what, name, lambda: dir(self), _METHODS)
 
     def __init__(self, name: str | None = None) -> None:
         if name is not None and not isinstance(name, str):
             raise ArgumentTypeError(
-                f"{type(self).__name__}: name is {name!r}, expected a string. Options go by their "
-                "names, such as threshold=0.5."
+                f"{type(self).__name__}: name is {name!r}, expected a string. Give options by "
+                "name, such as threshold=0.5."
             )
         self.name = name or snake_case(type(self).__name__)
 
@@ -96,7 +93,7 @@ class Metric(nnx.Metric, metaclass=_MetricMeta):
         """Return one argument of ``update`` as an array.
 
         Raises:
-            ArgumentTypeError: it is a dict or a tuple, as some models return.
+            ArgumentTypeError: ``value`` is None, a dict or a tuple.
         """
         if isinstance(value, (dict, tuple)) or value is None:
             raise ArgumentTypeError(
@@ -107,12 +104,12 @@ class Metric(nnx.Metric, metaclass=_MetricMeta):
         return jnp.asarray(value)
 
     def compute(self) -> jax.Array:
-        """Return ``result()``; the name that ``nnx.metrics`` uses."""
+        """Return ``result()``; the method name in ``nnx.metrics``."""
         return self.result()
 
 
 class MeanMetric(Metric):
-    """A weighted mean of one value per example; a subclass writes ``values``."""
+    """A weighted mean of one value per example; a subclass defines ``values``."""
 
     def __init__(self, name: str | None = None) -> None:
         super().__init__(name)
@@ -131,10 +128,10 @@ class MeanMetric(Metric):
         Args:
             y_true: targets, (N, ...).
             y_pred: predictions, (N, ...).
-            sample_weight: (N,), one weight per example; 0 leaves an example out.
+            sample_weight: (N,), one weight per example; 0 ignores an example.
 
         Raises:
-            ShapeError: the shapes do not go together.
+            ShapeError: the shapes are incompatible.
             ArgumentTypeError: targets or predictions are not one array.
         """
         y_true, y_pred = self._input("y_true", y_true), self._input("y_pred", y_pred)
@@ -146,7 +143,7 @@ class MeanMetric(Metric):
         self.count[...] += count
 
     def result(self) -> jax.Array:
-        """Return the weighted mean so far, and 0 before the first batch."""
+        """Return the weighted mean so far; 0 before the first batch."""
         return safe_ratio(self.total[...], self.count[...])
 
 
@@ -157,10 +154,10 @@ def _described(value: Any) -> str:
 
 
 def weighted_sum(values: jax.Array, sample_weight: jax.Array | None) -> tuple[jax.Array, jax.Array]:
-    """Return ``sum(w · values)`` and ``sum(w)``, float32; a value of weight 0 is never looked at.
+    """Return ``sum(w · values)`` and ``sum(w)``, float32; NaN values of weight 0 are ignored.
 
     Raises:
-        ShapeError: ``sample_weight`` does not start with the axes of ``values``.
+        ShapeError: the leading axes of ``values`` differ from the shape of ``sample_weight``.
     """
     values = jnp.asarray(values).astype(jnp.float32)
     if sample_weight is None:
@@ -170,7 +167,7 @@ def weighted_sum(values: jax.Array, sample_weight: jax.Array | None) -> tuple[ja
 
 
 def match_weight(sample_weight: jax.Array, shape: tuple[int, ...]) -> jax.Array:
-    """Return the weights as float32 of the given shape; (N,) goes with (N, T, …).
+    """Return the weights as float32 of ``shape``; (N,) is broadcast to (N, T, …).
 
     Raises:
         ShapeError: the leading axes differ.
@@ -186,10 +183,10 @@ def match_weight(sample_weight: jax.Array, shape: tuple[int, ...]) -> jax.Array:
 
 
 def checked_label(ignore_index: Any) -> int | None:
-    """Return the label that a metric leaves out.
+    """Return ``ignore_index`` as an int, or None.
 
     Raises:
-        ArgumentTypeError: it is no whole number, nor None.
+        ArgumentTypeError: ``ignore_index`` is neither an integer nor None.
     """
     try:
         return None if ignore_index is None else operator.index(ignore_index)
@@ -205,22 +202,22 @@ def without_ignored(
     sample_weight: jax.Array | None,
     ignore_index: int | None,
 ) -> jax.Array | None:
-    """Return the weights, 0 where the label is ``ignore_index``; one-hot rows have no such label.
+    """Return the weights, 0 where the label is ``ignore_index``; one-hot rows are never ignored.
 
     Args:
         y_true: integer classes of ``shape``, or with a last axis of size 1; or one-hot rows.
-        shape: of the values that are weighted, (N, …).
+        shape: of the weighted values, (N, …).
         sample_weight: as for ``update``.
-        ignore_index: the label to leave out; None for none.
+        ignore_index: label to ignore, or None.
     """
     if ignore_index is None or y_true.size != math.prod(shape):
         return sample_weight
     weight = jnp.ones(shape) if sample_weight is None else match_weight(sample_weight, shape)
-    # As int32: in uint8, −100 is another class.
+    # Cast to int32: in uint8, -100 would wrap to another class.
     return jnp.where(y_true.reshape(shape).astype(jnp.int32) == ignore_index, 0, weight)
 
 
 def safe_ratio(numerator: jax.Array, denominator: jax.Array) -> jax.Array:
-    """Return the ratio, and 0 where the denominator is 0."""
+    """Return the ratio, or 0 where the denominator is 0."""
     zero = denominator == 0
     return jnp.where(zero, 0, numerator / jnp.where(zero, 1, denominator))

@@ -1,7 +1,4 @@
-"""Metrics of yes/no answers built from counts: precision, recall, F1, AUC.
-
-Owns the counting of true and false positives; accuracy is in ``accuracy``.
-"""
+"""Binary metrics built from counts: precision, recall, F1, AUC."""
 
 from __future__ import annotations
 
@@ -27,16 +24,16 @@ from neurenix.metrics.base import (
 
 
 class _Counts(Metric):
-    """True positives, false positives and false negatives.
+    """Counts of true positives, false positives and false negatives.
 
     Args:
-        threshold: scores above it say yes; see ``BinaryAccuracy``.
-        class_id: count this class of C against all others: ``y_pred`` (N, ..., C) says yes where
-            its largest score is this class, and ``y_true`` are integer classes or one-hot rows.
-            Of yes/no answers, (N,) or (N, ..., 1), 1 counts yes and 0 counts no, by the threshold.
-            None counts yes of yes/no answers. A score that is NaN says nothing.
-        name: what logs call it.
-        ignore_index: the label of positions to leave out; see ``SparseCategoricalAccuracy``.
+        threshold: scores above it are positive; see ``BinaryAccuracy``.
+        class_id: class to count against all others: ``y_pred`` (N, ..., C) is positive where this
+            class has the largest score; ``y_true`` are integer classes or one-hot rows. For binary
+            predictions, (N,) or (N, ..., 1), 1 counts positives and 0 negatives, by the threshold.
+            None counts positives of binary predictions. A NaN score is neither.
+        name: name in logs.
+        ignore_index: label of positions to ignore; see ``SparseCategoricalAccuracy``.
     """
 
     direction = "max"
@@ -65,14 +62,14 @@ class _Counts(Metric):
         """Add a batch.
 
         Args:
-            y_true: answers 0 or 1, the shape of ``y_pred`` or without a last axis of size 1; or
+            y_true: targets 0 or 1, of the shape of ``y_pred`` or without a last axis of size 1; or
                 classes, with ``class_id``.
             y_pred: scores.
             sample_weight: (N,), one weight per example.
 
         Raises:
-            ShapeError: the shapes do not go together.
-            ArgumentError: there is no class ``class_id``.
+            ShapeError: the shapes are incompatible.
+            ArgumentError: ``class_id`` is not a class of ``y_pred``.
         """
         y_true, y_pred = self._input("y_true", y_true), self._input("y_pred", y_pred)
         actual, said = self._answers(y_true, y_pred)
@@ -102,7 +99,7 @@ class _Counts(Metric):
 
 
 class Precision(_Counts):
-    """Of what was called positive, the share that is.
+    """The share of predicted positives that are positive.
 
     Example:
         >>> metric = nx.metrics.Precision()
@@ -112,16 +109,16 @@ class Precision(_Counts):
     """
 
     def result(self) -> jax.Array:
-        """Return TP / (TP + FP), and 0 when nothing was called positive."""
+        """Return TP / (TP + FP), or 0 without predicted positives."""
         found = self.true_positives[...]
         return safe_ratio(found, found + self.false_positives[...])
 
 
 class Recall(_Counts):
-    """Of what is positive, the share that was found."""
+    """The share of positives that are predicted as positive."""
 
     def result(self) -> jax.Array:
-        """Return TP / (TP + FN), and 0 when nothing is positive."""
+        """Return TP / (TP + FN), or 0 without positives."""
         found = self.true_positives[...]
         return safe_ratio(found, found + self.false_negatives[...])
 
@@ -130,24 +127,24 @@ class F1Score(_Counts):
     """The harmonic mean of precision and recall."""
 
     def result(self) -> jax.Array:
-        """Return 2 TP / (2 TP + FP + FN), and 0 when nothing is or was called positive."""
+        """Return 2 TP / (2 TP + FP + FN), or 0 without true or predicted positives."""
         found = 2 * self.true_positives[...]
         wrong = self.false_positives[...] + self.false_negatives[...]
         return safe_ratio(found, found + wrong)
 
 
 class AUC(Metric):
-    """Area under the ROC curve of yes/no answers, from a histogram of scores.
+    """Area under the ROC curve of binary targets, from a histogram of scores.
 
-    Only the order of the scores counts, so they may be probabilities or logits. They are counted
-    in ``bins`` equal bins of [0, 1] and as many below and above, which widen with the distance.
-    Ties within a bin count one half, so the error is at most the share of pairs that meet in a bin.
-    A score that is NaN ranks last of yes and first of no, so that every pair with it is lost.
+    Only the order of the scores matters, so they may be probabilities or logits. They are counted
+    in ``bins`` equal bins over [0, 1] and as many bins below and above it, which widen with the
+    distance. Ties within a bin count one half, so the error is at most the share of pairs within
+    one bin. A NaN score ranks wrongly in every pair.
 
     Args:
-        bins: number of bins of [0, 1], at least 2.
-        from_logits: whether to apply a sigmoid first, so that logits fall into the equal bins.
-        name: what logs call it.
+        bins: number of bins over [0, 1], at least 2.
+        from_logits: apply a sigmoid first, so that logits fall into the equal bins.
+        name: name in logs.
     """
 
     direction = "max"
@@ -182,7 +179,7 @@ class AUC(Metric):
         self.negatives[...] = self.negatives[...].at[bin_index].add(weight * ~actual)
 
     def result(self) -> jax.Array:
-        """Return the area, and 0 while one of the two kinds has not been seen."""
+        """Return the area, or 0 until both positives and negatives have been seen."""
         positives, negatives = self.positives[...], self.negatives[...]
         below = jnp.cumsum(negatives) - negatives
         won = jnp.sum(positives * (below + 0.5 * negatives))

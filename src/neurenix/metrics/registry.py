@@ -1,7 +1,4 @@
-"""From a name, a class, a function or a metric to a fresh metric.
-
-Owns the table of names; the metrics themselves are beside it.
-"""
+"""Build a new metric from a name, a class, a function or a metric."""
 
 from __future__ import annotations
 
@@ -54,38 +51,38 @@ _ALIASES: dict[str, type[Metric]] = {
 
 
 class FunctionMetric(MeanMetric):
-    """The mean of what a function ``(y_true, y_pred)`` returns, per example or as a scalar.
+    """The mean of a function ``(y_true, y_pred)`` that returns one value per example or a scalar.
 
-    Where a model returns a dict or a tuple of arrays, that is ``y_pred``. A function that returns
-    the mean over the examples, or whose targets and predictions differ by a last axis of size 1,
-    is called with one example at a time (vectorised), so that no target meets the prediction of
-    another example.
+    For a model that returns a dict or a tuple of arrays, ``y_pred`` is that dict or tuple. A
+    function that returns the mean over examples, or whose targets and predictions differ by a last
+    axis of size 1, is called with one example at a time (vectorized), so that no target is
+    broadcast against predictions of other examples.
 
-    A scalar that couples the examples of a batch (the root of a mean, an F1 score, a correlation)
-    is taken of each whole batch, and the metric is the mean over the batches, as in Keras. That
-    is not its value over all examples, which only a :class:`Metric` with sums of its own gives
-    (``RootMeanSquaredError``, ``F1Score``, ``R2Score``). ``fit`` and ``evaluate`` then need
-    batches of one size and no weights; of one size too for values per example that are made of
-    other examples of the batch.
+    A scalar that couples the examples of a batch (a root of a mean, an F1 score, a correlation) is
+    computed per batch, and the metric is its mean over batches, as in Keras. This differs from its
+    value over all examples, which needs a :class:`Metric` with its own sums
+    (``RootMeanSquaredError``, ``F1Score``, ``R2Score``). ``fit`` and ``evaluate`` then require
+    batches of equal size without weights; equal size is also required where the value of one
+    example depends on others.
 
-    A :class:`~neurenix.losses.Loss` is a function too; its mean is the one that the loss takes.
+    A :class:`~neurenix.losses.Loss` is accepted as a function; the mean is then the loss's.
 
     Args:
-        function: the function; traced, so it must be built of JAX operations.
-        name: what logs call it; the function's own name if None.
+        function: the function; traced, so it must use JAX operations.
+        name: name in logs; the function's name by default.
     """
 
     def __init__(self, function: Callable, *, name: str | None = None) -> None:
         super().__init__(name or getattr(function, "__name__", type(function).__name__))
         self.function = function
-        self.direction = getattr(function, "direction", None)  # a Loss is a function too
+        self.direction = getattr(function, "direction", None)  # set if the function is a Loss
 
     def coupling(self, y_true: Any, y_pred: Any) -> Coupling:
-        """Tell whether the function looks at each example of a batch alone.
+        """Return whether the value of one example depends on others in the batch.
 
         Args:
-            y_true: targets (N, …), of which shapes and dtypes are looked at.
-            y_pred: predictions (N, …), likewise.
+            y_true: targets (N, …); only shapes and dtypes are used.
+            y_pred: predictions (N, …); only shapes and dtypes are used.
         """
         specs = jax.tree.map(spec_of, (y_true, y_pred))
         return Coupling.NONE if _is_loss(self.function) else coupling_of(self.function, *specs)
@@ -94,8 +91,8 @@ class FunctionMetric(MeanMetric):
         """Add a batch; see :meth:`MeanMetric.update`.
 
         Raises:
-            ShapeError: the shapes do not go together.
-            ArgumentError: there are weights, and the function is one number for a whole batch.
+            ShapeError: the shapes are incompatible.
+            ArgumentError: there are weights, and the function returns one number per batch.
         """
         y_true, y_pred = self._input("y_true", y_true), self._input("y_pred", y_pred)
         function: Any = self.function
@@ -129,7 +126,7 @@ class FunctionMetric(MeanMetric):
 
 
 def _is_loss(function: Any) -> bool:
-    """Tell a ``neurenix.losses.Loss``, which this package does not know, from a function."""
+    """Return whether ``function`` is a ``neurenix.losses.Loss``, which is not imported here."""
     return hasattr(function, "per_example") and hasattr(function, "counted")
 
 
@@ -139,15 +136,15 @@ def _differ_by_one_axis(y_true: Any, y_pred: Any) -> bool:
 
 
 def get(metric: str | Metric | type[Metric] | Callable) -> Metric:
-    """Return a fresh metric, all sums zero, that shares nothing with the one given.
+    """Return a new metric with all sums zero, independent of the one given.
 
-    A metric got by a short name is called by that name in logs (``"acc"``, ``"mse"``).
+    A metric created from a short name has that name in logs (``"acc"``, ``"mse"``).
 
     Raises:
-        UnknownNameError: nothing has this name; near misses are suggested.
-        ArgumentTypeError: it is none of these; a metric of plain values such as ``Mean``; one of
-            another library, such as Keras; or a function whose names say that it takes predictions
-            first, as those of optax do.
+        UnknownNameError: unknown metric name; the message suggests similar names.
+        ArgumentTypeError: ``metric`` has another type, takes plain values such as ``Mean``, belongs
+            to another library such as Keras, or is a function whose parameter names say predictions
+            first, as in optax.
 
     Example:
         >>> nx.metrics.get("mse").name
@@ -168,7 +165,7 @@ def get(metric: str | Metric | type[Metric] | Callable) -> Metric:
         return get(metric())
     refuse_foreign("metric", metric, (cls.__name__ for cls in _CLASSES))
     if not isinstance(metric, type) and hasattr(metric, "targets_first"):
-        # A loss under PyTorch's name, which this package does not know either.
+        # A loss with a PyTorch name; that class is not imported here either.
         return FunctionMetric(metric.targets_first, name=type(metric).__name__)
     if callable(metric) and not isinstance(metric, type):
         refuse_predictions_first("metric", metric)
@@ -180,20 +177,20 @@ def get(metric: str | Metric | type[Metric] | Callable) -> Metric:
 
 
 def _refuse_methods_of_keras(metric: Any) -> None:
-    """Raise where a metric of the user's own has the methods of one of Keras; theirs have others.
+    """Check that a user-defined metric does not define Keras's methods.
 
     Raises:
-        ArgumentTypeError: so it is; the message has the methods to write.
+        ArgumentTypeError: it does; the message names the methods to define instead.
     """
     kind = metric if isinstance(metric, type) else type(metric)
     if not hasattr(kind, "update_state") or is_of_library(kind.__module__):
         return
     raise ArgumentTypeError(
-        f"{kind.__name__} has update_state, a method of metrics of Keras. Here a metric derives "
-        "from nx.metrics.Metric, makes its sums in __init__, self.total = self._sum(), and has "
-        "update(self, y_true, y_pred, sample_weight=None) for update_state, which adds to them, "
-        "self.total[...] += …; result(self); and reset() for reset_state, which it inherits. For "
-        "the mean of something give a function: metrics=[lambda y_true, y_pred: …]."
+        f"{kind.__name__} has update_state, a method of Keras metrics. Derive from "
+        "nx.metrics.Metric instead, create sums in __init__, self.total = self._sum(), and "
+        "define update(self, y_true, y_pred, sample_weight=None), which adds to them, "
+        "self.total[...] += …, and result(self). reset() is inherited. For the mean of "
+        "something give a function: metrics=[lambda y_true, y_pred: …]."
     )
 
 

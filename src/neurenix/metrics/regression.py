@@ -1,7 +1,4 @@
-"""Mean errors of numbers, and the share of variance explained.
-
-Owns regression metrics; the formulas of losses are in ``neurenix.losses``.
-"""
+"""Mean errors and R²; the formulas of losses are in ``neurenix.losses``."""
 
 from __future__ import annotations
 
@@ -25,7 +22,7 @@ class MeanSquaredError(MeanMetric):
     direction = "min"
 
     def values(self, y_true: jax.Array, y_pred: jax.Array) -> jax.Array:
-        """Return the squared error of every number."""
+        """Return the squared error of every element."""
         return jnp.square(_difference(self.name, y_true, y_pred))
 
 
@@ -43,19 +40,19 @@ class MeanAbsoluteError(MeanMetric):
     direction = "min"
 
     def values(self, y_true: jax.Array, y_pred: jax.Array) -> jax.Array:
-        """Return the absolute error of every number."""
+        """Return the absolute error of every element."""
         return jnp.abs(_difference(self.name, y_true, y_pred))
 
 
 class R2Score(Metric):
-    """The share of the variance of ``y_true`` that is explained, over all numbers together.
+    """R², the share of the variance of ``y_true`` that is explained, over all elements.
 
-    Targets that are all one number have no variance: 1 where all are met, else 0.
+    If all targets are equal, the variance is 0: the result is 1 if all predictions match, else 0.
 
-    The sums of ``y_true`` are of its distances from the mean of the first batch, so that a mean
-    that is large against the spread costs no digits. Replicas take that mean over the batches of
-    all of them, and their states may be added. States of metrics that began apart may be, too:
-    what counts then are plain sums of squares.
+    ``y_true`` is summed as its distance from the mean of the first batch, which avoids cancellation
+    when the mean is large compared to the spread. Replicas use the mean over the first batches of
+    all, so their states can be added. States of independently started metrics can be added too;
+    plain sums of squares are used then.
 
     Example:
         >>> metric = nx.metrics.R2Score()
@@ -72,7 +69,7 @@ class R2Score(Metric):
         self.total = self._sum()
         self.total_square = self._sum()
         self.residual_square = self._sum()
-        self.origins = self._sum()  # how many means of a first batch are in the next
+        self.origins = self._sum()  # number of first-batch means summed in the next state
         self.origin = self._sum()
         self.shifted = self._sum()
         self.shifted_square = self._sum()
@@ -95,7 +92,7 @@ class R2Score(Metric):
         self.shifted_square[...] += weighted_sum(jnp.square(shifted), sample_weight)[0]
 
     def _begin(self, total: jax.Array, count: jax.Array) -> None:
-        """Take the mean of the first batch; of several shards each adds its part of it."""
+        """Set the mean of the first batch; each shard adds its part of it."""
         shards, axes = 1, tuple(jax.sharding.get_abstract_mesh().manual_axes)
         if axes:
             shards, total, count = jax.lax.psum((1, total, count), axes)
@@ -104,7 +101,7 @@ class R2Score(Metric):
         self.origin[...] += part * safe_ratio(total, count)
 
     def result(self) -> jax.Array:
-        """Return 1 - residual / total variance."""
+        """Return 1 - residual variance / total variance."""
         count, rounding = self.count[...], 4 * float(jnp.finfo(jnp.float32).eps)
         variance = self.shifted_square[...] - safe_ratio(jnp.square(self.shifted[...]), count)
         least = count * jnp.square(rounding * safe_ratio(self.origin[...], self.origins[...]))
