@@ -40,9 +40,9 @@ def test_names() -> None:
     [
         (("tpuu",), UnknownNameError, "Did you mean 'tpu'"),
         (("gpu:0",), ArgumentError, '"cuda" .NVIDIA. or "rocm"'),
-        (("tpu:x",), ArgumentError, "comes a number"),
-        (("tpu:²",), ArgumentError, "comes a number"),
-        (("tpu:",), ArgumentError, "comes a number"),
+        (("tpu:x",), ArgumentError, "needs a number after the colon"),
+        (("tpu:²",), ArgumentError, "needs a number after the colon"),
+        (("tpu:",), ArgumentError, "needs a number after the colon"),
         (("tpu:1", 2), ArgumentError, "two different"),
         (("tpu", -1), ArgumentError, "counts from 0"),
         (("tpu", 1.0), ArgumentTypeError, "integer"),
@@ -140,7 +140,7 @@ def test_device_of() -> None:
     assert device_of(jax.device_put(1.0, jax.devices()[3])) == Device("tpu:3")
     mesh = jax.make_mesh((8,), ("data",))
     split = jax.device_put(np.ones(8), NamedSharding(mesh, PartitionSpec("data")))
-    with pytest.raises(ArgumentError, match="lies on 8 devices: ask array.sharding"):
+    with pytest.raises(ArgumentError, match="is on 8 devices. Read array.sharding"):
         device_of(split)
     with pytest.raises(ArgumentTypeError, match="got ndarray"):
         device_of(np.ones(3))
@@ -176,7 +176,7 @@ def test_to_knows_the_names_of_dtypes_and_casts_nothing_to_zero() -> None:
     with pytest.raises(ArgumentError, match="float64 needs 64-bit"):
         to(jnp.ones(2), "cpu", dtype="float64")
     for value in ({"w": jnp.ones(2)}, nnx.Linear(2, 3, rngs=nnx.Rngs(0))):
-        with pytest.raises(ArgumentError, match="int8 would cut"):
+        with pytest.raises(ArgumentError, match="int8 would truncate"):
             to(value, "cpu", dtype="int8")
 
 
@@ -257,5 +257,5 @@ def test_a_plain_machine_starts_nothing_and_is_quiet(run_python) -> None:
 
 @pytest.mark.parametrize("value", ["text", {"a": object()}])
 def test_what_is_no_array_cannot_be_moved(value: object) -> None:
-    with pytest.raises(nx.ArgumentTypeError, match="is no array"):
+    with pytest.raises(nx.ArgumentTypeError, match="is not an array"):
         nx.to(value, "cpu")

@@ -242,7 +242,7 @@ def test_to_takes_a_dtype_without_a_device() -> None:
     for wrong, said in [
         ((), r"to\(\) takes a device, a dtype, or both"),
         (("bfloat16", "float32"), "two dtypes"),
-        (("int8",), "would cut to whole ones"),
+        (("int8",), "would truncate to integers"),
     ]:
         with pytest.raises(nx.ArgumentError, match=said):
             made().to(*wrong)

@@ -1,8 +1,7 @@
 """Neurenix: deep learning with one programming model for every accelerator.
 
-Owns the public names, and nothing else: each is imported from the module that owns it when it is
-first used (:pep:`562`), so that ``import neurenix`` is cheap and starts no backend. Functions on
-arrays are those that ``neurenix.tensor`` lists; the other names are listed here.
+Public names are imported from their modules on first use (:pep:`562`), so ``import neurenix`` is
+fast and starts no backend. Array functions are listed in ``neurenix.tensor``, all others here.
 
 Example:
     >>> import neurenix as nx
@@ -19,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from neurenix._core.names import MissingAttributeError
 from neurenix._migration import top_level
 
-if TYPE_CHECKING:  # what editors and type checkers see; a test holds it and _EXPORTS together
+if TYPE_CHECKING:  # for editors and type checkers; a test compares it with _EXPORTS
     from neurenix import callbacks as callbacks
     from neurenix import chips as chips
     from neurenix import data as data
@@ -80,7 +79,7 @@ if TYPE_CHECKING:  # what editors and type checkers see; a test holds it and _EX
 
 __version__ = "0.1.0"
 
-# Modules that are public by their own name. ``device``, ``preflight`` and ``tensor`` can be called.
+# Public modules. ``device``, ``preflight`` and ``tensor`` are callable.
 _MODULES = (
     "callbacks chips data device distribute hardware losses metrics models nn optim preflight "
     "random tensor train"
@@ -123,7 +122,7 @@ def _loaded(name: str) -> Any:
     return value
 
 
-if not TYPE_CHECKING:  # to a checker a name that is not listed above is an error
+if not TYPE_CHECKING:  # for type checkers, a name not listed above is an error
     __getattr__ = _loaded
 
 

@@ -1,8 +1,4 @@
-"""Arrays that somebody else may fill again, before a computation or a transfer has read them.
-
-Owns the copy. Whose arrays need one is known where they are read: batches of data, arguments of
-compiled functions, and what is moved to a device.
-"""
+"""Copy NumPy arrays that the caller may overwrite before a computation or transfer reads them."""
 
 from __future__ import annotations
 
@@ -15,12 +11,12 @@ from neurenix._core.keys import keys_explained
 
 
 def owned(tree: Any) -> Any:
-    """Return a tree of arrays with copies of NumPy's: compiled calls read them after they return.
+    """Return a tree with NumPy arrays copied, because compiled calls may read them after returning.
 
-    A masked array stays one, so that JAX refuses it: its mask would be lost.
+    Masked arrays are not converted, so that JAX rejects them instead of dropping the mask.
 
     Raises:
-        ArgumentTypeError: the keys of a dict have no order.
+        ArgumentTypeError: the keys of a dict cannot be sorted.
 
     Example:
         >>> x = np.zeros(2)

@@ -1,7 +1,6 @@
-"""Names of dtypes, and the cast that refuses numbers which a dtype cannot hold.
+"""The map from names to dtypes, and a cast that rejects values the dtype cannot hold.
 
-Owns the map from names, for all that takes a dtype; the dtypes themselves are JAX's, and their
-public names are in ``tensor.dtypes``.
+The public names of dtypes are in ``tensor.dtypes``.
 """
 
 from __future__ import annotations
@@ -39,11 +38,11 @@ _PYTHON = {float: "float32", int: "int32", bool: "bool", complex: "complex64"}
 
 
 def dtype(name: Any) -> np.dtype:
-    """Return the dtype that a name, a Python type or a dtype means.
+    """Return the dtype for a name, a Python type or a dtype.
 
     Raises:
-        UnknownNameError: nothing is called so.
-        ArgumentError: a 64-bit type while JAX computes in 32 bits.
+        UnknownNameError: unknown dtype name.
+        ArgumentError: the dtype has 64 bits and JAX computes in 32.
 
     Example:
         >>> nx.dtype("bf16"), nx.dtype(float), nx.dtype(nx.int8)
@@ -72,7 +71,7 @@ def dtype(name: Any) -> np.dtype:
 
 
 def names_dtype(value: Any) -> bool:
-    """Tell a dtype, its name, or a type that means one, from anything else.
+    """Return whether ``value`` is a dtype, a dtype name, or a type that stands for one.
 
     Example:
         >>> names_dtype("bf16"), names_dtype(jnp.float16), names_dtype("cpu")
@@ -87,15 +86,15 @@ def names_dtype(value: Any) -> bool:
 
 
 def cast(array: Any, target: np.dtype, *, called: str) -> Any:
-    """Return an array, NumPy's or JAX's, of another dtype.
+    """Return a NumPy or JAX array cast to another dtype.
 
     Args:
-        array: any shape; the numbers of one that is being traced are not known, and wrap.
+        array: any shape. Traced values cannot be checked; out-of-range integers wrap.
         target: the dtype.
-        called: what the error calls the array.
+        called: name of the array in the error.
 
     Raises:
-        DataError: the dtype is of integers and cannot hold the numbers.
+        DataError: ``target`` is an integer dtype that cannot hold the values.
 
     Example:
         >>> cast(np.array([1.5]), np.dtype("int8"), called="data")
@@ -109,7 +108,7 @@ def cast(array: Any, target: np.dtype, *, called: str) -> Any:
 
 
 def expect_held(what: str, first: float, last: float, target: np.dtype) -> None:
-    """Raise DataError where an integer dtype cannot hold one of two numbers."""
+    """Raise DataError if an integer dtype cannot hold both numbers."""
     if not jnp.issubdtype(target, jnp.integer):
         return
     limits = jnp.iinfo(target)

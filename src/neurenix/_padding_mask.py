@@ -1,7 +1,6 @@
-"""Which rows of a batch are examples, and which were added to fill it up.
+"""The padding mask of the current batch: which rows are examples and which are padding.
 
-Owns the context that a training step gives to the layers that look over a whole batch. It does
-not fill anything up (``neurenix.train.batch``).
+A training step sets it for layers that reduce over the batch; ``neurenix.train.batch`` pads.
 """
 
 from __future__ import annotations
@@ -17,10 +16,10 @@ _examples: ContextVar[jax.Array | None] = ContextVar("neurenix_examples", defaul
 
 @contextmanager
 def examples_among_rows(examples: jax.Array | None) -> Iterator[None]:
-    """Run a module on a batch of which only some rows are examples.
+    """Set the padding mask while a module runs on a padded batch.
 
     Args:
-        examples: bool, shape (N,), False for rows that were added; None if none was.
+        examples: bool (N,), False for padding rows; None if there are none.
     """
     token = _examples.set(examples)
     try:
@@ -30,9 +29,9 @@ def examples_among_rows(examples: jax.Array | None) -> Iterator[None]:
 
 
 def examples_of(x: jax.Array) -> jax.Array | None:
-    """Return bool (N, 1, …), of ``x``'s rank, which of its rows are examples; None if all are.
+    """Return the mask as bool (N, 1, …) of ``x``'s rank, True for examples; None without padding.
 
-    An ``x`` with another number of rows than the batch has is no batch: all its rows count.
+    If ``x`` has another number of rows than the batch, all its rows count, and None is returned.
 
     Example:
         >>> import jax.numpy as jnp

@@ -27,7 +27,7 @@ __all__ = [
     "TerminateOnNaN",
 ]
 
-# What other libraries call what is called otherwise here.
+# Names of other libraries → what to use here.
 _ELSEWHERE = {
     "AveragedModel": "EMA",
     "ExponentialMovingAverage": "EMA",
@@ -41,5 +41,5 @@ _ELSEWHERE = {
     "WeightAveraging": "EMA",
 }
 
-if not TYPE_CHECKING:  # a type checker would take any name for one that exists
+if not TYPE_CHECKING:  # with __getattr__, a type checker would accept any name
     __getattr__ = names_of(__name__, __all__, _ELSEWHERE)

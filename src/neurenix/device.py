@@ -1,8 +1,8 @@
-"""Devices: naming them, finding them, choosing one, moving arrays to one.
+"""Devices: name, find and choose them, and move arrays to them.
 
-Owns ``Device`` and the map between its names and JAX's devices; a simulated slice is mapped here,
-so nothing above asks whether a TPU is real. What is missing when a device cannot be used is known
-by ``neurenix.hardware``; meshes and shardings are ``neurenix.distribute``'s.
+Owns ``Device`` and the map between its names and JAX's devices, simulated slices included: code
+above this module never checks whether a TPU is real. ``neurenix.hardware`` explains why a device
+cannot be used; meshes and shardings are in ``neurenix.distribute``.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ T = TypeVar("T")
 
 
 class DeviceType(enum.Enum):
-    """The kinds of device. ``EDGE_TPU`` and ``WEBGPU`` hold no arrays: JAX does not know them."""
+    """The types of device. ``EDGE_TPU`` and ``WEBGPU`` have no JAX backend and hold no arrays."""
 
     CPU = "cpu"
     CUDA = "cuda"
@@ -72,24 +72,24 @@ _INSTALL = {
 }
 _WITHOUT_ARRAYS = {
     DeviceType.EDGE_TPU: "An Edge TPU runs compiled .tflite models and holds no arrays.",
-    DeviceType.WEBGPU: "JAX has no WebGPU backend, so no array can lie on such a device.",
+    DeviceType.WEBGPU: "JAX has no WebGPU backend, so such a device holds no arrays.",
 }
 
 
 @dataclass(frozen=True, init=False)
 class Device:
-    """One device, by type and index; it need not be there.
+    """A device, by type and index. It may be absent; it is checked on first use.
 
     The index counts the devices of the type over all hosts, in JAX's order.
 
     Args:
         type: a ``DeviceType``, a name such as ``"tpu"`` or ``"cuda:1"``, or another ``Device``.
-        index: which one; not allowed beside a name that has an index already.
+        index: 0 by default; not allowed if ``type`` already has an index.
 
     Raises:
-        UnknownNameError: no such type.
-        ArgumentError: a negative index, or two.
-        ArgumentTypeError: neither a type nor a name.
+        UnknownNameError: unknown device type.
+        ArgumentError: the index is negative, or differs from that of ``type``.
+        ArgumentTypeError: ``type`` is neither a device type nor a name.
 
     Example:
         >>> nx.Device("tpu:0") == nx.Device(nx.DeviceType.TPU, 0)
@@ -122,7 +122,7 @@ class Device:
         return f"Device('{self}')"
 
     def is_available(self) -> bool:
-        """Return whether the device is here and can be used.
+        """Return whether the device exists and can be used.
 
         Starts JAX's backends only if the machine has hardware of the type.
         """
@@ -137,8 +137,9 @@ class Device:
         """The ``jax.Device``.
 
         Raises:
-            DeviceNotFoundError: it is not here; names what is here, and three ways on.
-            DeviceInitializationError: it is here, and cannot be used.
+            DeviceNotFoundError: the device does not exist. The message lists the available devices
+                and three ways to continue.
+            DeviceInitializationError: the device exists and cannot be used.
         """
         if self.type in _WITHOUT_ARRAYS:
             raise DeviceNotFoundError(f"{_WITHOUT_ARRAYS[self.type]} {self._ways_on()}")
@@ -154,15 +155,15 @@ class Device:
 
     @property
     def is_simulated(self) -> bool:
-        """Whether the CPU plays this device."""
+        """Whether the CPU simulates this device."""
         return self.type is DeviceType.TPU and simulated() is not None
 
     @property
     def kind(self) -> str:
-        """What the device calls itself, such as ``"TPU v5 lite"``; of a simulated one, the same.
+        """The name JAX reports, such as ``"TPU v5 lite"``; a simulated device has the same name.
 
         Raises:
-            DeviceNotFoundError: it is not here.
+            DeviceNotFoundError: the device does not exist.
         """
         active = simulated()
         if self.type in _WITHOUT_ARRAYS:
@@ -178,7 +179,7 @@ class Device:
         """Return bytes in use, peak and limit.
 
         Raises:
-            DeviceNotFoundError: it is not here.
+            DeviceNotFoundError: the device does not exist.
         """
         active = simulated() if self.type is DeviceType.TPU else None
         generation = active.slice.generation if active else None
@@ -189,14 +190,14 @@ class Device:
 
 
 def devices(type: DeviceType | str | None = None) -> list[Device]:
-    """Return the devices that can be used, those that compute fastest first.
+    """Return the usable devices, fastest type first.
 
     Args:
-        type: of this type only.
+        type: return only devices of this type.
 
     Raises:
         ArgumentError: the name has an index.
-        DeviceInitializationError: hardware that is here does not start; says why.
+        DeviceInitializationError: a device exists and cannot be started; the message says why.
 
     Example:
         >>> import neurenix as nx
@@ -217,7 +218,7 @@ def devices(type: DeviceType | str | None = None) -> list[Device]:
 
 
 def availability() -> dict[DeviceType, Availability]:
-    """Return, for each type, how many devices are attached and usable, and what is missing.
+    """Return, per type, how many devices are attached and usable, and what is missing.
 
     Starts no backend.
 
@@ -230,13 +231,13 @@ def availability() -> dict[DeviceType, Availability]:
 
 @contextmanager
 def device(spec: Device | DeviceType | str) -> Iterator[Device]:
-    """Make a device the default one for new arrays and for computations on none.
+    """Set the default device for new arrays and computations.
 
     Args:
         spec: such as ``"cpu"``, ``"tpu:3"`` or a ``Device``.
 
     Raises:
-        DeviceNotFoundError: it is not here.
+        DeviceNotFoundError: the device does not exist.
 
     Example:
         >>> import neurenix as nx
@@ -253,7 +254,7 @@ def from_jax(jax_device: Any) -> Device:
     """Return the ``Device`` of a ``jax.Device``.
 
     Raises:
-        DeviceNotFoundError: it belongs to a backend that was shut down, or that has no name here.
+        DeviceNotFoundError: the backend was shut down, or has no device type here.
 
     Example:
         >>> import jax, neurenix as nx
@@ -271,14 +272,14 @@ def from_jax(jax_device: Any) -> Device:
 
 
 def device_of(array: jax.Array) -> Device:
-    """Return the device that an array lies on.
+    """Return the device of an array.
 
     Args:
         array: on one device, any shape and dtype.
 
     Raises:
-        ArgumentTypeError: not a ``jax.Array``, or one that is being traced.
-        ArgumentError: the array lies on several devices.
+        ArgumentTypeError: ``array`` is not a ``jax.Array``, or is traced.
+        ArgumentError: the array is on several devices.
 
     Example:
         >>> import neurenix as nx
@@ -297,31 +298,31 @@ def device_of(array: jax.Array) -> Device:
     places = array.sharding.device_set
     if len(places) > 1:
         raise ArgumentError(
-            f"This array of shape {array.shape} lies on {len(places)} devices: ask array.sharding "
-            "where, or array.devices() for the set."
+            f"This array of shape {array.shape} is on {len(places)} devices. Read array.sharding, "
+            "or array.devices() for the set."
         )
     return from_jax(next(iter(places)))
 
 
 def to(value: T, device: Device | DeviceType | str | Any = None, *, dtype: Any = None) -> T:
-    """Return arrays, a pytree of them or a module on a device, in a dtype, or both.
+    """Return arrays, a pytree of arrays or a module on a device, in a dtype, or both.
 
     Args:
-        value: an array, any pytree of arrays (NumPy's as well, which are copied), or a module. A
-            module with a method ``to`` of its own is moved by it; another is returned as a moved
-            copy.
-        device: a ``Device``, a name, a ``jax.Device``, or a ``Sharding``. Without one arrays stay
-            where they are. A dtype in its place is the dtype, as in PyTorch.
-        dtype: to cast to on the way, any that ``nx.dtype`` knows. In a pytree or a module only
-            floating-point leaves are cast, to a floating dtype.
+        value: an array, a pytree of arrays (NumPy arrays are copied), or a module. A module with a
+            method ``to`` is moved in place by it; another one is returned as a moved copy.
+        device: a ``Device``, a name, a ``jax.Device``, or a ``Sharding``; None keeps the placement.
+            As in PyTorch, a dtype may be given here instead.
+        dtype: dtype to cast to, any that ``nx.dtype`` accepts. In a pytree or a module, only
+            floating-point leaves are cast, and the dtype must be floating.
 
     Raises:
-        DataError: an integer dtype, int32 for Python's and NumPy's, cannot hold the numbers.
-        DeviceNotFoundError: the device is not here.
-        UnknownNameError: ``dtype`` is none.
-        ArgumentTypeError: there is text or an object, not an array.
-        ArgumentError: ``dtype`` is none of floats, and there are several arrays; or needs 64 bits
-            where JAX computes in 32; or neither a device nor a dtype is given, or two dtypes are.
+        DataError: an integer dtype (int32 by default for Python and NumPy integers) cannot hold
+            the values.
+        DeviceNotFoundError: the device does not exist.
+        UnknownNameError: unknown dtype name.
+        ArgumentTypeError: a leaf is text or another object that is not an array.
+        ArgumentError: neither a device nor a dtype is given, or two dtypes are; the dtype of a
+            pytree or a module is not floating; or the dtype has 64 bits and JAX computes in 32.
 
     Example:
         >>> import neurenix as nx
@@ -356,7 +357,7 @@ def to(value: T, device: Device | DeviceType | str | Any = None, *, dtype: Any =
             return allocated(put, leaf.shape, leaf.dtype, target)
         except TypeError as error:
             raise ArgumentTypeError(
-                f"to(value): {leaf!r:.60} ({type(leaf).__name__}) is no array."
+                f"to(value): {leaf!r:.60} ({type(leaf).__name__}) is not an array."
             ) from error
 
     with keys_explained(value):
@@ -364,7 +365,7 @@ def to(value: T, device: Device | DeviceType | str | Any = None, *, dtype: Any =
 
 
 def place_and_dtype(device: Any, dtype: Any) -> tuple[Any, Any]:
-    """Return the device and the dtype that ``to`` was given, the one or the other None.
+    """Return the device and the dtype given to ``to``; the missing one is None.
 
     Raises:
         ArgumentError: neither is given, or two dtypes are.
@@ -390,16 +391,16 @@ def expect_floating(dtype: np.dtype) -> None:
     """Raise ArgumentError unless the parameters of a module can be cast to ``dtype``."""
     if not jnp.issubdtype(dtype, jnp.floating):
         raise ArgumentError(
-            f"to(dtype=…) of a module or a tree casts its floating-point numbers, which {dtype} "
-            'would cut to whole ones; take a floating dtype such as "bfloat16".'
+            f"to(dtype=…) of a module or a tree casts floating-point arrays, which {dtype} "
+            'would truncate to integers; give a floating dtype such as "bfloat16".'
         )
 
 
 def _held(leaf: Any) -> Any:
-    """Return ``leaf``, of which JAX would wrap what its narrower integers cannot hold.
+    """Return ``leaf`` after checking that JAX's narrower integer dtype can hold its values.
 
     Raises:
-        DataError: there are such numbers.
+        DataError: it cannot; JAX would wrap them.
     """
     if isinstance(leaf, np.ndarray | np.generic) and jnp.issubdtype(leaf.dtype, jnp.integer):
         return cast(leaf, jax.dtypes.canonicalize_dtype(leaf.dtype), called="to(value)")
@@ -424,11 +425,11 @@ def _parse(type: DeviceType | str | Device) -> tuple[DeviceType, int | None]:
     name, colon, number = type.strip().lower().partition(":")
     known = [kind.value for kind in DeviceType]
     if name == "gpu":
-        raise ArgumentError(f'{type!r} is not exact: write "cuda" (NVIDIA) or "rocm" (AMD).')
+        raise ArgumentError(f'{type!r} is ambiguous: write "cuda" (NVIDIA) or "rocm" (AMD).')
     if name not in known:
         raise unknown_name("device type", name, known)
     if colon and not number.isdecimal():
-        raise ArgumentError(f'After the colon of {type!r} comes a number, as in "{name}:0".')
+        raise ArgumentError(f'{type!r} needs a number after the colon, such as "{name}:0".')
     return DeviceType(name), int(number) if colon else None
 
 
@@ -442,7 +443,7 @@ def _type_alone(type: DeviceType | str) -> DeviceType:
 
 
 def _jax_devices(kind: DeviceType) -> list[Any]:
-    """Return JAX's devices of a type, none if JAX has no such backend."""
+    """Return JAX's devices of a type; empty if JAX has no such backend."""
     simulated()
     try:
         started = backends()
@@ -472,15 +473,12 @@ def _not_here(asked: Device, count: int) -> str:
 
 
 def _jax_reason(kind: DeviceType) -> str:
-    """Say why JAX has no devices of a type whose hardware and packages are here."""
+    """Return why JAX has no devices of a type whose hardware and packages are present."""
     error = backend_error(kind.value)
     if error:
         return f"It is attached, and JAX cannot start it: {error}."
-    return f"It is attached, and JAX was started without it: JAX_PLATFORMS={_platforms()!r}."
-
-
-def _platforms() -> str:
-    return jax.config.jax_platforms or ""  # pyright: ignore[reportAttributeAccessIssue]  dynamic
+    platforms = jax.config.jax_platforms or ""  # pyright: ignore[reportAttributeAccessIssue]  dynamic
+    return f"It is attached, and JAX was started without it: JAX_PLATFORMS={platforms!r}."
 
 
 def _what_is_here() -> str:

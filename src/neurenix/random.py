@@ -1,11 +1,11 @@
-"""The random stream of the process: what layers, shuffles and ``nx.randn`` draw from.
+"""The random stream of the process, used by layers, shuffles and ``nx.randn``.
 
-Owns one seed and one counter. Keys are made from the two at each call, so that asking inside a
-traced function is safe, and nothing is created on a device before somebody asks. It does not own
-the streams of ``nnx.Rngs``, which start from a key of this one. It owns the warning of draws that
-are made once where one for each call was meant.
+The state is one seed and one counter; a key is computed from both at each call, so a call inside a
+traced function is safe and import creates nothing on a device. An ``nnx.Rngs`` starts from a key of
+this stream and is independent afterwards.
 
-The first seed is 0 in every process: the processes of a slice must draw the same parameters.
+The initial seed is 0 in every process, because all processes of a slice must draw the same
+parameters.
 """
 
 from __future__ import annotations
@@ -62,14 +62,14 @@ class FrozenDrawWarning(UserWarning):
 
 
 def seed(value: int) -> None:
-    """Start the process's random stream again.
+    """Restart the process's random stream from a seed.
 
     Args:
-        value: any integer from 0 to 2**32 - 1.
+        value: an integer from 0 to 2**32 - 1.
 
     Raises:
-        ArgumentTypeError: not an integer.
-        ArgumentError: out of range.
+        ArgumentTypeError: ``value`` is not an integer.
+        ArgumentError: ``value`` is out of range.
 
     Example:
         >>> import neurenix as nx
@@ -93,7 +93,7 @@ def seed(value: int) -> None:
 
 
 def current_seed() -> int:
-    """Return the number that the stream was started with last; nothing is drawn.
+    """Return the last seed; draws nothing.
 
     Example:
         >>> import neurenix as nx
@@ -105,14 +105,14 @@ def current_seed() -> int:
 
 
 def next_key() -> jax.Array:
-    """Return a key that was not returned before, and move the stream on.
+    """Return the next key of the process's stream.
 
-    Inside a traced function the key is a constant of the trace: a compiled function that calls it
-    uses the same key at each run. Pass keys in instead, or take them of an ``nnx.Rngs`` that the
-    module keeps, as ``nn.Dropout`` does.
+    Inside a traced function the key is a constant: the compiled function uses the same key at every
+    call. Pass keys as arguments instead, or draw them from an ``nnx.Rngs`` kept in the module, as
+    ``nn.Dropout`` does.
 
     Returns:
-        A typed key, shape ``()``, as ``jax.random.key`` makes it.
+        A typed key, shape ``()``, like those of ``jax.random.key``.
 
     Example:
         >>> import jax, neurenix as nx
@@ -127,7 +127,7 @@ def next_key() -> jax.Array:
     return jax.random.fold_in(jax.random.key(start), count)
 
 
-if not TYPE_CHECKING:  # a type checker would take any name for one that exists
+if not TYPE_CHECKING:  # with __getattr__, a type checker would accept any name
     __getattr__ = names_of(
         __name__, ("FrozenDrawWarning", "current_seed", "next_key", "seed"), _ELSEWHERE
     )

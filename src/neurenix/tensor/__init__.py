@@ -1,8 +1,8 @@
 """Tensors, which are ``jax.Array``s, and the functions on them.
 
-``creation`` and ``drawing`` make them, ``elementwise``, ``arrays`` and ``constants`` are
-``jax.numpy``'s own, ``dtypes`` knows the names. ``__all__`` is what ``neurenix`` offers under its
-own name. The module itself can be called: ``nx.tensor([1, 2])``.
+``creation`` and ``sampling`` create them. ``elementwise``, ``arrays`` and ``constants`` re-export
+``jax.numpy``; ``dtypes`` lists the dtypes. ``__all__`` is re-exported by ``neurenix``. The module
+is callable: ``nx.tensor([1, 2])``.
 """
 
 from neurenix._core.callable_module import make_callable

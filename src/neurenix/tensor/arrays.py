@@ -1,8 +1,7 @@
-"""Functions of ``jax.numpy`` on whole arrays: ``nx.matmul is jax.numpy.matmul``.
+"""``jax.numpy`` functions on whole arrays, re-exported: ``nx.matmul is jax.numpy.matmul``.
 
-Products, reductions, sorting, shapes and pieces, and the modules ``linalg`` and ``fft``. Owns the
-list of which are public here, and nothing of what they do. Functions that make arrays, and take a
-device as well, are in ``creation``.
+Products, reductions, sorting, shapes and slices, and the modules ``linalg`` and ``fft``. Functions
+that create arrays, and also take a device, are in ``creation``.
 """
 
 from jax.numpy import (

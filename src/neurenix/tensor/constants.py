@@ -1,4 +1,4 @@
-"""Numbers by their names, as ``jax.numpy`` has them: ``nx.pi``, ``nx.inf``, ``nx.newaxis``."""
+"""Constants of ``jax.numpy``, re-exported: ``nx.pi``, ``nx.inf``, ``nx.newaxis``."""
 
 from jax.numpy import e, euler_gamma, inf, nan, newaxis, pi
 

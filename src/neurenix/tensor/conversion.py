@@ -1,7 +1,7 @@
-"""What a user hands in to be made a tensor: numbers, or one error that says what is none.
+"""Convert data from the user into arrays of numbers.
 
-Owns the checks (ragged lists, objects, numbers that do not fit) and the default dtypes: Python and
-NumPy floats become float32, integers int32, unless a dtype is given.
+Owns the checks (ragged lists, objects, values that do not fit) and the default dtypes: Python and
+NumPy floats become float32 and integers int32, unless a dtype is given.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _NARROW = {
 
 
 def numbers_of(data: Any, wanted: np.dtype | None) -> np.ndarray:
-    """Turn what a user handed in into an array of numbers that JAX can take."""
+    """Return ``data`` as an array of numbers in a dtype that JAX supports."""
     if callable(getattr(data, "detach", None)):  # a PyTorch tensor, which may require gradients
         data = data.detach()
     try:
@@ -37,7 +37,7 @@ def numbers_of(data: Any, wanted: np.dtype | None) -> np.ndarray:
         raise DataError(
             f"Tensor(data): needs numbers, got {_example(array)} (NumPy dtype {array.dtype})."
         )
-    if not array.dtype.isnative:  # as files in network byte order are read
+    if not array.dtype.isnative:  # such as files in network byte order
         array = array.astype(array.dtype.newbyteorder("="))
     target = _NARROW.get(array.dtype, array.dtype) if wanted is None else wanted
     return cast(array, target, called="Tensor(data)")
@@ -48,7 +48,7 @@ def _why_not(data: Any, error: Exception) -> str:
         ragged = _ragged(data, "data")
         if ragged:
             return f"the list is ragged: {ragged}. Pad it to one length, or batch it by length."
-    return f"cannot be made an array: {error}"
+    return f"cannot be converted to an array: {error}"
 
 
 def _ragged(data: Sequence[Any], name: str) -> str:

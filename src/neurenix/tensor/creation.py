@@ -1,7 +1,7 @@
-"""Making tensors: from data and of constants.
+"""Create tensors from data and constants.
 
-A tensor *is* a ``jax.Array``: ``Tensor`` makes one, and is the type of every one. Owns the checks
-of shapes and ranges. What data may be, and of which dtype it becomes, is ``given``'s.
+A tensor *is* a ``jax.Array``: ``Tensor`` creates one and is the type of all of them. Owns the
+checks of shapes and ranges; ``conversion`` checks the data and chooses the dtype.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ DeviceLike = Device | DeviceType | str | Any
 Shape = int | Sequence[int]
 
 if TYPE_CHECKING:
-    # For checkers it is jax.Array itself, whose stub takes any argument: a class of its own would
-    # be another type than what every function and operator returns.
+    # For type checkers it is jax.Array itself, whose stub accepts any argument: a separate class
+    # would differ from the type that functions and operators return.
     Tensor: TypeAlias = jax.Array
 else:
 
@@ -61,19 +61,19 @@ else:
         """A ``jax.Array``, built from data.
 
         Args:
-            data: numbers, nested lists of them, a NumPy array, a ``jax.Array``, or anything with
+            data: a number, nested lists, a NumPy array, a ``jax.Array``, or an object with
                 ``__array__``, such as a PyTorch tensor; any shape.
-            dtype: by default float32 for floats and int32 for integers; narrower ones are kept.
+            dtype: by default float32 for floats and int32 for integers; narrower dtypes are kept.
             device: a ``Device``, a name such as ``"tpu:0"``, a ``jax.Device`` or a ``Sharding``; by
                 default the default device.
 
         Returns:
-            A ``jax.Array``; one that has the dtype and the device already is returned as it is.
+            A ``jax.Array``: ``data`` itself if it already has the dtype and the device.
 
         Raises:
-            DataError: ragged lists, objects, text, or numbers that an integer dtype cannot hold
-                (of an array that is being traced they are not known, and wrap).
-            DeviceNotFoundError: the device is not here.
+            DataError: ragged lists, objects, text, or values that an integer dtype cannot hold
+                (traced values cannot be checked, and wrap).
+            DeviceNotFoundError: the device does not exist.
 
         Example:
             >>> import jax, neurenix as nx
@@ -97,12 +97,12 @@ def array(
 ) -> jax.Array:
     """Return ``Tensor(data, dtype=dtype, device=device)``, under NumPy's and PyTorch's names.
 
-    ``nx.asarray`` and ``nx.tensor`` are the same: an array cannot be changed, so that a copy of one
-    is seldom of use. With ``copy=True`` there is one, of which a compiled function may take the
-    memory. With ``ndmin`` axes of size 1 come first until there are as many.
+    ``nx.asarray`` and ``nx.tensor`` are the same function: arrays are immutable, so a copy is
+    rarely needed. ``copy=True`` makes one, for example to donate it to a compiled function.
+    ``ndmin`` prepends axes of size 1 until there are as many axes.
 
     Raises:
-        DataError: as ``Tensor`` does.
+        DataError: as for ``Tensor``.
 
     Example:
         >>> nx.array([1.0, 2.0])
@@ -129,7 +129,7 @@ asarray = tensor = array
 
 
 def zeros(shape: Shape, dtype: Any = None, *, device: DeviceLike = None) -> jax.Array:
-    """Return an array of zeros, float32 unless ``dtype`` says otherwise.
+    """Return an array of zeros; float32 by default.
 
     Example:
         >>> nx.zeros((2, 3)).shape
@@ -139,7 +139,7 @@ def zeros(shape: Shape, dtype: Any = None, *, device: DeviceLike = None) -> jax.
 
 
 def ones(shape: Shape, dtype: Any = None, *, device: DeviceLike = None) -> jax.Array:
-    """Return an array of ones, float32 unless ``dtype`` says otherwise.
+    """Return an array of ones; float32 by default.
 
     Example:
         >>> float(nx.ones((2, 3)).sum())
@@ -149,14 +149,14 @@ def ones(shape: Shape, dtype: Any = None, *, device: DeviceLike = None) -> jax.A
 
 
 def empty(shape: Shape, dtype: Any = None, *, device: DeviceLike = None) -> jax.Array:
-    """Return an array whose contents do not matter: zeros, as JAX leaves no memory as it was."""
+    """Return an array with unspecified contents. JAX cannot leave memory unset: they are zeros."""
     return zeros(shape, dtype, device=device)
 
 
 def full(
     shape: Shape, fill_value: Any, dtype: Any = None, *, device: DeviceLike = None
 ) -> jax.Array:
-    """Return an array of ``fill_value`` everywhere; the dtype is that of ``Tensor(fill_value)``.
+    """Return an array filled with ``fill_value``; the default dtype is that of ``Tensor``.
 
     Example:
         >>> nx.full((2,), 7)
@@ -171,21 +171,21 @@ def full(
 def zeros_like(
     array: Any, dtype: Any = None, shape: Shape | None = None, *, device: DeviceLike = None
 ) -> jax.Array:
-    """Return zeros of the dtype and shape of ``array``, or of those given."""
+    """Return zeros in the dtype and shape of ``array``, unless others are given."""
     return _made_like(jnp.zeros_like, array, dtype, shape, device)
 
 
 def ones_like(
     array: Any, dtype: Any = None, shape: Shape | None = None, *, device: DeviceLike = None
 ) -> jax.Array:
-    """Return ones of the dtype and shape of ``array``, or of those given."""
+    """Return ones in the dtype and shape of ``array``, unless others are given."""
     return _made_like(jnp.ones_like, array, dtype, shape, device)
 
 
 def empty_like(
     array: Any, dtype: Any = None, shape: Shape | None = None, *, device: DeviceLike = None
 ) -> jax.Array:
-    """Return an array like ``array`` whose contents do not matter: zeros."""
+    """Return an array like ``array`` with unspecified contents: zeros."""
     return zeros_like(array, dtype, shape, device=device)
 
 
@@ -197,10 +197,10 @@ def full_like(
     *,
     device: DeviceLike = None,
 ) -> jax.Array:
-    """Return ``fill_value`` everywhere, in the dtype and shape of ``array`` or those given.
+    """Return ``fill_value`` in the dtype and shape of ``array``, unless others are given.
 
     Raises:
-        DataError: the dtype is of integers and cannot hold ``fill_value``.
+        DataError: an integer dtype cannot hold ``fill_value``.
 
     Example:
         >>> nx.full_like(nx.ones(2), 7, shape=(3,))
@@ -223,12 +223,12 @@ def arange(
     *,
     device: DeviceLike = None,
 ) -> jax.Array:
-    """Return numbers from ``start`` up to, without, ``stop``; ``arange(n)`` starts at 0.
+    """Return numbers from ``start`` up to but excluding ``stop``; ``arange(n)`` starts at 0.
 
     Raises:
         ArgumentError: ``step`` is 0.
-        ArgumentTypeError: what is given is no number.
-        DataError: the dtype is of integers, int32 by default, and cannot hold them.
+        ArgumentTypeError: an argument is not a number.
+        DataError: the dtype is an integer dtype, int32 by default, and cannot hold the numbers.
 
     Example:
         >>> nx.arange(3)
@@ -241,7 +241,7 @@ def arange(
         raise ArgumentTypeError(f"arange(start, stop, step) takes numbers; got {given!r:.80}.")
     if all(isinstance(number, int | float | np.number) for number in given):
         if step == 0:
-            raise ArgumentError("arange(step=…) is a number other than 0.")
+            raise ArgumentError("arange(step=…) must not be 0.")
         ends = (0, start) if stop is None else (start, stop)
         target = jnp.result_type(*map(_kind_of, given)) if kind is None else kind
         _expect_arange_held(*ends, 1 if step is None else step, target)
@@ -258,12 +258,13 @@ def linspace(
     axis: int = 0,
     device: DeviceLike = None,
 ) -> jax.Array:
-    """Return ``num`` numbers, evenly spaced from ``start`` to ``stop``, both included.
+    """Return ``num`` evenly spaced numbers from ``start`` to ``stop``, both included.
 
-    With ``endpoint=False`` they end one step before ``stop``; those of arrays go along ``axis``.
+    With ``endpoint=False``, ``stop`` is excluded. If the ends are arrays, the numbers run along
+    ``axis``.
 
     Raises:
-        ArgumentError: ``num`` is no whole number from 0, or there is no such ``axis``.
+        ArgumentError: ``num`` is not an integer of at least 0, or ``axis`` does not exist.
 
     Example:
         >>> nx.linspace(0, 1, 3)
@@ -271,10 +272,10 @@ def linspace(
     """
     simulated()
     if isinstance(num, bool) or not isinstance(num, int | np.integer) or num < 0:
-        raise ArgumentError(f"linspace(num=…) is a whole number from 0; got {num!r}.")
+        raise ArgumentError(f"linspace(num=…) must be an integer of at least 0; got {num!r}.")
     axes, axis = max(np.ndim(start), np.ndim(stop)) + 1, _whole("linspace(axis=…)", axis)
     if not -axes <= axis < axes:
-        raise ArgumentError(f"linspace(axis={axis}) is no axis of a result that has {axes}.")
+        raise ArgumentError(f"linspace(axis={axis}) is not an axis of a result with {axes} axes.")
     kind, sizes = _optional(dtype), (num, *np.broadcast_shapes(np.shape(start), np.shape(stop)))
 
     def make() -> jax.Array:
@@ -291,7 +292,7 @@ def eye(
     k: int = 0,
     device: DeviceLike = None,
 ) -> jax.Array:
-    """Return ones on the ``k``-th diagonal and zeros elsewhere, float32 unless told otherwise.
+    """Return ones on the ``k``-th diagonal and zeros elsewhere; float32 by default.
 
     Example:
         >>> nx.eye(2)
@@ -313,10 +314,10 @@ def identity(n: int, dtype: Any = None, *, device: DeviceLike = None) -> jax.Arr
 
 
 def sizes_of(shape: Any) -> tuple[int, ...]:
-    """Return the sizes of a shape: a whole number, a sequence of them, or a tuple of a sequence.
+    """Return the sizes of a shape: an integer, a sequence of them, or a tuple of one sequence.
 
     Raises:
-        ShapeError: a size is no whole number from 0.
+        ShapeError: a size is not an integer of at least 0.
     """
     sizes = tuple(shape) if _is_row(shape) else (shape,)
     if len(sizes) == 1 and _is_row(sizes[0]):
@@ -326,7 +327,7 @@ def sizes_of(shape: Any) -> tuple[int, ...]:
     except TypeError:
         checked = (-1,)
     if min(checked, default=0) < 0 or any(isinstance(size, bool) for size in sizes):
-        raise ShapeError(f"The sizes of a shape are whole numbers from 0; got {shape!r}.")
+        raise ShapeError(f"The sizes of a shape must be integers of at least 0; got {shape!r}.")
     return checked
 
 
@@ -334,15 +335,11 @@ def _whole(what: str, number: Any) -> int:
     try:
         return operator.index(number)
     except TypeError as error:
-        raise ArgumentTypeError(f"{what} is a whole number; got {number!r}.") from error
-
-
-def _some(shape: Shape | None) -> tuple[int, ...] | None:
-    return None if shape is None else sizes_of(shape)
+        raise ArgumentTypeError(f"{what} must be an integer; got {number!r}.") from error
 
 
 def _is_row(shape: Any) -> bool:
-    """Tell a sequence of sizes from one size, which may be an array without axes."""
+    """Return whether ``shape`` is a sequence of sizes; a 0-d array is one size."""
     return isinstance(shape, Sequence) or (isinstance(shape, np.ndarray) and shape.ndim > 0)
 
 
@@ -355,7 +352,8 @@ def _made(
 def _made_like(
     make: Callable[..., jax.Array], array: Any, dtype: Any, shape: Any, device: DeviceLike
 ) -> jax.Array:
-    array, kind, sizes = _as_array(array), _optional(dtype), _some(shape)
+    array, kind = _as_array(array), _optional(dtype)
+    sizes = None if shape is None else sizes_of(shape)
     return _made(
         lambda: make(array, kind, sizes),
         array.shape if sizes is None else sizes,
@@ -373,7 +371,7 @@ def _optional(dtype: Any) -> Any:
 
 
 def dtype_beside_shape(dtype: Any, default: Any) -> Any:
-    """Return the dtype or the default; the second of several sizes would be taken for a dtype."""
+    """Return ``dtype``, or ``default`` if None; an integer, meant as a second size, raises."""
     if isinstance(dtype, int | np.integer):
         raise ArgumentTypeError(
             f"dtype is {dtype}, a number. A shape is one tuple: zeros((2, 3)), not zeros(2, 3)."
@@ -394,7 +392,7 @@ def _expect_arange_held(start: Any, stop: Any, step: Any, target: np.dtype) -> N
     start, stop, step = (n.item() if isinstance(n, np.number) else n for n in (start, stop, step))
     whole = all(isinstance(n, int) for n in (start, stop, step))
     if not step or not (whole or math.isfinite((stop - start) / step)):
-        return  # JAX says what is wrong
+        return  # JAX raises its own error
     count = -((start - stop) // step) if whole else math.ceil((stop - start) / step)
     if count > 0:
         expect_held("arange", start, start + (count - 1) * step, target)

@@ -1,6 +1,6 @@
-"""Names of dtypes, the ones of NumPy and JAX and the short ones that people say, and their limits.
+"""Public names of dtypes: those of NumPy and JAX, short names, and their limits.
 
-Owns what is public of them; the map from names is in ``_dtypes``, the dtypes are JAX's.
+The map from names to dtypes is in ``_dtypes``.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""Functions of ``jax.numpy`` that work element by element: ``nx.add is jax.numpy.add``.
-
-Owns the list of which are public here, and nothing of what they do.
-"""
+"""Elementwise ``jax.numpy`` functions, re-exported: ``nx.add is jax.numpy.add``."""
 
 from jax.numpy import (
     abs,

@@ -1,6 +1,6 @@
-"""Making tensors of random numbers.
+"""Create tensors of random numbers.
 
-Owns the check of keys, and the word on numbers that a compiled function would draw once for ever.
+Warns about draws without a key in a compiled function, which happen once, during tracing.
 """
 
 from __future__ import annotations
@@ -31,24 +31,25 @@ def randn(
     device: DeviceLike = None,
     key: jax.Array | None = None,
 ) -> jax.Array:
-    """Return numbers of the standard normal distribution.
+    """Return samples of the standard normal distribution.
 
-    Without ``key`` they are of the process's stream. In a compiled function, so in a module that
-    ``fit``, ``predict`` or ``nx.jit`` runs, that stream is asked once, while the function is
-    compiled: every batch gets the same numbers, and a ``neurenix.random.FrozenDrawWarning`` says
-    so. There keep an ``nnx.Rngs`` in the module and draw with its keys, as the example does.
-    (``evaluate`` and ``predict`` leave a module's state as it was, that stream with it: there the
-    keys, and the numbers, are those of the first batch for every batch.)
+    Without ``key``, the process's random stream is used. In a compiled function, including a module
+    run by ``fit``, ``predict`` or ``nx.jit``, that stream is read once, during tracing: every
+    batch gets the same numbers, and a ``neurenix.random.FrozenDrawWarning`` is issued. There, keep
+    an ``nnx.Rngs`` in the module and draw with its keys, as in the example. (``evaluate`` and
+    ``predict`` restore the module's state, including that stream, so every batch gets the same
+    keys and numbers.)
 
     Args:
         shape: sizes, or one sequence of them.
-        dtype: of floats; float32 by default.
-        device: where to put them.
-        key: a key of ``jax.random.key`` or of an ``nnx.Rngs``; one of the process's by default.
+        dtype: a floating dtype; float32 by default.
+        device: device of the result.
+        key: a key of ``jax.random.key`` or of an ``nnx.Rngs``; the next key of the process by
+            default.
 
     Raises:
-        ArgumentError: the dtype is none of floats.
-        ArgumentTypeError: ``key`` is no key.
+        ArgumentError: the dtype is not floating-point.
+        ArgumentTypeError: ``key`` is not a key.
 
     Example:
         >>> nx.randn(2, 3).shape, nx.randn((2, 3)).shape
@@ -76,14 +77,13 @@ def rand(
     device: DeviceLike = None,
     key: jax.Array | None = None,
 ) -> jax.Array:
-    """Return numbers evenly distributed over [0, 1).
+    """Return samples of the uniform distribution over [0, 1).
 
-    Without ``key`` they are of the process's stream, and in a compiled function the same at every
-    call; see :func:`randn`, also for the arguments.
+    Arguments, and draws without ``key`` in a compiled function, as for :func:`randn`.
 
     Raises:
-        ArgumentError: the dtype is none of floats.
-        ArgumentTypeError: ``key`` is no key.
+        ArgumentError: the dtype is not floating-point.
+        ArgumentTypeError: ``key`` is not a key.
 
     Example:
         >>> import jax
@@ -107,15 +107,14 @@ def randint(
     device: DeviceLike = None,
     key: jax.Array | None = None,
 ) -> jax.Array:
-    """Return integers from ``low`` up to, without, ``high``.
+    """Return random integers from ``low`` up to but excluding ``high``.
 
-    Without ``key`` they are of the process's stream, and in a compiled function the same at every
-    call; see :func:`randn`.
+    Arguments, and draws without ``key`` in a compiled function, as for :func:`randn`.
 
     Raises:
-        ArgumentTypeError: ``low`` or ``high`` is no whole number, or ``key`` is no key.
-        ArgumentError: no integer lies between, or the dtype is none of integers.
-        DataError: the dtype cannot hold the integers; 32 bits must hold ``high``, too.
+        ArgumentTypeError: ``low`` or ``high`` is not an integer, or ``key`` is not a key.
+        ArgumentError: ``low`` is not below ``high``, or the dtype is not an integer dtype.
+        DataError: the dtype cannot hold the integers, or 32 bits cannot hold ``high``.
 
     Example:
         >>> import jax
@@ -126,7 +125,7 @@ def randint(
     """
     kind = dtypes.dtype(dtype_beside_shape(dtype, "int32"))
     if not jnp.issubdtype(kind, jnp.integer):
-        raise ArgumentError(f"randint(dtype=…) is a type of integers, got {kind}.")
+        raise ArgumentError(f"randint(dtype=…) must be an integer dtype, got {kind}.")
     try:
         low, high = operator.index(low), operator.index(high)
     except TypeError as error:
@@ -135,7 +134,7 @@ def randint(
         ) from error
     if low >= high:
         raise ArgumentError(f"randint(low, high) needs low < high, got {low} and {high}.")
-    bounds = kind if kind.itemsize >= 4 else np.dtype("int32")  # 256, of uint8, fits no uint8
+    bounds = kind if kind.itemsize >= 4 else np.dtype("int32")  # high=256 does not fit uint8
     expect_held("randint", low, high - 1, kind)
     expect_held("randint(high)", low, high, bounds)
     minimum, maximum = np.array([low, high], bounds)
@@ -158,22 +157,22 @@ def _drawn(
 
 
 def _key(caller: str, key: Any) -> jax.Array:
-    """Return the key to draw with: the one given, or the next of the process.
+    """Return ``key``, or the next key of the process if None.
 
     Raises:
-        ArgumentTypeError: what was given is no key.
+        ArgumentTypeError: ``key`` is not a key.
     """
     if key is None:
         drawn = random.next_key()
-        # Traced construction (``nnx.eval_shape``, a compiled initialiser) draws once on purpose,
-        # and cannot be told from a step that is being compiled: so this is no error.
+        # Traced construction (``nnx.eval_shape``, a compiled initializer) draws once on purpose
+        # and looks the same as a compiled step, so this warns instead of raising.
         if isinstance(drawn, Tracer):
             warnings.warn(
                 f"{caller}() without a key inside a compiled function draws once, while it is "
                 "compiled: every call, so every batch, gets the same numbers. Keep an nnx.Rngs in "
                 "the module, as nn.Dropout does, and draw with its keys: self.rngs = "
                 f"nnx.Rngs(nx.random.next_key()), and in __call__ nx.{caller}(…, "
-                "key=self.rngs()). Where once is meant, pass key=nx.random.next_key().",
+                "key=self.rngs()). If one draw is intended, pass key=nx.random.next_key().",
                 random.FrozenDrawWarning,
                 stacklevel=3,
             )
@@ -192,5 +191,5 @@ def _key(caller: str, key: Any) -> jax.Array:
 def _inexact(caller: str, dtype: Any, family: Any) -> np.dtype:
     kind = dtypes.dtype(dtype or "float32")
     if not jnp.issubdtype(kind, family):
-        raise ArgumentError(f"{caller}(dtype=…) is a type of floats, got {kind}.")
+        raise ArgumentError(f"{caller}(dtype=…) must be a floating dtype, got {kind}.")
     return kind
