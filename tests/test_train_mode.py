@@ -309,7 +309,7 @@ def test_training_is_a_property_of_every_module():
     assert model[2][0].training and not model.training
     model.training = True
     assert model[0].training
-    with pytest.raises(nx.ArgumentTypeError, match="training is True or False"):
+    with pytest.raises(nx.ArgumentTypeError, match="training must be True or False"):
         model.training = "yes"
     with pytest.raises(nx.ArgumentTypeError, match="True, False or None"):
         model[0](X, training="yes")
