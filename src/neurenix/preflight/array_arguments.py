@@ -1,7 +1,7 @@
 """Which arguments of a call are arrays, and which are fixed when the function is compiled.
 
 Owns the unwrapping of ``functools.partial`` and the static arguments of ``jax.jit`` and
-``nnx.jit``. Modules among the arrays are ``bound``'s.
+``nnx.jit``. Does not own modules among the arrays (``module_functions.py``).
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ class Call:
 
     Attributes:
         function: without the partials around it.
-        arrays: trees of arrays, specs and numbers, and modules; what is traced, in the order of the
-            positions and then of the names.
-        fixed: everything else, which is part of the program.
+        arrays: the traced arguments, positions first, then names: modules, and trees of arrays,
+            specs and numbers.
+        fixed: all other arguments, which are part of the program.
         bound: how many of the first positions the caller did not give: a module that is called, and
             what a partial has.
         compiler_options: XLA's, which ``jax.jit`` was told of the function; it has none any more.
@@ -50,19 +50,19 @@ class Call:
 
     @property
     def name(self) -> str:
-        """Of the function."""
+        """Name of the function."""
         return getattr(self.function, "__name__", type(self.function).__name__)
 
     @property
     def numbers(self) -> tuple[str, ...]:
-        """Names of the parameters that are traced and were given a Python number."""
+        """Names of the traced parameters whose value is a Python number."""
         kept = (key for key, value in self.arrays.items() if isinstance(value, _NUMBERS))
         names = (parameter(self.function, key) for key in kept)
         return tuple(name for name in names if name.isidentifier())
 
     @property
     def static(self) -> dict[int, Any]:
-        """What the caller gave and is fixed, by its position among that and ``arrays``.
+        """The fixed arguments of the caller, by position among all its arguments.
 
         Example:
             >>> total = jax.jit(jax.numpy.sum, static_argnums=1)
@@ -76,11 +76,11 @@ class Call:
         return key in self.arrays or (key in self.fixed and key >= self.bound)
 
     def donated(self, argnums: int | Sequence[int]) -> tuple[int, ...]:
-        """Return the places among ``arrays`` of positions that the caller of ``call_of`` counts.
+        """Return the indices into ``arrays`` of the caller's positions.
 
         Raises:
-            ArgumentError: there is no such position.
-            ArgumentTypeError: it is no number.
+            ArgumentError: a position does not exist.
+            ArgumentTypeError: a position is not a number.
         """
         count = sum(isinstance(key, int) for key in (*self.arrays, *self.fixed)) - self.bound
         argnums = (argnums,) if isinstance(argnums, int) else argnums
@@ -98,9 +98,9 @@ class Call:
 
     @property
     def donatable(self) -> tuple[int | str | None, ...]:
-        """By what ``jax.jit`` donates each of ``arrays``; None for what a partial around it holds.
+        """The position or name by which ``jax.jit`` can donate each of ``arrays``.
 
-        A function that is compiled counts the arrays of a partial too.
+        None for arrays of a partial, unless the function is compiled and counts them too.
         """
         if is_compiled(self.function):
             return tuple(self.arrays)
@@ -108,13 +108,13 @@ class Call:
         return tuple(key if key >= 0 else None for key in own)
 
     def apply(self, function: Callable[..., Any], *arrays: Any) -> Any:
-        """Call ``function`` with ``arrays`` in the place of those of the call."""
+        """Call ``function`` with ``arrays`` in place of those of the call."""
         given = self.fixed | dict(zip(self.arrays, arrays, strict=True))
         named = {key: value for key, value in given.items() if isinstance(key, str)}
         return function(*(given[key] for key in range(len(given) - len(named))), **named)
 
     def of_arrays(self) -> Callable[..., Any]:
-        """Return the function of the arrays alone; what ``jax.jit`` compiled can still be asked."""
+        """Return the function of the arrays alone; a compiled function keeps its methods."""
         if list(self.arrays) == list(range(len(self.arrays))) and not self.fixed:
             return self.function
 
@@ -129,12 +129,12 @@ class Call:
 
 
 def call_of(function: Callable[..., Any], args: Sequence[Any]) -> Call:
-    """Return the call ``function(*args)`` with arrays told from what is fixed.
+    """Return the call ``function(*args)``, divided into arrays and fixed arguments.
 
-    A module that is called, or whose method is, comes first among the arrays. Fixed are the static
-    arguments of a compiled function, and what ``nx.jit`` and ``strategy.run`` take for a part of
-    the program; and of what a ``functools.partial`` gives to a function that is not compiled, all
-    but arrays, specs and modules.
+    A module that is called, or whose method is, is the first array. Fixed are the static arguments
+    of a compiled function, and whatever ``nx.jit`` and ``strategy.run`` treat as part of the
+    program. If a ``functools.partial`` wraps a function that is not compiled, its arguments are
+    fixed except arrays, specs and modules.
 
     Raises:
         ArgumentError: it is a module of flax.linen, or its method; or ``jax.pmap`` compiled it.
@@ -181,7 +181,7 @@ def call_of(function: Callable[..., Any], args: Sequence[Any]) -> Call:
 
 
 def _refuse_linen(function: Any) -> None:
-    """Refuse a module of ``flax.linen``, which holds no parameters, with the way to give them."""
+    """Raise for a module of ``flax.linen``, which has no parameters; say how to pass them."""
     if isinstance(function, type) or inspect.ismethod(function) or is_compiled(function):
         return
     if all(callable(getattr(function, name, None)) for name in ("init", "apply", "bind")):
@@ -194,7 +194,7 @@ def _refuse_linen(function: Any) -> None:
 
 
 def _refuse_pmap(function: Any) -> None:
-    """Refuse what ``jax.pmap`` compiled, which tells nobody how it divides its arguments."""
+    """Raise for a ``jax.pmap`` function, whose argument shardings are not accessible."""
     own = inspect.isfunction(function) and hasattr(function, "lower")
     if own and not hasattr(function, "trace"):
         raise ArgumentError(
@@ -205,15 +205,15 @@ def _refuse_pmap(function: Any) -> None:
 
 
 def is_compiled(function: Any) -> bool:
-    """Return whether ``jax.jit``, ``nnx.jit`` or ``nx.jit`` compiled a function."""
+    """Return whether a function is the result of ``jax.jit``, ``nnx.jit`` or ``nx.jit``."""
     return isinstance(function, CompiledFunction) or hasattr(function, "lower")
 
 
 def given(name: str, value: Any, kind: type[Kind]) -> Kind:
-    """Return what was given for an argument of ``kind``, one with its defaults for None.
+    """Return the value of an options argument of type ``kind``; the defaults for None.
 
     Raises:
-        ArgumentTypeError: it is of another kind.
+        ArgumentTypeError: the value is of another type.
     """
     if value is None:
         return kind()
@@ -230,10 +230,10 @@ def refuse_keywords(
     others: Mapping[str, Any],
     known: Sequence[str] = ("on", "input_shape", "dtype", "mesh", "options"),
 ) -> None:
-    """Refuse keyword arguments that an entrance does not know: those of ``target``, or mistakes.
+    """Reject unknown keyword arguments of a public function.
 
     Raises:
-        ArgumentTypeError: there is one; the message says how a function is given it.
+        ArgumentTypeError: there is one; the message says how to bind it if ``target`` has it.
     """
     for name in others:
         if way := for_the_function(target, name, entrance):
@@ -243,7 +243,7 @@ def refuse_keywords(
 
 
 def for_the_function(target: Any, name: str, entrance: str = "nx.preflight") -> str:
-    """Say how a function is given a keyword argument that it has; nothing where it has none.
+    """Return how to bind a keyword argument of a function; empty if it has no such argument.
 
     Example:
         >>> for_the_function(lambda x, size: x, "size")
@@ -256,7 +256,7 @@ def for_the_function(target: Any, name: str, entrance: str = "nx.preflight") -> 
 
 
 def parameter(function: Callable[..., Any], key: int | str) -> str:
-    """Return the name of a parameter, or ``"argument 2"`` where the function does not tell.
+    """Return the name of a parameter, or ``"argument 2"`` if the signature is unknown.
 
     Example:
         >>> parameter(lambda x, size: x, 1), parameter(max, 1)
@@ -266,7 +266,7 @@ def parameter(function: Callable[..., Any], key: int | str) -> str:
         return key
     try:
         parameters = list(inspect.signature(function).parameters.values())
-    except (TypeError, ValueError):  # of a function that is not written in Python
+    except (TypeError, ValueError):  # a function that is not written in Python
         return f"argument {key}"
     if key < len(parameters) and parameters[key].kind is inspect.Parameter.POSITIONAL_OR_KEYWORD:
         return parameters[key].name
@@ -354,7 +354,7 @@ def _check(call: Call, key: int | str, value: Any) -> None:
 
 
 def _way_out(call: Call, key: int | str) -> str:
-    """Say how an argument is fixed; ``functools.partial`` cannot one before other positions."""
+    """Return how to fix an argument; ``functools.partial`` cannot fix one before others."""
     known = parameter(call.function, key)
     if known == f"argument {key}":
         return f"Fix it: jax.jit({call.name}, static_argnums={key})."

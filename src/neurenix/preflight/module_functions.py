@@ -56,7 +56,7 @@ def bind(
             donatable=call.donatable,
             compiler_options=call.compiler_options,
         )
-        return Bound(_told(call.of_arrays(), args), args, options)
+        return Bound(_with_shardings(call.of_arrays(), args), args, options)
     plain = call.function
     if is_compiled(plain):
         plain = getattr(plain, "__wrapped__", plain)
@@ -65,7 +65,7 @@ def bind(
     keys = [jax.numpy.issubdtype(leaf.dtype, jax.dtypes.prng_key) for leaf in leaves]
     kinds = [_key_kind(leaf) if k else None for leaf, k in zip(leaves, keys, strict=True)]
     rest = [value for i, value in enumerate(args) if i not in positions]
-    lie = arg_shardings_of(rest)
+    shardings = arg_shardings_of(rest)
 
     def pure(raw: list[Any], rest: list[Any]) -> Any:
         wrapped = [
@@ -76,7 +76,7 @@ def bind(
         values = iter(rest)
         held = iter(modules)
         given = [next(held) if i in positions else next(values) for i in range(len(args))]
-        with known_arg_shardings(rest, lie):
+        with known_arg_shardings(rest, shardings):
             out = call.apply(plain, *given)
         after = binding.structure.leaves_of(modules) or []
         return out, [
@@ -97,17 +97,17 @@ def bind(
     return Bound(pure, (described, rest), options)
 
 
-def _told(function: Callable[..., Any], args: Sequence[Any]) -> Callable[..., Any]:
+def _with_shardings(function: Callable[..., Any], args: Sequence[Any]) -> Callable[..., Any]:
     """Return the function with its argument shardings known during tracing, unless compiled."""
     if hasattr(function, "lower"):
         return function
-    lie = arg_shardings_of(args)
+    shardings = arg_shardings_of(args)
 
-    def told(*given: Any) -> Any:
-        with known_arg_shardings(given, lie):
+    def function_with_shardings(*given: Any) -> Any:
+        with known_arg_shardings(given, shardings):
             return function(*given)
 
-    return told
+    return function_with_shardings
 
 
 def _key_kind(key: Any) -> Any:

@@ -102,7 +102,7 @@ def _lay(row: Sequence[float], box: Box) -> tuple[list[Box], Box]:
 class Axis:
     """A scale from values ``low`` to ``high`` to positions ``start`` to ``stop``.
 
-    On a logarithmic axis all values are positive. What lies outside is drawn at the end.
+    On a logarithmic axis all values are positive. Values outside are drawn at the ends.
     """
 
     low: float
@@ -164,8 +164,8 @@ def svg(size: tuple[float, float], label: str, body: str, kind: str = "") -> str
 def fluid(height: float, label: str, body: str, left: float = 0.0, right: float = 0.0) -> str:
     """Return a picture as wide as its page, with text of constant size.
 
-    Places along x are percentages (``percent``) of what lies between the margins; those along y are
-    pixels. What is drawn beyond may lie in the margins.
+    Positions along x are percentages (``percent``) of the width between the margins, positions
+    along y are pixels. The margins may contain text that extends beyond.
 
     Args:
         height: in pixels.

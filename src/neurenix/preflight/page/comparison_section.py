@@ -25,7 +25,7 @@ STEPS = 1000
 def compare_section(reports: Sequence[ReportData], pricing: Pricing) -> str:
     """Return several reports in one table, their intervals, and their frontier."""
     heads = ("slice", "chips", "fits", "HBM", "step (est.)", INTERVAL, "bound by", "MFU")
-    head = "".join(f"<th scope=col>{name}</th>" for name in (*heads, "1,000 steps", "gravest"))
+    head = "".join(f"<th scope=col>{name}</th>" for name in (*heads, "1,000 steps", "most severe"))
     rows = "".join(
         _report_row(report, number, pricing) for number, report in enumerate(reports, start=1)
     )

@@ -26,8 +26,8 @@ def time_section(report: ReportData) -> str:
         return ""
     return (
         f"<h2>Where the step goes (estimated)</h2>{_shares(time)}"
-        f"<p class=sub>Calibrated on {escape(time.basis)}. The {INTERVAL}: four of five measured "
-        "steps are to lie in it. It is 10 % either way for tuned dense language models on one or "
+        f"<p class=sub>Calibrated on {escape(time.basis)}. The {INTERVAL} should contain four "
+        "of five measured steps. It is 10 % either way for tuned dense language models on one or "
         "two slices and wider for others, by judgement. Host: about "
         f"{seconds_text(time.host_seconds)} a step, beside the device.</p>"
         f"{_roofline(report, time)}"

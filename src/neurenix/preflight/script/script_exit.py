@@ -1,8 +1,7 @@
-"""Means to stop a script that runs in this process, whatever it does against it.
+"""Means to stop a script that runs in this process, even if it resists.
 
-Owns the alarm that ends it, also when it catches what should, the way from its threads to the main
-one, and what watches the ways out of a process. It does not own when a script is to be stopped and
-what is said of it (``script``).
+Owns the alarm that ends the script, the way from its threads to the main thread, and the watch on
+calls that end the process. Does not own when to stop a script (``run_script.py``).
 """
 
 from __future__ import annotations
@@ -20,23 +19,23 @@ from neurenix._core.source_files import is_library
 from neurenix._jit.hooks import StopScript
 
 LONGEST_SECONDS = 1e8
-"""What a timer takes."""
+"""The longest time that a timer accepts."""
 _TOLD_AT_MOST = 3
 _AGAIN_SECONDS = 2.0
 
 end_process = os._exit
-"""``os._exit`` as it is while a script runs with another in its place."""
+"""The original ``os._exit``, which is replaced while a script runs."""
 
 
 class OutOfTime(StopScript):
-    """The script did not reach a step in time."""
+    """The script reached no step in time."""
 
 
 class TimeLimit:
-    """Raises ``OutOfTime`` in the main thread after a time, where the system has a timer signal.
+    """Raises ``OutOfTime`` in the main thread after a time, if the system has a timer signal.
 
-    A script that catches even that is told again, and at last the process ends with ``message()``
-    and status 2: nothing else can end it.
+    If the script catches it, it is raised again; finally the process ends with ``message()`` and
+    status 2.
     """
 
     def __init__(self, message: Callable[[], str]) -> None:
@@ -46,7 +45,7 @@ class TimeLimit:
 
     @contextmanager
     def of(self, seconds: float) -> Iterator[None]:
-        """Allow so much time for what is done inside."""
+        """Set the time limit of the block."""
         if not self._here:
             yield
             return
@@ -59,7 +58,7 @@ class TimeLimit:
             signal.signal(signal.SIGALRM, before)
 
     def shorten(self, seconds: float) -> None:
-        """Allow so much time from now on."""
+        """Set the time left from now on."""
         if self._here:
             signal.setitimer(signal.ITIMER_REAL, seconds, _AGAIN_SECONDS)
 
@@ -73,9 +72,9 @@ class TimeLimit:
 
 
 class Waker:
-    """Stops the script, which the main thread runs, from a thread that it started.
+    """Stops the script in the main thread from a thread that it started.
 
-    Where the system has no timer signal nothing does, and the script runs on to its end.
+    Without a timer signal on the system, the script runs to its end.
     """
 
     def __init__(self) -> None:
@@ -83,7 +82,7 @@ class Waker:
         self._open = hasattr(signal, "setitimer")
 
     def wake(self) -> None:
-        """Let ``TimeLimit`` end the script now."""
+        """Make ``TimeLimit`` end the script now."""
         with self._lock:
             main = threading.main_thread().ident
             if self._open and main is not None:
@@ -91,16 +90,16 @@ class Waker:
                 signal.pthread_kill(main, signal.SIGALRM)
 
     def close(self) -> None:
-        """Wake nobody any more: the script has ended."""
+        """Disable ``wake``: the script has ended."""
         with self._lock:
             self._open = False
 
 
 @contextmanager
 def ways_out_watched(leave: Callable[[str], None]) -> Iterator[None]:
-    """Call ``leave`` where this process is about to end without a word or to become another.
+    """Call ``leave`` before this process ends by ``os._exit`` or is replaced by ``os.exec…``.
 
-    Processes that it forks end as they wish.
+    Forked processes are not watched.
     """
     owner = os.getpid()
 
@@ -134,10 +133,10 @@ def wait_for_threads(before: Sequence[threading.Thread]) -> None:
 
 
 def raise_in_handlers(error: BaseException) -> None:
-    """Let the first line of the script that catches an exception from now on raise ``error``.
+    """Raise ``error`` in the next line of the script that runs, such as in its handler.
 
-    Raised in an ``except:``, it is out of the reach of that ``except:`` and so of a loop around it.
-    Python forgets the tracing as soon as it raises.
+    An error raised inside an ``except:`` escapes that handler and a loop around it. Python removes
+    the trace function once it raises.
     """
 
     def tracer(frame: Any, event: str, argument: Any) -> Any:
@@ -150,4 +149,4 @@ def raise_in_handlers(error: BaseException) -> None:
     while frame := frame.f_back:
         if not is_library(frame.f_code.co_filename):
             frame.f_trace = tracer
-    sys.settrace(lambda *call: None)  # functions called from now on are left alone
+    sys.settrace(lambda *call: None)  # functions called from now on are not traced
