@@ -28,16 +28,34 @@ class CallbackTrainer(Protocol):
     """The trainer as a callback sees it; ``nx.Trainer`` is one.
 
     Attributes:
-        learning_rate: the learning rate of the next step; it may be set.
         stop_training: set it to True to end ``fit``.
-        steps_made: optimizer steps made so far.
-        optimizer_state: the optimizer's state, as optax has it; it may be set.
     """
 
-    learning_rate: float
     stop_training: bool
-    steps_made: int
-    optimizer_state: Any
+
+    @property
+    def learning_rate(self) -> float:
+        """The learning rate of the next step."""
+        ...
+
+    @learning_rate.setter
+    def learning_rate(self, value: float) -> None: ...
+
+    @property
+    def steps_made(self) -> int:
+        """Optimizer steps made so far."""
+        ...
+
+    @steps_made.setter
+    def steps_made(self, value: int) -> None: ...
+
+    @property
+    def optimizer_state(self) -> Any:
+        """The state of the optimizer, as optax has it."""
+        ...
+
+    @optimizer_state.setter
+    def optimizer_state(self, value: Any) -> None: ...
 
     @property
     def module(self) -> Any:
