@@ -37,6 +37,8 @@ from neurenix.train import (
 )
 from neurenix.train.options import check_options, options_of
 
+# Flax looks for these on every module, so their errors are built without a hint.
+_PROBED = ("deterministic", "use_running_average", "sharding_rules")
 _NEVER_CALLING = ("neurenix.", "flax.")  # their layers never call a subclass's ``forward``
 
 
@@ -116,7 +118,7 @@ class Module(_Slots, nnx.Module, metaclass=_ModuleMeta):
             return module
 
         def __getattr__(self, name: str) -> NoReturn:
-            if name.startswith("_") or hasattr(type(self), name):
+            if name.startswith("_") or name in _PROBED or hasattr(type(self), name):
                 object.__getattribute__(self, name)  # raises the original AttributeError
             kind = f"{type(self).__name__!r} object"
             raise MissingAttributeError(kind, name, lambda: dir(self), layers.METHODS)

@@ -35,8 +35,9 @@ def make_dataset(
         DataError: ``x`` and ``y`` do not match, or are ragged, or empty.
         ArgumentError: a batch size for data that is batched already.
     """
-    if y is None and not is_arrays(x):
-        dataset = x if isinstance(x, (Dataset, StreamDataset)) else stream_of(x)
+    known = isinstance(x, (Dataset, StreamDataset))
+    if y is None and (known or not is_arrays(x)):
+        dataset = x if known else stream_of(x)
         if isinstance(dataset, Dataset) and dataset.batch_size is None:
             dataset = dataset.batch(batch_size or DEFAULT_BATCH_SIZE)
         elif batch_size is not None:

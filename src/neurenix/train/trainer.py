@@ -435,8 +435,8 @@ class Trainer:
             moment_dtype: dtype of the optimizer's state (``nx.optim.held_in``).
             **options: fields of ``TrainOptions`` to change.
         """
-        config, module = self._state.config, self._state.module
-        optimizer: Any = config.optimizer
+        config, optimizer = self._state.config, self._state.config.optimizer
+        module: Any = self._state.module
         if moment_dtype is not None:
             optimizer = optim.held_in(moment_dtype, optimizer)
         if "remat" in options and hasattr(module, "with_remat"):  # the model has its own policies

@@ -224,7 +224,10 @@ class TrainerState:
         built.definition.model.check_arrays()
         strategy = self.strategy()
         placement = strategy.placement(built.definition.model.weights(), self.module_rules())
-        return DeviceState(**vars(built), state=self, strategy=strategy, placement=placement)
+        sharding = strategy.state_sharding
+        return DeviceState(
+            **vars(built), state=self, strategy=strategy, placement=placement, sharding=sharding
+        )
 
     def to_tree(self) -> dict[str, Any]:
         """Return the whole state as a tree of dicts, for a checkpoint library.
@@ -312,11 +315,13 @@ class DeviceState(BuiltStep):
         state: the trainer's state.
         strategy: the devices.
         placement: how the state is sharded; None if all of it is replicated.
+        sharding: the sharding of a replicated array.
     """
 
     state: TrainerState
     strategy: Strategy
     placement: Placement | None
+    sharding: jax.sharding.Sharding
 
     def step(
         self, per_call: int, steps: int | None, averages: tuple[AverageRule, ...] = ()
@@ -329,17 +334,17 @@ class DeviceState(BuiltStep):
             averages: rules of the moving averages of the weights.
         """
         call = StepCall.of(per_call, steps)
-        return self.compiled.step(call, self.strategy.state_sharding, averages)
+        return self.compiled.step(call, self.sharding, averages)
 
     def evaluation(self) -> CompiledEvaluation:
         """Return the compiled functions of ``evaluate`` and ``predict``."""
-        return self.compiled.evaluation(self.strategy.state_sharding)
+        return self.compiled.evaluation(self.sharding)
 
     def put(self, tree: Any) -> Any:
         """Put a tree of arrays on the devices, sharded as the state is."""
         if self.placement is not None:
             return jax.device_put(tree, self.placement.shardings(tree))
-        return jax.device_put(tree, self.strategy.state_sharding)
+        return jax.device_put(tree, self.sharding)
 
     def model(self) -> Any:
         """Return the module's parameters and other state, on the devices."""
