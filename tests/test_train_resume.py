@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -73,6 +74,31 @@ def test_training_that_goes_on_is_bit_for_bit_that_which_never_ended(
     later = fit(second, 2, 1)
     assert_same(whole, second)
     assert later["loss"] == history["loss"][1:]
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_the_state_as_a_tree_is_whole(strategy: str) -> None:
+    first = trainer_of(strategy=strategy)
+    fit(first, 1)
+    tree = first.state.to_tree()
+    parts = {name: part for name, part in tree.items() if isinstance(part, dict)}
+    assert parts.keys() == {"weights", "random", "optimizer", "callbacks"}
+    rest = {name: value for name, value in tree.items() if name not in parts}
+    second = trainer_of(Noisy(seed=5), strategy=strategy)
+    second.state.load_tree(parts | json.loads(json.dumps(rest)))
+    assert_same(first, second)
+    fit(second, 2, 1)
+    fit(first, 2, 1)  # its arrays are its own: the second has given none of them away
+    assert_same(first, second)
+
+
+def test_a_tree_of_another_model_changes_nothing() -> None:
+    trainer, other = trainer_of(), trainer_of(MLP())
+    fit(trainer, 1)
+    before = other.state.to_tree()
+    with pytest.raises(nx.CheckpointError, match="state in the tree is of another model"):
+        other.state.load_tree(trainer.state.to_tree())
+    jax.tree.map(np.testing.assert_array_equal, before, other.state.to_tree())
 
 
 @pytest.mark.parametrize(

@@ -367,7 +367,7 @@ class FitRun:
         if ends:
             self._state.callbacks.epoch_ended()
         self._state.callbacks.hand_out()
-        if self._snapshot is not None:
+        if self.callbacks and self._snapshot is not None:
             with gone_explained("What a callback has set"):
                 self._take_over(self._snapshot)
 

@@ -1,7 +1,7 @@
-"""A module split once into what is static, its parameters, and its other state.
+"""A module split once into its structure, its parameters and its other state, and its call.
 
-Owns the order of a module's leaves for training. It does not own the training state as a whole
-(``train_state.py``).
+Owns the order of a module's leaves for training, and how inputs and the mode are passed to it. Does
+not own the training state as a whole (``step.py``).
 """
 
 from __future__ import annotations

@@ -29,7 +29,6 @@ from neurenix.distribute.state_sharding import Placement
 from neurenix.distribute.strategy import made_in, strategy_for
 from neurenix.losses import Loss
 from neurenix.metrics import Metric
-from neurenix.metrics import get as get_metric
 from neurenix.train.batch_check import BatchCheck
 from neurenix.train.callback_states import CallbackStates
 from neurenix.train.compiled_steps import (
@@ -94,7 +93,10 @@ class TrainConfig:
 
     def definition(self, model: ModuleSplit) -> StepDefinition:
         """Return the step for a module."""
-        structure, first = bind_metrics([get_metric(metric) for metric in self.metrics])
+        copies = [nnx.clone(metric) for metric in self.metrics]
+        for metric in copies:
+            metric.reset()
+        structure, first = bind_metrics(copies)
         return StepDefinition(
             model=model,
             loss=self.loss or losses.get("mse"),
@@ -203,11 +205,7 @@ class TrainerState:
 
     def strategy(self) -> Strategy:
         """Return the scoped strategy, or one for the devices of the parameters."""
-        scoped = self.scoped_strategy()
-        if scoped is not None:
-            return scoped
-        array = self.built().definition.model.first_array()
-        return strategy_for(array if isinstance(array, jax.Array) else jnp.zeros(()))
+        return self.scoped_strategy() or _strategy_of(self.built().definition.model)
 
     def module_rules(self) -> ShardingRules | None:
         """Return the sharding rules of the module, if it has any."""
@@ -222,7 +220,7 @@ class TrainerState:
         """
         built = self.built()
         built.definition.model.check_arrays()
-        strategy = self.strategy()
+        strategy = self.scoped_strategy() or _strategy_of(built.definition.model)
         placement = strategy.placement(built.definition.model.weights(), self.module_rules())
         sharding = strategy.state_sharding
         return DeviceState(
@@ -405,6 +403,12 @@ class DeviceState(BuiltStep):
         self.state.optimizer = state.optimizer
         for ema, average in zip(emas, state.averages, strict=True):
             ema.average = average
+
+
+def _strategy_of(model: ModuleSplit) -> Strategy:
+    """Return a strategy for the devices of a model's parameters."""
+    array = model.first_array()
+    return strategy_for(array if isinstance(array, jax.Array) else jnp.zeros(()))
 
 
 def _dtypes(tree: Any) -> tuple[Any, ...]:
