@@ -102,7 +102,7 @@ COMMANDS: list[tuple[tuple[str, ...], str]] = [
     (("train.py", *ON, "--mesh", "fdsp=8"), "There is no mesh axis named 'fdsp'"),
     (("train.py", *ON, "--remat", "dotz"), "There is no remat policy named 'dotz'"),
     (("train.py", *ON, "--batch", "63,65"), "A batch of 63 cannot be divided"),
-    (("train.py", *ON, "--batch", "0"), "--batch: '0' is not a whole number"),
+    (("train.py", *ON, "--batch", "0"), "--batch: '0' is not a positive integer"),
     (("train.py", *ON, "--xla", "foo"), "'foo' is not of the form name=value."),
     (("train.py", *ON, "--examples", "5"), "give --deadline-hours too"),
     (("train.py", *ON, "--deadline-hours", "5"), "give --examples too"),

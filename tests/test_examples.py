@@ -41,7 +41,7 @@ def run(*arguments: str, cwd: Path, timeout: float = 540) -> subprocess.Complete
 
 def test_every_example_is_run() -> None:
     assert set(ON_A_SLICE) == set(EXPECTED)
-    assert {path.name for path in EXAMPLES.glob("*.py")} == {*EXPECTED, "demo.py"}
+    assert {path.name for path in EXAMPLES.glob("*.py")} == {*EXPECTED, "08_llama.py", "demo.py"}
 
 
 @pytest.mark.parametrize("name", ON_A_SLICE)
@@ -56,6 +56,13 @@ def test_example_on_a_simulated_slice(name: str, tmp_path: Path) -> None:
 def test_example_on_a_plain_cpu(name: str, tmp_path: Path) -> None:
     done = run(str(EXAMPLES / name), cwd=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.tpu_compile
+def test_the_example_of_the_readme_with_a_small_model(tmp_path: Path) -> None:
+    done = run(str(EXAMPLES / "08_llama.py"), "tiny", cwd=tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "Preflight of training step on v5e-8" in done.stdout and "fits " in done.stdout
 
 
 @pytest.mark.tpu_compile

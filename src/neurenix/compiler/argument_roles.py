@@ -39,7 +39,8 @@ def roles_of(args: Sequence[Any], out: Any, donated: Sequence[int]) -> tuple[str
         return unknown
     roles = [_of_argument(argument, moments) for argument in args]
     found = sum(own.count("parameters") for own in roles)
-    if not found or (found > 1 and any(_is_one_array(signature) for signature in moments)):
+    one_array = any(jax.tree_util.treedef_is_leaf(structure) for structure, _ in moments)
+    if not found or (found > 1 and one_array):
         return unknown
     for number in _batch(args, roles, out, donated):
         roles[number] = ["batch"] * len(roles[number])
@@ -110,7 +111,3 @@ def _moments(args: Any) -> Iterator[Any]:
 def _signature(tree: Any) -> Any:
     leaves, structure = jax.tree.flatten(tree)
     return structure, tuple(tuple(getattr(leaf, "shape", ())) for leaf in leaves)
-
-
-def _is_one_array(signature: Any) -> bool:
-    return jax.tree_util.treedef_is_leaf(signature[0])

@@ -125,7 +125,8 @@ def ici_seconds(instruction: Instruction, where: Slice, *, hops: bool = True) ->
         moved = max(s.padded_bytes for s in instruction.shapes)
         return moved * busiest / rate + (way * ICI_HOP_SECONDS if hops else 0.0)
     latency = _hops(devices, where) * ICI_HOP_SECONDS if hops else 0.0
-    links = _links(devices, where)
+    ways = sum((2 if ring else 1) for size, ring in _along(devices, where) if size > 1)
+    links = ways or (2 if where.chips_per_slice > 2 else 1)  # of the device with the fewest
     if opcode == "all-reduce":
         return 2 * payload * share / (rate * links) + 2 * latency
     if opcode == "reduce-scatter":
@@ -168,12 +169,6 @@ def dcn_seconds(num_bytes: float, where: Slice) -> float:
     """Return the time of one device's share of a transfer between slices."""
     devices_per_host = where.chips_per_host * where.devices_per_chip
     return num_bytes * devices_per_host / DCN_BYTES_PER_SECOND_PER_HOST
-
-
-def _links(devices: int, where: Slice) -> int:
-    """Return the link count of the group device with the fewest links into its group."""
-    ways = sum((2 if ring else 1) for size, ring in _along(devices, where) if size > 1)
-    return ways or (2 if where.chips_per_slice > 2 else 1)
 
 
 def _along(devices: int, where: Slice) -> tuple[tuple[int, bool], ...]:

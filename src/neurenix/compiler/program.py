@@ -233,7 +233,8 @@ def _traced(
     placed = [place(leaf, name, mesh) for (_, leaf), name in zip(paths, names, strict=True)]
     with jax.sharding.use_abstract_mesh(mesh):  # for partitions that name only axes
         before = compiled_before(function, placed, tree)
-    donated = _donated(args, options.donate_argnums) or donated_already(before)
+    asked = (own for n, own in enumerate(_spans(args)) if n in options.donate_argnums)
+    donated = tuple(leaf for own in asked for leaf in own) or donated_already(before)
 
     out_tree: list[Any] = []
 
@@ -384,10 +385,6 @@ def _named_leaves(
         for name, leaves in numbered.items()
         if name is not None and kept.keys() >= set(leaves)
     }
-
-
-def _donated(args: Sequence[Any], argnums: tuple[int, ...]) -> tuple[int, ...]:
-    return tuple(leaf for n, own in enumerate(_spans(args)) if n in argnums for leaf in own)
 
 
 def _whole(args: Sequence[Any], leaves: tuple[int, ...]) -> tuple[int, ...]:

@@ -35,7 +35,8 @@ def compile_for_estimate(folder: Path, request: dict[str, Any], result: dict[str
     try:
         executable = compile_module(module, options, list(grid.flat), dump_to=dump_to)
     except Exception:
-        _keep_dumped(folder)
+        for dumped in (folder / _DUMP).glob("*.after_optimizations.txt"):
+            dumped.replace(folder / "optimized.hlo")  # the schedule of the refused program
         raise
     result["memory"] = memory_of(executable.get_compiled_memory_stats())
     (program,) = executable.hlo_modules()
@@ -44,12 +45,6 @@ def compile_for_estimate(folder: Path, request: dict[str, Any], result: dict[str
     result["device_kind"] = devices[0].device_kind
     (folder / "optimized.hlo").write_text(text)
     return executable
-
-
-def _keep_dumped(folder: Path) -> None:
-    """Copy the dumped schedule of a refused program to where others have theirs."""
-    for dumped in (folder / _DUMP).glob("*.after_optimizations.txt"):
-        dumped.replace(folder / "optimized.hlo")
 
 
 def memory_of(stats: Any) -> dict[str, int]:

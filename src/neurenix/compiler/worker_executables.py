@@ -113,7 +113,13 @@ def _placement(exported: Any, compiled: Any, mesh: Any) -> dict[str, Any]:
     if None in named:
         unnamed = (*inputs, *outputs)[named.index(None)][1]
         return {"problem": f"{_unnamed(mesh)}. It is {unnamed}"}
-    divisions = [_division(sharding) for sharding in named]
+    divisions = [
+        {
+            "partition": [list(p) if isinstance(p, tuple) else p for p in sharding.spec],
+            "memory_kind": sharding.memory_kind,
+        }
+        for sharding in named
+    ]
     devices = list(mesh.devices.flat)
     return {
         "device_ids": [device.id for device in devices],
@@ -168,8 +174,3 @@ def _partitions(parts: Sequence[int], axes: Mapping[str, int]) -> Iterator[tuple
                 left = {name: size for name, size in axes.items() if name not in names}
                 for others in _partitions(parts[1:], left):
                     yield (names[0] if count == 1 else names or None, *others)
-
-
-def _division(sharding: Any) -> dict[str, Any]:
-    partition = [list(p) if isinstance(p, tuple) else p for p in sharding.spec]
-    return {"partition": partition, "memory_kind": sharding.memory_kind}
