@@ -174,7 +174,7 @@ def test_a_refusal_stays_one_where_its_schedule_cannot_be_had(
         assert (answer.kind, answer.needed_bytes, answer.hlo) == ("hbm", 20 * 2**30, "")
         assert answer.from_cache is from_cache
         (note,) = answer.notes
-        assert note.startswith("What else takes its memory is not known") and said in note
+        assert note.startswith("The parts of its memory are unknown") and said in note
 
 
 @pytest.mark.tpu_compile
