@@ -20,7 +20,7 @@ ifneq ($(shell $(BIN)/python -c pass 2>/dev/null && echo works),works)
 $(shell rm -f $(VENV)/.created $(VENV)/.runtime $(VENV)/.dev $(VENV)/.bridges)
 endif
 
-.PHONY: demo test test-bridges lint docs wheel python lock clean
+.PHONY: demo test test-bridges test-newest lint docs wheel python lock clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/.runtime
@@ -32,6 +32,17 @@ test: $(VENV)/.dev
 # The same tests beside the frameworks that they compare with; without them those tests skip.
 test-bridges: $(VENV)/.bridges
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal $(PYTEST_ARGS)
+
+# The tests marked "newest" with the newest jax, flax, optax and libtpu, whatever pyproject.toml
+# allows, in an environment of its own. Prints the versions, then what broke.
+test-newest:
+	@$(MAKE) --no-print-directory .venv-newest/.dev VENV=.venv-newest
+	.venv-newest/bin/python -m pip install --disable-pip-version-check --no-input -qq --upgrade \
+		--upgrade-strategy eager "jax[tpu]" flax optax
+	@.venv-newest/bin/python -m pip list --disable-pip-version-check | \
+		grep -iE "^(jax|jaxlib|flax|optax|libtpu) "
+	.venv-newest/bin/python -m pytest -n $(WORKERS) --dist worksteal -m newest --tb=short \
+		$(PYTEST_ARGS)
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .
@@ -85,4 +96,4 @@ lock:
 		--constraints requirements.lock --output-file requirements-dev.lock
 
 clean:
-	rm -rf $(VENV) dist out
+	rm -rf $(VENV) .venv-newest dist out

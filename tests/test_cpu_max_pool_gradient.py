@@ -12,21 +12,22 @@ from jax import lax
 from jax.interpreters import mlir
 
 from neurenix._cpu import max_pool_gradient
-from neurenix._jax import cpu_lowering, select_and_scatter_add
+from neurenix._jax import cpu_lowering
+from neurenix._jax import max_pool_gradient_primitive as max_pool_gradient_p
 
 pytestmark = [pytest.mark.cpu8, pytest.mark.newest]
 
 
 def lowered(x: Any, gradient: Any, window: Any, strides: Any, padding: Any, how: Any) -> Any:
     """Return the gradient of max pooling with JAX's own lowering or another, compiled anew."""
-    present = cpu_lowering(select_and_scatter_add)
-    mlir.register_lowering(select_and_scatter_add, how, platform="cpu")
+    present = cpu_lowering(max_pool_gradient_p)
+    mlir.register_lowering(max_pool_gradient_p, how, platform="cpu")
     try:
         return jax.jit(  # a function of its own: what JAX has compiled before stays as it was
             lambda x, g: jax.vjp(lambda x: pooled(x, window, strides, padding), x)[1](g)[0]
         ).lower(x, gradient)
     finally:
-        mlir.register_lowering(select_and_scatter_add, present, platform="cpu")
+        mlir.register_lowering(max_pool_gradient_p, present, platform="cpu")
 
 
 def pooled(x: Any, window: Any, strides: Any, padding: Any) -> Any:
@@ -94,17 +95,17 @@ def test_other_windows_are_lowered_as_before(window: Any, strides: Any, padding:
 
 
 def test_it_is_used_unless_somebody_has_set_a_rule_of_their_own() -> None:
-    present = cpu_lowering(select_and_scatter_add)
+    present = cpu_lowering(max_pool_gradient_p)
     try:
-        mlir.register_lowering(select_and_scatter_add, max_pool_gradient._standard, platform="cpu")
+        mlir.register_lowering(max_pool_gradient_p, max_pool_gradient._standard, platform="cpu")
         max_pool_gradient.use_elementwise_gradient()
-        assert cpu_lowering(select_and_scatter_add) is max_pool_gradient.elementwise_gradient
+        assert cpu_lowering(max_pool_gradient_p) is max_pool_gradient.elementwise_gradient
 
         def their_own(ctx: Any, *operands: Any, **params: Any) -> Any:
             return max_pool_gradient._standard(ctx, *operands, **params)
 
-        mlir.register_lowering(select_and_scatter_add, their_own, platform="cpu")
+        mlir.register_lowering(max_pool_gradient_p, their_own, platform="cpu")
         max_pool_gradient.use_elementwise_gradient()
-        assert cpu_lowering(select_and_scatter_add) is their_own
+        assert cpu_lowering(max_pool_gradient_p) is their_own
     finally:
-        mlir.register_lowering(select_and_scatter_add, present, platform="cpu")
+        mlir.register_lowering(max_pool_gradient_p, present, platform="cpu")

@@ -100,9 +100,9 @@ def test_a_script_that_cannot_be_stopped_is_told_what_to_write(run_python, tmp_p
     nested = "while True:\n  try:\n    try: step()\n    except: pass\n  except: pass"
     (tmp_path / "train.py").write_text(BEGIN + nested)
     (tmp_path / "run.py").write_text(
-        "from neurenix.preflight import script, stopping\n"
-        "script._GRACE_SECONDS = stopping._AGAIN_SECONDS = 0.2\n"
-        "script.first_step('train.py')\n"
+        "from neurenix.preflight.script import run_script, script_exit\n"
+        "run_script._GRACE_SECONDS = script_exit._AGAIN_SECONDS = 0.2\n"
+        "run_script.first_step('train.py')\n"
     )
     done = run_python("run.py")
     assert done.returncode == 2, done.stdout + done.stderr

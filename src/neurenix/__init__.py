@@ -40,6 +40,7 @@ if TYPE_CHECKING:  # for editors and type checkers; a test compares it with _EXP
     from neurenix._core.errors import DeviceError as DeviceError
     from neurenix._core.errors import DeviceInitializationError as DeviceInitializationError
     from neurenix._core.errors import DeviceNotFoundError as DeviceNotFoundError
+    from neurenix._core.errors import IncompatibleVersionError as IncompatibleVersionError
     from neurenix._core.errors import MissingExtraError as MissingExtraError
     from neurenix._core.errors import ModuleInUseError as ModuleInUseError
     from neurenix._core.errors import NeurenixError as NeurenixError
@@ -88,8 +89,8 @@ _MODULES = (
 _EXPORTS = {
     "neurenix._core.errors": (
         "ArgumentError ArgumentTypeError ArtefactError CheckpointError CompilationError DataError "
-        "DeviceError "
-        "DeviceInitializationError DeviceNotFoundError MissingExtraError ModuleInUseError "
+        "DeviceError DeviceInitializationError DeviceNotFoundError IncompatibleVersionError "
+        "MissingExtraError ModuleInUseError "
         "NeurenixError NotCompiledError OutOfMemoryError RecompilationError ShapeError "
         "SimulationError TrainingDivergedError UnknownNameError"
     ),

@@ -1,8 +1,8 @@
-"""The TPU compiler by way of jaxlib alone, in a process that has no use for the rest of JAX.
+"""Every name of jaxlib and libtpu that compiles for a TPU without loading JAX.
 
-Owns the names of jaxlib that JAX itself uses to make devices of a slice that is not here and to
-compile a module for them; none of them is public. ``import jax`` takes several times as long as
-all of this, and as long as compiling a small program. What is of use beside JAX is ``_jax``'s.
+``import jax`` takes several times as long as all of this, and as long as compiling a small program.
+The names are private and looked up when they are used; without one of them,
+``IncompatibleVersionError`` is raised. Names that are used beside JAX are in ``_jax``.
 """
 
 from __future__ import annotations
@@ -12,37 +12,48 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from jaxlib import xla_client
-from jaxlib.mlir import ir
-from jaxlib.mlir._mlir_libs import _chlo, _jax_mlir_ext, _mlirHlo, _sdy, _stablehlo
+
+from neurenix._core.unstable_names import find, need, need_attribute
 
 _TPU = "tpu"
+_FEATURE = "The TPU compiler"
+
+find("jaxlib.xla_client:"), find("jaxlib.mlir:ir")  # loaded before the first program comes
 
 
 def _load_compiler() -> None:
     """Load libtpu, unless it is loaded: the file that JAX would take."""
-    import libtpu
-
-    if not xla_client.pjrt_plugin_loaded(_TPU):
+    if not need("jaxlib.xla_client:pjrt_plugin_loaded", _FEATURE)(_TPU):
         path = os.environ.get("TPU_LIBRARY_PATH", "")
-        path = path if os.path.isfile(path) else libtpu.get_library_path()
-        xla_client.load_pjrt_plugin_dynamically(_TPU, path)
-    if not xla_client.pjrt_plugin_initialized(_TPU):
-        xla_client.initialize_pjrt_plugin(_TPU)
+        path = path if os.path.isfile(path) else need("libtpu:get_library_path", _FEATURE)()
+        need("jaxlib.xla_client:load_pjrt_plugin_dynamically", _FEATURE)(_TPU, path)
+    if not need("jaxlib.xla_client:pjrt_plugin_initialized", _FEATURE)(_TPU):
+        need("jaxlib.xla_client:initialize_pjrt_plugin", _FEATURE)(_TPU)
 
 
 def slice_devices(topology_name: str, **options: Any) -> list[Any]:
-    """Return the devices of a slice that is not here, for which programs can be compiled.
+    """Return the devices of a slice that is not attached, for which programs can be compiled.
 
-    ``jax.experimental.topologies.get_topology_desc`` returns the same, and comes with JAX.
+    ``jax.experimental.topologies.get_topology_desc`` returns the same, and loads JAX.
 
     Args:
         topology_name: libtpu's, such as ``"v5e:2x4"``.
         options: libtpu's, such as ``chips_per_host_bounds`` and ``num_slices``.
     """
     _load_compiler()
-    topology = xla_client.make_tfrt_tpu_c_api_device_topology(topology_name, **options)
-    return list(topology._make_compile_only_devices())
+    make = need("jaxlib.xla_client:make_tfrt_tpu_c_api_device_topology", _FEATURE)
+    topology = make(topology_name, **options)
+    devices = need_attribute(topology, "jaxlib:Topology._make_compile_only_devices", _FEATURE)
+    return list(devices())
+
+
+def torus_mesh(sizes: tuple[int, ...], devices: Sequence[Any]) -> Any:
+    """Return an array of the devices of one slice, in which neighbours on an axis are linked.
+
+    An axis may be a part of one axis of the slice. Loads JAX.
+    """
+    create = need("jax.experimental.mesh_utils:create_device_mesh", _FEATURE)
+    return create(sizes, devices=list(devices), allow_split_physical_axes=True)
 
 
 def compile_module(
@@ -52,36 +63,38 @@ def compile_module(
 
     Args:
         module: bytecode of StableHLO, as JAX lowers a program.
-        options: XLA's ``CompileOptions``, serialized, for which the devices are still to be named.
+        options: XLA's ``CompileOptions``, serialized, without the devices.
         devices: of ``slice_devices``.
-        dump_to: folder into which the compiler writes what it makes of the module as text, if any.
+        dump_to: folder for the text of the compiled module, if any.
 
     Returns:
         PJRT's executable: ``hlo_modules()``, ``get_compiled_memory_stats()``, ``serialize()``.
     """
-    told = xla_client.CompileOptions.ParseFromString(options)
-    told.device_assignment = xla_client.DeviceAssignment.create(
-        np.array([[device.id for device in devices]])
-    )
+    compile_options = need("jaxlib.xla_client:CompileOptions", _FEATURE).ParseFromString(options)
+    assign = need("jaxlib.xla_client:DeviceAssignment", _FEATURE).create
+    compile_options.device_assignment = assign(np.array([[device.id for device in devices]]))
     if dump_to:
-        debugging = told.executable_build_options.debug_options
+        debugging = compile_options.executable_build_options.debug_options
         debugging.xla_dump_to, debugging.xla_dump_hlo_as_text = dump_to, True
-    parsed = ir.Module.parse(module, _context())
-    executable_devices = xla_client.DeviceList(tuple(devices))
+    parsed = need("jaxlib.mlir:ir", _FEATURE).Module.parse(module, _context())
+    ordered = need("jaxlib.xla_client:DeviceList", _FEATURE)(tuple(devices))
     return devices[0].client.compile(
-        parsed, executable_devices=executable_devices, compile_options=told
+        parsed, executable_devices=ordered, compile_options=compile_options
     )
 
 
 def _context() -> Any:
     """Return a context that can read what JAX writes: the dialects that it registers."""
-    context = ir.Context()
-    registry = ir.DialectRegistry()
-    _jax_mlir_ext.register_dialects(registry)
+    ir = need("jaxlib.mlir:ir", _FEATURE)
+    context, registry = ir.Context(), ir.DialectRegistry()
+    need("jaxlib.mlir._mlir_libs._jax_mlir_ext:register_dialects", _FEATURE)(registry)
     context.append_dialect_registry(registry)
     context.load_all_available_dialects()
-    _sdy.register_dialect(context)
-    _mlirHlo.register_mhlo_dialect(context)
-    _chlo.register_dialect(context)
-    _stablehlo.register_dialect(context)
+    for name in (
+        "jaxlib.mlir._mlir_libs._sdy:register_dialect",
+        "jaxlib.mlir._mlir_libs._mlirHlo:register_mhlo_dialect",
+        "jaxlib.mlir._mlir_libs._chlo:register_dialect",
+        "jaxlib.mlir._mlir_libs._stablehlo:register_dialect",
+    ):
+        need(name, _FEATURE)(context)
     return context

@@ -17,7 +17,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
-from jax.extend.backend import backends
 
 from neurenix._copy_host_arrays import owned
 from neurenix._core.callable_module import make_callable
@@ -30,7 +29,7 @@ from neurenix._core.errors import (
 from neurenix._core.keys import keys_explained
 from neurenix._dtypes import cast, expect_held, names_dtype
 from neurenix._dtypes import dtype as dtype_named
-from neurenix._jax import backend_error, backends_are_started
+from neurenix._jax import backend_error, backends_are_started, devices_of_platform
 from neurenix.hardware import cpu, cuda, edge_tpu, rocm, tpu, webgpu
 from neurenix.hardware.allocation import allocated, out_of_memory_told
 from neurenix.hardware.availability import Availability
@@ -447,13 +446,10 @@ def _jax_devices(kind: DeviceType) -> list[Any]:
     """Return JAX's devices of a type; empty if JAX has no such backend."""
     simulated()
     try:
-        started = backends()
+        return devices_of_platform(kind.value)
     except RuntimeError as error:
         tpu.raise_diagnosed(error)
         raise
-    if kind.value not in started:
-        return []
-    return list(jax.devices(kind.value))
 
 
 def _not_here(asked: Device, count: int) -> str:

@@ -23,6 +23,7 @@ explains XLA's and libtpu's texts (``neurenix.hardware.tpu_failures``).
     ├── ArtefactError (RuntimeError)            a compiled program's file: damaged, or of elsewhere
     ├── CompilationError (RuntimeError)         the TPU compiler refused, crashed or ran out of time
     │   └── OutOfMemoryError
+    ├── IncompatibleVersionError (ImportError)  jax, flax or libtpu lacks a name that is needed
     └── MissingExtraError (ImportError)         an optional package is not installed
 """
 
@@ -112,6 +113,10 @@ class CompilationError(NeurenixError, RuntimeError):
 
 class OutOfMemoryError(CompilationError):
     """An array, or a program, needs more memory than the device has."""
+
+
+class IncompatibleVersionError(NeurenixError, ImportError):
+    """The installed version of jax, flax or libtpu lacks an internal name that a feature needs."""
 
 
 class MissingExtraError(NeurenixError, ImportError):

@@ -1,13 +1,26 @@
-"""What makes XLA's programs for the CPU faster; results differ by float32 rounding at most.
+"""Make XLA's programs for the CPU faster. By default this changes the whole process.
 
-``convolution``, ``pooling`` and ``product`` lower operations to forms that are fast on a CPU,
-``memory`` keeps the C library from giving back what the next step needs, ``tuning`` sets these up:
-programs of Flax and plain JAX gain as ours do. ``drawing`` spares our random numbers a program for
-each shape. Owns nothing of other devices, and no layer.
+On the first call of a compiled function on a CPU, Neurenix
+
+- changes how JAX lowers convolutions, products and the gradient of max pooling for the CPU
+  (``convolution``, ``weight_gradient``, ``max_pool_gradient``), so that programs of Flax and plain
+  JAX in this process change too; results differ by float32 rounding at most;
+- gives XLA options for its own programs (``tuning``);
+- sets the C library to keep up to 1 GiB of freed memory (``allocator``).
+
+``NEURENIX_CPU_TUNING=0`` in the environment turns all three off. ``random_bits`` changes nothing
+outside Neurenix: it draws the same numbers with fewer compilations.
 """
 
-from neurenix._cpu.convolution import channels_last
+from neurenix._cpu.convolution import use_channels_last
 from neurenix._cpu.random_bits import drawn
-from neurenix._cpu.tuning import compiled, compiler_options, use_fast_lowerings
+from neurenix._cpu.tuning import compiled, compiler_options, is_tuned, use_fast_lowerings
 
-__all__ = ["channels_last", "compiled", "compiler_options", "drawn", "use_fast_lowerings"]
+__all__ = [
+    "compiled",
+    "compiler_options",
+    "drawn",
+    "is_tuned",
+    "use_channels_last",
+    "use_fast_lowerings",
+]

@@ -1,12 +1,12 @@
-"""Memory of the CPU's programs, kept from step to step.
+"""Keep the memory of the CPU's programs with the process from step to step.
 
-XLA asks the C library for a program's temporary buffers at every call, and gives them back at its
-end. The GNU C library returns blocks of more than 32 MiB to the system at once, so that each step
-has every page of them given and zeroed anew: a third of a small transformer's step (12,000 pages,
-48 ms in place of 31, two cores). Owns the two numbers that end it, up to 64 MiB: larger blocks come
-from the system wherever a thread other than the first asks for them. (One heap for all threads
-would end that too, 198 ms in place of 140 with 200 MiB; but the digits CNN then takes 5 to 15 %
-longer.)
+XLA allocates a program's temporary buffers from the C library at every call, and frees them at its
+end. The GNU C library returns blocks of more than 32 MiB to the system at once, so the system maps
+and zeroes every page again in each step: a third of a small transformer's step (12,000 pages, 48 ms
+instead of 31, two cores). Two settings of the library end that for blocks of up to 64 MiB; larger
+ones still come from the system when a thread other than the first allocates them. (One heap for all
+threads would end that too, 140 ms instead of 198 with 200 MiB; but the digits CNN then takes 5 to
+15 % longer.)
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from __future__ import annotations
 import ctypes
 import os
 
-# Blocks below this come from the heap, and as much of it stays with the process when it is free.
+# Smaller blocks come from the heap, and up to this much of it stays with the process when freed.
 _KEPT_BYTES = 2**30
 # Names and numbers of <malloc.h>.
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
@@ -22,15 +22,14 @@ _OWN_SETTINGS = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "MALLOC_TOP
 
 
 def keep_freed_memory() -> bool:
-    """Have up to 1 GiB of memory that is freed from now on stay with this process.
+    """Keep up to 1 GiB of memory that is freed from now on with this process.
 
-    What is free already, such as what a compilation leaves, goes back to the system first: else it
-    would be held beside what steps take.
+    Memory that is free already, such as that of a compilation, is returned to the system first.
 
     Returns:
-        whether it was set. It is not where the environment has settings of its own for the C
+        whether the library took the settings. They are not changed where the environment sets the C
         library's memory (``MALLOC_TRIM_THRESHOLD_`` and its like, ``glibc.malloc`` in
-        ``GLIBC_TUNABLES``), nor where that library is not GNU's.
+        ``GLIBC_TUNABLES``), or where the C library is not GNU's.
     """
     if any(name in os.environ for name in _OWN_SETTINGS):
         return False

@@ -1,11 +1,10 @@
-"""Convolutions on the CPU that are as fast inside a loop as outside.
+"""Lower convolutions for the CPU so that they are as fast inside a loop as outside.
 
-XLA's CPU compiler turns a convolution into the form that its fast kernel takes (channels last), but
-in the entry computation only. The gradient of a convolution has another form, so a training step
-inside ``lax.scan`` falls back to plain loops. The digits CNN took 150 ms a step in place of 13 with
-jax 0.10.2, and 198 in place of 14 with 0.12.0.1 (two cores). Here the form is changed when JAX
-lowers the operation, for the CPU only. Owns that lowering; results differ by float32 rounding at
-most.
+XLA's CPU compiler converts a convolution to the layout of its fast kernel (channels last) in the
+entry computation only. The gradient of a convolution has another layout, so a training step inside
+``lax.scan`` falls back to plain loops: the digits CNN took 150 ms a step instead of 13 with jax
+0.10.2, and 198 instead of 14 with 0.12.0.1 (two cores). Here the layout is changed when JAX lowers
+the operation. Results differ by float32 rounding at most.
 """
 
 from __future__ import annotations
@@ -14,12 +13,16 @@ from typing import Any
 
 import numpy as np
 from jax import lax
-from jax.interpreters import mlir
 
-from neurenix._jax import cpu_lowering
+from neurenix._jax import (
+    convolution_primitive,
+    cpu_lowering,
+    lowering_of,
+    replace_cpu_lowering,
+)
 
-_primitive = lax.conv_general_dilated_p
-_standard = cpu_lowering(_primitive)
+_primitive: Any = convolution_primitive
+_standard: Any = cpu_lowering(_primitive)
 
 
 def channels_last(ctx: Any, lhs: Any, rhs: Any, **params: Any) -> Any:
@@ -42,13 +45,12 @@ def channels_last(ctx: Any, lhs: Any, rhs: Any, **params: Any) -> Any:
         )
         return lax.transpose(out, back)
 
-    return mlir.lower_fun(convolve, multiple_results=False)(ctx, lhs, rhs)
+    return lowering_of(convolve)(ctx, lhs, rhs)
 
 
 def use_channels_last() -> None:
-    """Lower the CPU's convolutions so from now on, unless somebody has set a rule of their own."""
-    if cpu_lowering(_primitive) is _standard:
-        mlir.register_lowering(_primitive, channels_last, platform="cpu")
+    """Lower the CPU's convolutions with ``channels_last``, unless another rule was set."""
+    replace_cpu_lowering(_primitive, _standard, channels_last)
 
 
 def _wanted(rank: int) -> lax.ConvDimensionNumbers:

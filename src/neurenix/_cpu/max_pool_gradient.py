@@ -1,9 +1,9 @@
-"""The gradient of max pooling on the CPU, as a comparison in place of a scatter.
+"""Lower the gradient of max pooling for the CPU as a comparison, not as a scatter.
 
-XLA's CPU compiler makes of ``select_and_scatter_add``, which is that gradient, a search for places
-and a scatter, one element after another: a sixth of the digits CNN's step. Where windows lie side
-by side, each input belongs to one of them, and is or is not the one that was chosen: that is
-elementwise. Owns that lowering; the results are the same, bit for bit.
+XLA's CPU compiler lowers ``select_and_scatter_add``, which is that gradient, to a search and a
+scatter that take one element after another: a sixth of the digits CNN's step. Where windows do not
+overlap, each input belongs to one window and is or is not its maximum, which is an elementwise
+comparison. The results are the same, bit for bit.
 """
 
 from __future__ import annotations
@@ -14,17 +14,21 @@ from typing import Any
 
 import numpy as np
 from jax import lax
-from jax.interpreters import mlir
 
-from neurenix._jax import cpu_lowering, select_and_scatter_add
+from neurenix._jax import (
+    cpu_lowering,
+    lowering_of,
+    max_pool_gradient_primitive,
+    replace_cpu_lowering,
+)
 
-_standard = cpu_lowering(select_and_scatter_add)
+_standard: Any = cpu_lowering(max_pool_gradient_primitive)
 # Each element of a window is one comparison more in the compiled loop.
 _MOST_IN_A_WINDOW = 64
 
 
 def elementwise_gradient(ctx: Any, source: Any, operand: Any, **params: Any) -> Any:
-    """Lower ``select_and_scatter_add``; windows that overlap or are padded as JAX does it."""
+    """Lower ``select_and_scatter_add``; JAX lowers windows that overlap or are padded."""
     window, strides = params["window_dimensions"], params["window_strides"]
     padded = any(map(any, params["padding"]))
     if tuple(window) != tuple(strides) or padded or math.prod(window) > _MOST_IN_A_WINDOW:
@@ -34,13 +38,12 @@ def elementwise_gradient(ctx: Any, source: Any, operand: Any, **params: Any) -> 
         chosen = _chosen(operand, source.shape, window, params["select_prim"])
         return _to_windows(source, chosen, operand.shape, window)
 
-    return mlir.lower_fun(spread, multiple_results=False)(ctx, source, operand)
+    return lowering_of(spread)(ctx, source, operand)
 
 
 def use_elementwise_gradient() -> None:
-    """Lower it so on the CPU from now on, unless somebody has set a rule of their own."""
-    if cpu_lowering(select_and_scatter_add) is _standard:
-        mlir.register_lowering(select_and_scatter_add, elementwise_gradient, platform="cpu")
+    """Lower the CPU's with ``elementwise_gradient``, unless another rule was set."""
+    replace_cpu_lowering(max_pool_gradient_primitive, _standard, elementwise_gradient)
 
 
 def _chosen(operand: Any, out: Sequence[int], window: Sequence[int], better: Any) -> Any:

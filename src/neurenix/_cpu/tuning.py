@@ -1,11 +1,14 @@
-"""The CPU's programs, set up: fast forms of operations, XLA's options, memory that is kept.
+"""Apply the tunings of the CPU: lowerings, XLA's options, memory that is kept.
 
-Owns what is set up when: forms before a program is traced, options when it is compiled, memory once
-it is. What depends on the device is asked no earlier than a call of a compiled function, which
-starts a backend anyway.
+Lowerings are set before a program is traced, options when it is compiled, memory after it was
+compiled. What depends on the device is decided when a compiled function is called, which starts a
+backend anyway.
 """
 
 from __future__ import annotations
+
+import os
+from functools import cache
 
 import jax
 
@@ -14,7 +17,9 @@ from neurenix._cpu.convolution import use_channels_last
 from neurenix._cpu.max_pool_gradient import use_elementwise_gradient
 from neurenix._cpu.weight_gradient import use_turned_products
 
-# What XLA leaves to the library YNNPACK: products and sums, but not convolutions as by default.
+VARIABLE = "NEURENIX_CPU_TUNING"
+
+# What XLA gives to the library YNNPACK: products and sums, but not convolutions as by default.
 # Those of float32 take longer there than in XLA's own kernel: 1.25 to 2 times forward, 1.2 to 1.9
 # for the kernel's gradient, and as long for the input's (two cores, jax 0.10.2, images of 6 to 56
 # with 32 to 1,024 channels). One of a single input channel is faster there: 130 µs against 365.
@@ -25,23 +30,48 @@ _OPTIONS = {
 }
 
 
+def is_tuned() -> bool:
+    """Return whether programs of the CPU are tuned: unless ``NEURENIX_CPU_TUNING`` is ``0``."""
+    return os.environ.get(VARIABLE, "") != "0"
+
+
 def use_fast_lowerings() -> None:
-    """Lower convolutions and gradients of weights and pooling for the CPU so that they are fast."""
-    use_channels_last()
-    use_elementwise_gradient()
-    use_turned_products()
+    """Lower convolutions and the gradients of weights and pooling for the CPU by fast rules."""
+    if is_tuned():
+        use_channels_last()
+        use_elementwise_gradient()
+        use_turned_products()
 
 
 def compiler_options() -> dict[str, str] | None:
-    """Return XLA's options for a program of this process.
+    """Return XLA's options for a program of this process. Starts JAX's backends.
 
-    None where its default devices are no CPUs; those of a simulated slice are. Starts JAX's
-    backends.
+    None where the default devices are no CPUs (those of a simulated slice are), and where this
+    version of XLA does not know the options.
     """
-    return dict(_OPTIONS) if jax.default_backend() == "cpu" else None
+    if not is_tuned() or jax.default_backend() != "cpu" or not _are_known():
+        return None
+    return dict(_OPTIONS)
 
 
 def compiled() -> None:
-    """Give back what compiling took, and have steps keep their memory from now on."""
-    if jax.default_backend() == "cpu":
+    """Return the memory of compiling to the system, and keep that of steps from now on."""
+    if is_tuned() and jax.default_backend() == "cpu":
         keep_freed_memory()
+
+
+@cache
+def _are_known() -> bool:
+    """Return whether XLA knows the options, which are experimental; it says so when it compiles."""
+    lowered = jax.jit(_nothing).lower()
+    try:
+        lowered.compile(compiler_options=_OPTIONS)
+    except RuntimeError as error:
+        if not any(name in str(error) for name in _OPTIONS):
+            raise
+        return False
+    return True
+
+
+def _nothing() -> None:
+    """Compute nothing: the program that tests the options."""

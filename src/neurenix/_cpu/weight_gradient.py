@@ -1,10 +1,10 @@
-"""Gradients of weights on the CPU, as products that XLA leaves to its fast library.
+"""Lower the gradients of weights for the CPU as products that XLA gives to its fast library.
 
-The gradient of ``x @ w`` by ``w`` sums over the leading axes of both factors. YNNPACK takes no such
-product, and XLA's own kernel takes up to eight times as long as YNNPACK does for one whose left
-factor sums over its last axis. So one factor is turned first, which costs a copy of it. A step of a
-6-layer transformer takes 0.8 times as long, one dense layer's gradient and Adam 0.2 to 1 times (two
-cores, jax 0.10.2). Owns that lowering; results differ by float32 rounding at most.
+The gradient of ``x @ w`` with respect to ``w`` sums over the leading axes of both factors. YNNPACK
+takes no such product, and XLA's own kernel takes up to eight times as long as YNNPACK does for a
+left factor that is summed over its last axis. So one factor is transposed first, which costs a copy
+of it. A step of a 6-layer transformer takes 0.8 times as long, one dense layer's gradient and Adam
+0.2 to 1 times (two cores, jax 0.10.2). Results differ by float32 rounding at most.
 """
 
 from __future__ import annotations
@@ -14,19 +14,18 @@ from typing import Any
 
 import numpy as np
 from jax import lax
-from jax.interpreters import mlir
 
-from neurenix._jax import cpu_lowering
+from neurenix._jax import cpu_lowering, lowering_of, product_primitive, replace_cpu_lowering
 
-_primitive = lax.dot_general_p
-_standard = cpu_lowering(_primitive)
+_primitive: Any = product_primitive
+_standard: Any = cpu_lowering(_primitive)
 # Columns of both factors, and rows for each of them, from which on XLA's own kernel is as fast as
 # turning: 1.05 to 1.25 times as fast for 1,024 to 50,000 rows of 32 or 64 columns.
 _FEW_COLUMNS, _MANY_ROWS = 64, 16
 
 
 def turned_product(ctx: Any, lhs: Any, rhs: Any, **params: Any) -> Any:
-    """Lower ``dot_general``; all that is no product over the leading axes as JAX does it."""
+    """Lower ``dot_general``; other products than those over leading axes are lowered by JAX."""
     left, right = ctx.avals_in
     summed = _leading_axes(params)
     if not summed or not (_fits(left, summed) and _fits(right, summed)):
@@ -48,13 +47,12 @@ def turned_product(ctx: Any, lhs: Any, rhs: Any, **params: Any) -> Any:
         out = _turned(rhs, lhs, summed, params)
         return lax.transpose(out, (*range(columns, out.ndim), *range(columns)))
 
-    return mlir.lower_fun(product, multiple_results=False)(ctx, lhs, rhs)
+    return lowering_of(product)(ctx, lhs, rhs)
 
 
 def use_turned_products() -> None:
-    """Lower products so on the CPU from now on, unless somebody has set a rule of their own."""
-    if cpu_lowering(_primitive) is _standard:
-        mlir.register_lowering(_primitive, turned_product, platform="cpu")
+    """Lower the CPU's products with ``turned_product``, unless another rule was set."""
+    replace_cpu_lowering(_primitive, _standard, turned_product)
 
 
 def _leading_axes(params: Any) -> int:

@@ -23,9 +23,8 @@ from functools import lru_cache
 from typing import Any
 
 import numpy as np
-from jax.extend.mlir import ir
 
-from neurenix._jax import register_kernel_dialect
+from neurenix._jax import mlir_ir, register_kernel_dialect
 from neurenix.compiler.hlo import Computation, Instruction
 from neurenix.compiler.shapes import parse_shapes
 
@@ -143,9 +142,11 @@ def kernel_work(instruction: Instruction) -> KernelWork | None:
 
 @lru_cache(maxsize=64)
 def _read_kernel(body: str) -> KernelWork | None:
+    ir = mlir_ir()
     context = ir.Context()
     context.allow_unregistered_dialects = True
-    register_kernel_dialect(context)
+    if not register_kernel_dialect(context):
+        return None
     with context, ir.Location.unknown():
         try:
             module = ir.Module.parse(base64.b64decode(body))
@@ -232,7 +233,7 @@ def _integers(attribute: Any) -> list[int]:
 
 def _constant(value: Any) -> int | None:
     """Return the value of an integer constant, else None."""
-    owner = value.owner
+    ir, owner = mlir_ir(), value.owner
     if isinstance(owner, ir.Block) or _name(owner) != "arith.constant":
         return None
     number = _attribute(owner, "value")

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from neurenix._jaxlib import slice_devices
+from neurenix._jaxlib import slice_devices, torus_mesh
 
 
 def devices_of(target: Mapping[str, Any]) -> list[Any]:
@@ -33,7 +33,7 @@ def device_grid(devices: Sequence[Any], sizes: tuple[int, ...], num_slices: int)
     if sum(size > 1 for size in sizes) < 2:
         return np.array(devices).reshape(sizes)
     if num_slices == 1:
-        return _torus_grid(sizes, devices)
+        return torus_mesh(sizes, devices)
     per_slice = len(devices) // num_slices
     outer, left = [], num_slices
     for size in sizes:
@@ -41,18 +41,9 @@ def device_grid(devices: Sequence[Any], sizes: tuple[int, ...], num_slices: int)
         left //= outer[-1]
     inner = tuple(size // slices for size, slices in zip(sizes, outer, strict=True))
     grids = np.stack(
-        [_torus_grid(inner, devices[i : i + per_slice]) for i in range(0, len(devices), per_slice)]
+        [torus_mesh(inner, devices[i : i + per_slice]) for i in range(0, len(devices), per_slice)]
     ).reshape(*outer, *inner)
     count = len(sizes)  # each axis of slices goes before its own part inside of a slice
     return grids.transpose([n for axis in range(count) for n in (axis, count + axis)]).reshape(
         sizes
-    )
-
-
-def _torus_grid(sizes: tuple[int, ...], devices: Sequence[Any]) -> Any:
-    """Arrange one slice's devices; a mesh axis may be a part of a slice axis."""
-    from jax.experimental import mesh_utils  # imports all of JAX: only where order matters
-
-    return mesh_utils.create_device_mesh(
-        sizes, devices=list(devices), allow_split_physical_axes=True
     )

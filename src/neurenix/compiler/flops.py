@@ -18,8 +18,8 @@ from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
-from jax.interpreters import partial_eval
 
+from neurenix._jax import live_equations
 from neurenix._jaxpr import CHECKPOINTS, kernel_grid, open_jaxpr, repetitions, subjaxprs
 from neurenix.compiler.attention_kernels import attention_model_flops, window_of
 
@@ -58,9 +58,7 @@ def without_dead_code(closed: Any) -> Any:
         >>> model_flops(without_dead_code(jax.jit(f).trace(jnp.ones((8, 8))).jaxpr))
         0.0
     """
-    wanted = [True] * len(closed.jaxpr.outvars)
-    alive, _ = partial_eval.dce_jaxpr(closed.jaxpr, wanted, instantiate=True)
-    return closed.replace(jaxpr=alive)
+    return closed.replace(jaxpr=live_equations(closed.jaxpr))
 
 
 _Run = tuple[str, ...]

@@ -25,12 +25,12 @@ def without_callbacks(closed: Any) -> Any:
     Source lines and scopes of every operation are kept.
 
     Example:
-        >>> import jax.extend
+        >>> from neurenix._jax import jaxpr_as_fun
         >>> def f(x):
         ...     jax.debug.print("{}", x)
         ...     return 2 * x
         >>> plain = without_callbacks(jax.jit(f).trace(jnp.ones(2)).jaxpr)
-        >>> [v.tolist() for v in jax.extend.core.jaxpr_as_fun(plain)(jnp.ones(2))]
+        >>> [v.tolist() for v in jaxpr_as_fun(plain)(jnp.ones(2))]
         [[2.0, 2.0]]
     """
     return _without(closed)

@@ -26,7 +26,7 @@ from neurenix._core.errors import (
     ShapeError,
     differing_names,
 )
-from neurenix._jax import DeviceList
+from neurenix._jax import device_list
 from neurenix._jit.flat_modules import Bindings
 from neurenix._jit.random_keys import like, numbers_of
 from neurenix.compiler import cpu_features, pytree_json
@@ -320,7 +320,7 @@ def _cpu_devices(artefact: Artefact) -> list[Any]:
 def _deserialize(artefact: Artefact, devices: Sequence[Any]) -> Any:
     client = devices[0].client
     # In mesh order: otherwise the runtime aborts the process.
-    ordered = DeviceList(tuple(devices))
+    ordered = device_list(devices)
     try:
         return client.deserialize_executable(artefact.executable, executable_devices=ordered)
     except jax.errors.JaxRuntimeError as error:

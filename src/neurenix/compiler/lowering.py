@@ -16,10 +16,10 @@ import jax
 from neurenix._core.errors import ArgumentError
 from neurenix._jax import (
     compile_options,
-    divided_over,
     kept_arguments,
     lowered,
     num_partitions,
+    set_num_partitions,
     with_shardy,
 )
 
@@ -83,7 +83,9 @@ def lower(
     undecided = tuple(args[index].sharding is None for index in kept)
     if num_partitions(module) == 1:  # no argument is sharded, or there is one device
         given = set(traced.donate_argnums)
-        divided_over(module, num_devices, {n for n, index in enumerate(kept) if index in given})
+        set_num_partitions(
+            module, num_devices, {n for n, index in enumerate(kept) if index in given}
+        )
     bytecode = io.BytesIO()
     module.write_bytecode(bytecode)
     results = len(jax.tree.leaves(stage.out_info))

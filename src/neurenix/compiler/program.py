@@ -16,12 +16,11 @@ from typing import Any
 
 import jax
 from jax import export
-from jax.extend import core
 from jax.sharding import AbstractMesh
 
 from neurenix._core.errors import ArgumentError
 from neurenix._core.source_files import SourceLine
-from neurenix._jax import with_shardy
+from neurenix._jax import jaxpr_as_fun, with_shardy
 from neurenix._jit.target_device import tracing_for
 from neurenix.compiler import jaxpr_facts as traits_module
 from neurenix.compiler import pytree_json
@@ -327,7 +326,7 @@ def _lowered(
             compiled = traced.jaxpr
             if has_callbacks(compiled):
                 compiled = without_callbacks(compiled)
-                plain: Any = core.jaxpr_as_fun(compiled)
+                plain: Any = jaxpr_as_fun(compiled)
                 plain.__name__ = name if name.isidentifier() else "program"
                 jitted = jax.jit(plain, donate_argnums=traced.donate_argnums)
             without_calls = traced if compiled is traced.jaxpr else jitted.trace(*placed)

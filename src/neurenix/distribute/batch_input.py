@@ -12,10 +12,10 @@ from typing import Any, Protocol
 
 import jax
 import numpy as np
-from jax.experimental import multihost_utils
 
 from neurenix._copy_host_arrays import owned
 from neurenix._core.errors import ArgumentTypeError, DataError, ShapeError
+from neurenix._jax import process_allgather
 from neurenix.distribute.mesh import place
 from neurenix.distribute.values import PerReplica, stack_replicas
 
@@ -167,7 +167,7 @@ class PerReplicaDataset:
         batch = _end_to_end(batches)
         if self._placement.batch_sharding().is_fully_addressable:
             return batch
-        return multihost_utils.process_allgather(batch, tiled=True)
+        return process_allgather(batch, tiled=True)
 
     def _dealt(self) -> Iterator[list[Any]]:
         iterator = iter(self._dataset)

@@ -12,10 +12,10 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax.experimental import mesh_utils
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
 from neurenix._core.errors import ArgumentTypeError, ShapeError, unknown_name
+from neurenix._jax import create_device_mesh
 
 DATA_AXIS = "data"
 BATCH_AXES = ("data", "fsdp")
@@ -61,7 +61,7 @@ def device_mesh(devices: Sequence[Any], axes: Mapping[str, int]) -> Mesh:
         axes: names and sizes, slowest first.
     """
     sizes = tuple(axes.values())
-    grid = mesh_utils.create_device_mesh(sizes, devices=list(devices))
+    grid = create_device_mesh(sizes, list(devices))
     return Mesh(grid, tuple(axes), axis_types=(AxisType.Auto,) * len(sizes))
 
 

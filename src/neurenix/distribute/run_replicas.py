@@ -12,7 +12,6 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax.extend.core import jaxpr_as_fun
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from neurenix import _cpu
@@ -23,7 +22,7 @@ from neurenix._core.errors import (
     RecompilationError,
     ShapeError,
 )
-from neurenix._jax import trace_state_clean
+from neurenix._jax import jaxpr_as_fun, trace_state_clean
 from neurenix._jit import hooks
 from neurenix._jit.arg_shardings import is_known, sharding_of
 from neurenix._jit.closure_capture import lifted, name_of, refuse_captured_modules

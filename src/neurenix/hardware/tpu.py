@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 import jax
-from jax.extend import backend as jax_backend
 
 from neurenix._core.errors import (
     ArgumentError,
@@ -23,7 +22,7 @@ from neurenix._core.errors import (
     DeviceInitializationError,
     DeviceNotFoundError,
 )
-from neurenix._jax import backends_are_started
+from neurenix._jax import backends_are_started, clear_backends, register_backend
 from neurenix.chips import GENERATIONS
 from neurenix.hardware import machine
 from neurenix.hardware.availability import Availability, any_installed
@@ -209,7 +208,7 @@ class TPUBackend:
         self.synchronize()
         self._devices = ()
         jax.clear_caches()
-        jax_backend.clear_backends()
+        clear_backends()
 
     def _is_live(self) -> bool:
         """Return whether the devices are JAX's still: another backend may have been shut down."""
@@ -240,7 +239,7 @@ def _spare_libtpu() -> None:
         or availability().found
     ):
         return
-    jax_backend.register_backend_factory("tpu", _no_chips, priority=-2000, fail_quietly=True)
+    register_backend("tpu", _no_chips, priority=-2000, fail_quietly=True)
 
 
 def _no_chips() -> Any:

@@ -13,7 +13,7 @@ from typing import Any
 import jax
 
 from neurenix._jit.training_mode import FROZEN  # a change that bound functions notice
-from neurenix._nnx import nnx
+from neurenix._nnx import nnx, set_variable_type
 from neurenix.nn.summary import Summary
 from neurenix.train.module_split import Frozen
 
@@ -45,7 +45,7 @@ def freeze(module: nnx.Module) -> None:
     for variable in thawed:
         if type(variable) is not nnx.Param:
             variable.set_metadata(_KIND, type(variable))
-        object.__setattr__(variable, "__class__", Frozen)
+        set_variable_type(variable, Frozen)
     for node in _modules(module):
         if thawed or not hasattr(node, FROZEN):
             setattr(node, FROZEN, getattr(node, FROZEN, 0) + 1)
@@ -57,7 +57,7 @@ def unfreeze(module: nnx.Module) -> None:
     for variable in _variables(module):
         if isinstance(variable, Frozen):
             kind = variable.get_metadata().get(_KIND, nnx.Param)
-            object.__setattr__(variable, "__class__", kind)
+            set_variable_type(variable, kind)
             if variable.has_metadata(_KIND):
                 variable.del_metadata(_KIND)
     for node in _modules(module):

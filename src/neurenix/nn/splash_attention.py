@@ -14,10 +14,9 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as kernels
-from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask as masks
 from jax.sharding import AbstractMesh, PartitionSpec
 
+from neurenix._jax import has_splash_attention, splash_attention
 from neurenix.chips.tiles import LANES  # rows of queries and keys that the kernel takes at least
 
 _QUERIES, _KEYS = 1024, 512  # of a block at most
@@ -29,6 +28,8 @@ WITHOUT_BFLOAT16 = ("TPU v2", "TPU v3")
 
 def fits(query: jax.Array, key: jax.Array, value: jax.Array, kind: str = "") -> bool:
     """Return whether the kernel supports these shapes on the mesh known while tracing.
+
+    False where this version of JAX has no such kernel.
 
     Args:
         query: (N, T, H, D).
@@ -48,6 +49,7 @@ def fits(query: jax.Array, key: jax.Array, value: jax.Array, kind: str = "") -> 
         and all(x.shape[3] <= LANES or x.shape[3] % (LANES // 2) == 0 for x in (query, value))
         and (bool(mesh.manual_axes) or parts == mesh.size)
         and query.dtype in (jnp.bfloat16, jnp.float32)
+        and has_splash_attention()  # last: it loads Pallas
     )
 
 
@@ -71,11 +73,12 @@ def attention(
     batch, heads = _axes(mesh, query, key)
     local_heads = query.shape[2] // math.prod(mesh.shape[name] for name in heads)
     shape = (query.shape[1], key.shape[1])
+    kernels, masks = splash_attention()
 
     def local(query: jax.Array, key: jax.Array, value: jax.Array, *sinks: jax.Array) -> Any:
         kernel = kernels.make_splash_mha(
-            masks.MultiHeadMask([_mask(shape, causal, window)] * local_heads),
-            block_sizes=_block_sizes(*shape, query.shape[-1], window),
+            masks.MultiHeadMask([_mask(masks, shape, causal, window)] * local_heads),
+            block_sizes=kernels.BlockSizes(**_block_sizes(*shape, query.shape[-1], window)),
             head_shards=1,
             q_seq_shards=1,
             attn_logits_soft_cap=softcap,
@@ -97,7 +100,7 @@ def attention(
     return divided(*arrays).swapaxes(1, 2)
 
 
-def _mask(shape: tuple[int, int], causal: bool, window: int | None) -> masks.Mask:
+def _mask(masks: Any, shape: tuple[int, int], causal: bool, window: int | None) -> Any:
     if window is not None:
         return masks.LocalMask(shape, (window - 1, 0 if causal else window - 1), 0)
     return masks.CausalMask(shape) if causal else masks.FullMask(shape)
@@ -120,12 +123,12 @@ def _axes(
     return batch, heads
 
 
-def _block_sizes(queries: int, keys: int, size: int, window: int | None) -> kernels.BlockSizes:
+def _block_sizes(queries: int, keys: int, size: int, window: int | None) -> dict[str, Any]:
     q, k = _largest(queries, _QUERIES), _largest(keys, _KEYS)
     # For large heads, one kernel for all gradients would need more than 16 MiB of VMEM; with a
     # window, it would step through the empty blocks.
     if size > LANES or window is not None:
-        return kernels.BlockSizes(
+        return dict(
             block_q=q,
             block_kv=k,
             block_q_dkv=q,
@@ -135,7 +138,7 @@ def _block_sizes(queries: int, keys: int, size: int, window: int | None) -> kern
         )
     blocks = keys // k
     whole = range(math.ceil(blocks / _PARTS), blocks + 1)
-    return kernels.BlockSizes(
+    return dict(
         block_q=q,
         block_kv=k,
         block_q_dkv=q,

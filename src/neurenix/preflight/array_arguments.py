@@ -16,7 +16,7 @@ import jax
 from jax.sharding import NamedSharding, PartitionSpec
 
 from neurenix._core.errors import ArgumentError, ArgumentTypeError, did_you_mean
-from neurenix._jax import without_compiler_options
+from neurenix._jax import jit_info, without_compiler_options
 from neurenix._jit.closure_capture import call_of_class
 from neurenix._jit.flat_modules import is_module
 from neurenix._jit.static_values import is_constant
@@ -157,7 +157,7 @@ def call_of(function: Callable[..., Any], args: Sequence[Any]) -> Call:
         bound, function = [function, *bound], call_of_class(type(function))
     _refuse_linen(function)
     _refuse_pmap(function)
-    options = dict(getattr(_told(function), "compiler_options_kvs", ()))
+    options = dict(getattr(jit_info(function), "compiler_options_kvs", ()))
     function = without_compiler_options(function) if options else function
     given: dict[int | str, Any] = dict(enumerate([*bound, *args]))
     given.update(sorted(named.items()))
@@ -283,8 +283,8 @@ def _takes(function: Any, name: str) -> bool:
 
 
 def _static(function: Any, positions: int) -> set[int | str]:
-    """Return what ``jax.jit`` was told is static; JAX tells it nowhere in public."""
-    info = _told(function)
+    """Return the static arguments of ``jax.jit``, by position or name."""
+    info = jit_info(function)
     if info is None:
         return set()
     numbers = (n if n >= 0 else n + positions for n in info.static_argnums)
@@ -296,7 +296,7 @@ def _laid(function: Any, given: dict[int | str, Any]) -> dict[int | str, Any]:
 
     An array that is laid over one already stays as it is.
     """
-    info = _told(function)
+    info = jit_info(function)
     of_modules = any(map(is_module, given.values()))
     if of_modules or not getattr(info, "user_specified_in_shardings", False):
         return {}
@@ -321,11 +321,6 @@ def _lay(leaf: Any, sharding: Any) -> Any:
     if isinstance(sharding, PartitionSpec):
         return PartitionedSpec(leaf.shape, leaf.dtype, sharding)
     return leaf
-
-
-def _told(function: Any) -> Any:
-    """Return what ``jax.jit`` was told of a function, or None."""
-    return getattr(getattr(function, "jitted_fn", function), "_jit_info", None)
 
 
 def _has_arrays(value: Any) -> bool:

@@ -1,12 +1,12 @@
-"""Matrix multiplications that round as on a TPU.
+"""Round matrix multiplications on the CPU as a TPU does.
 
 Owns the lowering of ``dot_general`` and ``conv_general_dilated`` for the CPU while a slice is
-simulated with ``numerics="tpu"``. On a TPU a float32 multiplication of default precision is done in
-one pass of the matrix unit: the operands are rounded to bfloat16, the products summed in float32. A
-CPU ignores the precision and computes in float32.
+simulated with ``numerics="tpu"``. A TPU multiplies float32 of default precision in one pass of the
+matrix unit: operands are rounded to bfloat16, products are summed in float32. A CPU ignores the
+precision and computes in float32.
 
-The rounding is a ``reduce_precision`` and not a pair of casts, which XLA may remove. Programs that
-are lowered for a real TPU are not touched, nor operations of ``HIGH`` or ``HIGHEST`` precision.
+The rounding is a ``reduce_precision`` and not a pair of casts, which XLA may remove. Programs for a
+real TPU and operations of ``HIGH`` or ``HIGHEST`` precision are unchanged.
 """
 
 from __future__ import annotations
@@ -16,29 +16,40 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax import lax
-from jax.extend.mlir.dialects import stablehlo
-from jax.interpreters import mlir
 
-from neurenix._cpu import channels_last
-from neurenix._jax import cpu_lowering
+from neurenix import _cpu
+from neurenix._jax import (
+    convolution_primitive,
+    needed_cpu_lowering,
+    product_primitive,
+    round_operand,
+    set_cpu_lowering,
+)
 
 _BFLOAT16_EXPONENT_BITS = 8
 _BFLOAT16_MANTISSA_BITS = 7
 
-_exact = {
-    lax.dot_general_p: cpu_lowering(lax.dot_general_p),
-    lax.conv_general_dilated_p: channels_last,
-}
+_exact: dict[Any, Callable[..., Any]] = {}  # the rules that were replaced
 
 
 def use_tpu_numerics(on: bool) -> None:
-    """Lower the matrix operations of the CPU with, or again without, a TPU's rounding.
+    """Lower the matrix operations of the CPU with a TPU's rounding, or without it again.
 
-    What JAX has compiled already stays as it is.
+    Programs that JAX has compiled before do not change.
+
+    Raises:
+        IncompatibleVersionError: this version of JAX does not say how it lowers an operation.
     """
-    for primitive, exact in _exact.items():
-        mlir.register_lowering(primitive, _rounding(exact) if on else exact, platform="cpu")
+    if _cpu.is_tuned():
+        _cpu.use_channels_last()
+    if on and not _exact:
+        rules = {p: needed_cpu_lowering(p) for p in (product_primitive, convolution_primitive)}
+        _exact.update(rules)
+        for primitive, exact in rules.items():
+            set_cpu_lowering(primitive, _rounding(exact))
+    elif not on:
+        while _exact:
+            set_cpu_lowering(*_exact.popitem())
 
 
 def _rounding(exact_rule: Callable[..., Any]) -> Callable[..., Any]:
@@ -60,8 +71,4 @@ def _is_default(precision: Any) -> bool:
 
 
 def _round(operand: Any) -> Any:
-    return stablehlo.reduce_precision(
-        operand,
-        mlir.i32_attr(_BFLOAT16_EXPONENT_BITS),
-        mlir.i32_attr(_BFLOAT16_MANTISSA_BITS),
-    )
+    return round_operand(operand, _BFLOAT16_EXPONENT_BITS, _BFLOAT16_MANTISSA_BITS)

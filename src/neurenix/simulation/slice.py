@@ -22,10 +22,14 @@ from pathlib import Path
 from typing import Literal, cast
 
 import jax
-from jax.extend.backend import register_backend_factory
 
 from neurenix._core.errors import NeurenixError, SimulationError, unknown_name
-from neurenix._jax import backends_are_started, make_cpu_client
+from neurenix._jax import (
+    backends_are_started,
+    check_simulation,
+    cpu_client,
+    register_backend,
+)
 from neurenix.chips import Slice, resolve
 from neurenix.simulation.numerics import use_tpu_numerics
 
@@ -104,6 +108,7 @@ def simulate(slice_name: str | Slice, *, numerics: Numerics = "float32") -> Simu
         UnknownNameError: no such slice, or no such numerics.
         SimulationError: JAX has started its backends already, or the slice needs more threads
             than this process may have.
+        IncompatibleVersionError: this version of JAX cannot simulate.
 
     Example:
         >>> import neurenix as nx
@@ -127,12 +132,13 @@ def simulate(slice_name: str | Slice, *, numerics: Numerics = "float32") -> Simu
         return _active
     if backends_are_started():
         raise SimulationError(_too_late(request))
+    check_simulation()
     _check_threads(request)
     _prepare_process(wanted.num_devices)
     use_tpu_numerics(numerics == "tpu")
-    register_backend_factory(
+    register_backend(
         "tpu",
-        lambda: make_cpu_client(asynchronous=True, num_devices=wanted.num_devices),
+        lambda: cpu_client(wanted.num_devices),
         priority=1000,
         fail_quietly=False,
     )

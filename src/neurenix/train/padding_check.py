@@ -18,8 +18,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.experimental import multihost_utils
 
+from neurenix._jax import process_allgather
 from neurenix._jit.random_keys import numbers_of
 from neurenix.train.batch import Batch, num_examples, pad
 from neurenix.train.module_split import ModuleSplit
@@ -243,7 +243,7 @@ def _of_all_processes(depends: bool | None) -> bool | None:
     if jax.process_count() == 1:
         return depends
     code = {None: 1, False: 0, True: 2}[depends]
-    found = np.max(multihost_utils.process_allgather(np.int32(code)))
+    found = np.max(process_allgather(np.int32(code)))
     return {1: None, 0: False, 2: True}[int(found)]
 
 

@@ -13,6 +13,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from types import FrameType
 from typing import Any
 
 from neurenix._core.source_files import is_library
@@ -124,12 +125,22 @@ def ways_out_watched(leave: Callable[[str], None]) -> Iterator[None]:
 def wait_for_threads(before: Sequence[threading.Thread]) -> None:
     """Wait for the threads that the script started, as Python does before it ends.
 
-    Not for those of a pool, which wait for more to do until they are told that there is no more.
+    Threads of a ``ThreadPoolExecutor`` are left alone: they wait for work until it is shut down.
     """
-    pools = getattr(concurrent.futures.thread, "_threads_queues", ())
+    frames = sys._current_frames()
     for thread in threading.enumerate():
-        if not (thread.daemon or thread in before or thread in pools):
+        if not (thread.daemon or thread in before or _is_of_pool(frames.get(thread.ident or 0))):
             thread.join()
+
+
+def _is_of_pool(frame: FrameType | None) -> bool:
+    """Return whether a thread with this innermost frame was started by a ``ThreadPoolExecutor``."""
+    outermost = ""  # file of the first function that is not ``threading``'s
+    while frame is not None:
+        if frame.f_code.co_filename != threading.__file__:
+            outermost = frame.f_code.co_filename
+        frame = frame.f_back
+    return outermost == concurrent.futures.thread.__file__
 
 
 def raise_in_handlers(error: BaseException) -> None:
