@@ -141,7 +141,7 @@ def test_sizes_that_cannot_be_are_refused() -> None:
         TINY.replace(num_layers=0)
     with pytest.raises(ArgumentError, match="experts_per_token=5"):
         TINY.replace(num_experts=4, experts_per_token=5)
-    with pytest.raises(ArgumentError, match="balance is a number from 0"):
+    with pytest.raises(ArgumentError, match="balance must be a number of at least 0"):
         TINY.replace(balance=-0.1)
     with pytest.raises(ArgumentTypeError, match="latent is a models.Latent"):
         TINY.replace(latent=5)
@@ -151,7 +151,7 @@ def test_sizes_that_cannot_be_are_refused() -> None:
         TINY.replace(head_dim=2, rope_scaling=models.YarnScaling())
     heads = jnp.ones((1, 4, 2, 8))
     for wrong in (0, "a", 1.5):
-        with pytest.raises(ArgumentError, match="`window` is a whole number of at least 1"):
+        with pytest.raises(ArgumentError, match="`window` must be an integer of at least 1"):
             nx.nn.dot_product_attention(heads, heads, heads, window=wrong)
     with pytest.raises(ArgumentError, match="saved or offloaded"):
         models.Remat(save=("context",), offload=("context",))

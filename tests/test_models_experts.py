@@ -202,21 +202,19 @@ def test_sizes_that_cannot_be_are_refused() -> None:
         llama.replace(dense_mlp_dim=0)
     with pytest.raises(ArgumentError, match="experts_every must be a whole number of at least 1"):
         llama.replace(experts_every=0)
-    with pytest.raises(ArgumentError, match="experts_every=2 is of layers with experts"):
+    with pytest.raises(ArgumentError, match="experts_every=2 needs layers with experts"):
         models.get("tiny").replace(experts_every=2)
-    with pytest.raises(ArgumentError, match="neither global_every nor experts_every beside it"):
+    with pytest.raises(ArgumentError, match="combined with global_every or experts_every"):
         deepseek.replace(experts_every=2)
-    with pytest.raises(ArgumentError, match="routed_scaling=2.5 is of weights that add up"):
+    with pytest.raises(ArgumentError, match="routed_scaling=2.5 is the sum of the weights"):
         llama.replace(routed_scaling=2.5)
     for bound in ("attention_softcap", "logits_softcap"):
         for value in (-1.0, float("nan"), "50", True):
-            with pytest.raises(ArgumentError, match=f"{bound} is a number from 0"):
+            with pytest.raises(ArgumentError, match=f"{bound} must be a number of at least 0"):
                 models.get("tiny").replace(**{bound: value})
-    with pytest.raises(
-        ArgumentError, match="experts_per_token=8 must lie in 1 … 4, .* of 8 groups"
-    ):
+    with pytest.raises(ArgumentError, match="experts_per_token=8 must be in 1 … 4, .* of 8 groups"):
         deepseek.replace(num_experts=8)
     with pytest.raises(ArgumentError, match="expert_groups=8 needs router='sigmoid'"):
         deepseek.replace(router="softmax")
-    with pytest.raises(ArgumentError, match="num_shared_experts=1 stands beside experts"):
+    with pytest.raises(ArgumentError, match="num_shared_experts=1 needs experts"):
         models.get("tiny").replace(num_shared_experts=1)

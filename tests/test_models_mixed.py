@@ -138,7 +138,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "all share": ({"num_kv_shared_layers": 4}, "must leave some of num_layers=4"),
     "with dense layers": (
         {"num_kv_shared_layers": 2, "num_dense_layers": 2, "dense_mlp_dim": 8, "global_every": 0},
-        "goes with neither",
+        "combined with latent",
     ),
     "latent": (
         {"latent": models.Latent(), "value_norm": True, "qk_norm": False}, "has no value_norm",
@@ -150,7 +150,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         {"full_attention": models.FullAttention(num_kv_heads=3)},
         "full_attention.num_kv_heads=3 does not divide num_heads=4",
     ),
-    "beside nothing": ({"parallel_mlp_dim": 8}, "parallel_mlp_dim=8 stands beside experts"),
+    "beside nothing": ({"parallel_mlp_dim": 8}, "parallel_mlp_dim=8 needs experts"),
     "sigmoid": (
         {"parallel_mlp_dim": 8, "num_experts": 2, "experts_per_token": 1, "router": "sigmoid"},
         "needs router='softmax'",
@@ -170,7 +170,7 @@ def test_full_attention_is_of_its_own_type_and_in_its_range() -> None:
     with pytest.raises(ArgumentTypeError, match="full_attention is a models.FullAttention"):
         models.get("gemma3-4b").replace(full_attention={"head_dim": 512})
     for wrong in (1.5, -0.1, "a", True):
-        with pytest.raises(ArgumentError, match=r"rope_proportion lies in 0 … 1"):
+        with pytest.raises(ArgumentError, match=r"rope_proportion must be in 0 … 1"):
             models.FullAttention(rope_proportion=wrong)
     with pytest.raises(ArgumentError, match="FullAttention: head_dim must be a whole number"):
         models.FullAttention(head_dim=-1)

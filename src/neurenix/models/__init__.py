@@ -1,7 +1,7 @@
-"""Models to plan with, and to train: by name, or by a configuration of your own.
+"""Published models by name, and models of your own configuration, for planning and training.
 
-Owns the public names. ``get`` returns a configuration, ``build`` a model, ``abstract`` a model
-that takes no memory and can be preflighted at any size.
+``get`` returns a configuration, ``build`` a model, ``abstract`` a model without arrays, which can
+be preflighted at any size.
 """
 
 from typing import TYPE_CHECKING
@@ -30,7 +30,7 @@ from neurenix.models.vision import VisionConfig as VisionConfig
 from neurenix.models.vision import VisionTransformer as VisionTransformer
 
 _BY_NAME = "models.build(name), of one of models.names()"
-# What Keras, torchvision and Transformers call what is called otherwise here.
+# Names of Keras, torchvision and Transformers → what to use here.
 _ELSEWHERE = {
     "AutoModel": _BY_NAME,
     "AutoModelForCausalLM": _BY_NAME,
@@ -41,7 +41,7 @@ _ELSEWHERE = {
     "save_model": "model.save(path)",
 } | {name.replace("-", "").replace(".", "_"): f'models.build("{name}")' for name in names()}
 
-if not TYPE_CHECKING:  # a type checker would take any name for one that exists
+if not TYPE_CHECKING:  # with __getattr__, a type checker would accept any name
     _OWN = f"{__name__}."
     _NAMES = [n for n, v in globals().items() if getattr(v, "__module__", "").startswith(_OWN)]
     __getattr__ = names_of(__name__, _NAMES, _ELSEWHERE)

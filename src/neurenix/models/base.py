@@ -1,7 +1,4 @@
-"""What all models here share: construction without memory, and their sharding rules.
-
-Owns the base class. It does not own configurations (``configs``).
-"""
+"""The base class of models: construction without memory, and sharding rules."""
 
 from __future__ import annotations
 
@@ -15,7 +12,7 @@ Rules = tuple[tuple[str, tuple[Any, ...]], ...]
 
 
 class Model(Module):
-    """A model of a configuration: ``Model(config, rngs=…)``."""
+    """A model built from a configuration: ``Model(config, rngs=…)``."""
 
     config: Any
 
@@ -24,9 +21,9 @@ class Model(Module):
 
     @classmethod
     def abstract(cls, config: Any) -> Self:
-        """Return the model with shapes in place of arrays: it takes no memory at any size.
+        """Return the model with abstract arrays, which uses no memory at any size.
 
-        It can be compiled (``compile``) and given to ``nx.preflight``; it cannot compute.
+        It can be passed to ``compile`` and ``nx.preflight``; it cannot compute.
 
         Example:
             >>> from neurenix import models
@@ -38,17 +35,17 @@ class Model(Module):
 
     @property
     def remat_policies(self) -> tuple[str, ...]:
-        """Names of the policies of recomputation that ``with_remat`` takes."""
+        """Names of the rematerialization policies that ``with_remat`` accepts."""
         return POLICIES if hasattr(self.config, "remat") else ("none",)
 
     @property
     def remat(self) -> str:
-        """The policy of recomputation; ``"custom"`` for one that names values."""
+        """The name of the rematerialization policy; ``"custom"`` for a ``Remat``."""
         own = getattr(self.config, "remat", "none")
         return own if isinstance(own, str) else "custom"
 
     def with_remat(self, policy: str) -> Self:
-        """Return the model of shapes with another policy of recomputation, for comparisons.
+        """Return the abstract model with another rematerialization policy, for comparisons.
 
         Example:
             >>> from neurenix import models
@@ -58,8 +55,8 @@ class Model(Module):
         return type(self).abstract(self.config.replace(remat=policy))
 
     def sharding_rules(self) -> Rules:
-        """Return pairs of a pattern on a parameter's path and the mesh axes of its last axes.
+        """Return pairs of a pattern for parameter paths and the mesh axes of their last axes.
 
-        For ``neurenix.distribute.ShardingRules``. Axes that a mesh does not have are left out.
+        For ``neurenix.distribute.ShardingRules``. Axes that a mesh does not have are ignored.
         """
         return ()

@@ -1,7 +1,7 @@
-"""Models by name: the sizes that were published.
+"""Configurations of published models, by name.
 
-Owns the table. Dimensions of the MaxText models are those of its ``configs/models/*.yml`` and of
-its scale rule (``global_parameter_scale``); the v4 ones have a plain MLP, the default of that time.
+Sizes of the MaxText models are those of its ``configs/models/*.yml`` and of its scaling rule
+(``global_parameter_scale``); the v4 models have a plain MLP, MaxText's default at that time.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ _QWEN_3: dict[str, Any] = {
 }  # fmt: skip
 _QWEN_3_MOE: dict[str, Any] = {"num_kv_heads": 4, "num_experts": 128, "experts_per_token": 8,
                                "balance": 0.001}  # fmt: skip
-# Gemma Team 2025, and the published config.json of each size; all read text only.
+# Gemma Team 2025, and the published config.json of each size; text input only.
 _GEMMA_3: dict[str, Any] = {
     "head_dim": 256, "vocab_size": 262144, "max_length": 131072, "activation": "gelu_tanh",
     "norm_eps": 1e-6, "post_norm": True, "qk_norm": True, "window": 1024, "global_every": 6,
@@ -90,7 +90,7 @@ _GEMMA_3: dict[str, Any] = {
     "scale_embeddings": True, "tie_embeddings": True,
 }  # fmt: skip
 # Gemma Team 2026, the published config.json of each size, and ``Gemma4TextConfig`` of Transformers;
-# all read text only.
+# text input only.
 _GEMMA_4: dict[str, Any] = {
     "head_dim": 256, "vocab_size": 262144, "max_length": 131072, "activation": "gelu_tanh",
     "norm_eps": 1e-6, "post_norm": True, "qk_norm": True, "value_norm": True,
@@ -99,15 +99,15 @@ _GEMMA_4: dict[str, Any] = {
 }  # fmt: skip
 _GEMMA_4_SMALL = {**_GEMMA_4, "window": 512, "full_attention": _gemma_4_full(),
                   "per_layer_input_dim": 256}  # fmt: skip
-# Meta 2025, the published config.json of each size, and ``Llama4TextConfig`` of Transformers; both
-# read text only. The balance is Transformers' ``router_aux_loss_coef``.
+# Meta 2025, the published config.json of each size, and ``Llama4TextConfig`` of Transformers; text
+# input only. The balance is Transformers' ``router_aux_loss_coef``.
 _LLAMA_4: dict[str, Any] = {
     "num_kv_heads": 8, "vocab_size": 202048, "rope_theta": 500000.0, "attention_chunk": 8192,
     "global_every": 4, "full_attention": FullAttention(rope_proportion=0.0),
     "temperature_length": 8192, "experts_per_token": 1, "num_shared_experts": 1,
     "router": "sigmoid_input", "balance": 0.001,
 }  # fmt: skip
-# MaxText's base.yml: one vocabulary, positions up to what the runs used.
+# MaxText's base.yml: one vocabulary; max_length is the length used in the published runs.
 _MAXTEXT: dict[str, Any] = {"max_length": 8192}
 _MAXTEXT_V4: dict[str, Any] = {**_MAXTEXT, "head_dim": 256, "mlp": "plain"}
 _MOE: dict[str, Any] = {"num_kv_heads": 8, "num_experts": 8, "experts_per_token": 2,
@@ -124,7 +124,7 @@ _DECODERS = (
         max_length=1024, mlp="plain", activation="gelu_tanh", norm="layer", bias=True,
         positions="learned", tie_embeddings=True,
     ),
-    # Brown et al. 2020, table 2.1, with MaxText's vocabulary and table of positions.
+    # Brown et al. 2020, table 2.1, with MaxText's vocabulary and position table.
     DecoderConfig(
         name="gpt3-175b", num_layers=96, embed_dim=12288, num_heads=96, mlp_dim=49152,
         vocab_size=50304, max_length=16384, mlp="plain", activation="gelu_tanh", norm="layer",
@@ -176,7 +176,7 @@ _DECODERS = (
     _qwen_3("qwen3-235b-a22b", 94, 4096, 64, 1536, **_QWEN_3_MOE),
     _gpt_oss("gpt-oss-20b", 24, 32),
     _gpt_oss("gpt-oss-120b", 36, 128),
-    # DeepSeek-AI 2024, DeepSeek-V3, section 4.2, without its part that predicts a second token.
+    # DeepSeek-AI 2024, DeepSeek-V3, section 4.2, without multi-token prediction.
     _llama(
         "deepseek3-671b", 61, 7168, 128, 2048, latent=Latent(), vocab_size=129280,
         max_length=163840, norm_eps=1e-6, num_experts=256, experts_per_token=8,
@@ -227,7 +227,7 @@ _MODELS: dict[type, Any] = {
 
 
 def names() -> tuple[str, ...]:
-    """Return the name of every configuration.
+    """Return the names of all configurations.
 
     Example:
         >>> "llama3.1-8b" in nx.models.names()
@@ -240,7 +240,7 @@ def get(name: str) -> Any:
     """Return a configuration by name.
 
     Raises:
-        UnknownNameError: there is none of that name; says which are near.
+        UnknownNameError: unknown model name; the message suggests similar names.
 
     Example:
         >>> nx.models.get("llama3.1-8b").num_kv_heads
@@ -252,10 +252,10 @@ def get(name: str) -> Any:
 
 
 def build(model: str | Any, **changes: Any) -> Any:
-    """Return the model of a configuration or of its name, with other options if given.
+    """Return the model for a configuration or its name, with options replaced by ``changes``.
 
     Raises:
-        UnknownNameError: there is no such name or option.
+        UnknownNameError: unknown model name or option.
 
     Example:
         >>> nx.models.build("tiny", num_layers=1).num_parameters
@@ -266,7 +266,7 @@ def build(model: str | Any, **changes: Any) -> Any:
 
 
 def abstract(model: str | Any, **changes: Any) -> Any:
-    """Return the model as shapes, which takes no memory; see ``Model.abstract``.
+    """Return the model with abstract arrays, which uses no memory; see ``Model.abstract``.
 
     Example:
         >>> nx.models.abstract("mt-1024b", remat="full").config.remat

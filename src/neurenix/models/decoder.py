@@ -1,6 +1,6 @@
-"""The decoder-only transformer: token ids to logits of the next token.
+"""The decoder-only transformer: token ids to next-token logits.
 
-Owns the configuration, embeddings, positions and the unembedding. The layers are in ``stacked``.
+Owns the configuration, embeddings, positions and the unembedding; the layers are in ``stacked``.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from neurenix.nn._checks import expect_array
 from neurenix.nn._parameters import rngs_or_default
 from neurenix.nn.embedding import rows_of
 
-_EMBEDDING_DEVIATION = 0.02  # as GPT-2 and Llama start
+_EMBEDDING_DEVIATION = 0.02  # initial value of GPT-2 and Llama
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,22 +35,22 @@ class DecoderConfig(StackConfig):
         vocab_size: V.
         positions: ``"rope"``, ``"learned"`` or ``"none"``.
         rope_theta: base of the rotary frequencies.
-        rope_scaling: how rotary positions are stretched, or None.
-        rope_local_theta: base in layers that do not see all keys, which are then not stretched; 0
-            for the same rotation in all.
+        rope_scaling: scaling of the rotary frequencies, or None.
+        rope_local_theta: base in layers with a window or chunks, which are then not scaled; 0 for
+            the same rotation in all layers.
         scale_embeddings: whether embeddings are multiplied by √E.
         tie_embeddings: whether the unembedding is the embedding table.
-        max_length: most positions: rows of the learned table, and a limit on T.
-        logits_softcap: what no logit z may reach: it becomes logits_softcap · tanh(z /
-            logits_softcap), in float32, as in Gemma 2; 0 for no such bound.
+        max_length: maximum T, and the number of rows of the learned position table.
+        logits_softcap: soft cap: logits z become logits_softcap · tanh(z / logits_softcap), in
+            float32, as in Gemma 2; 0 for none.
         logits_dtype: of the logits. ``"bfloat16"`` halves the largest array of most models; the
-            loss is taken in float32 either way.
-        per_layer_input_dim: P, of what each layer is told of each token besides, from a table and
-            from the token's embedding (per-layer embeddings of Gemma 3n and 4); 0 for nothing.
-        num_kv_shared_layers: last layers that have no keys and values: those of the last layer
-            before them that sees as far are theirs too.
-        kv_shared_mlp_dim: F of these; ``mlp_dim`` by default.
-        loss_tiles: parts of T, one after the other, in which ``TokenLosses`` takes the loss.
+            loss is computed in float32 in both cases.
+        per_layer_input_dim: P, size of the per-layer input of each token (per-layer embeddings of
+            Gemma 3n and 4), computed from a table and the token's embedding; 0 for none.
+        num_kv_shared_layers: number of last layers without keys and values. They use those of the
+            last earlier layer with the same reach.
+        kv_shared_mlp_dim: F of these layers; ``mlp_dim`` by default.
+        loss_tiles: number of parts of T in which ``TokenLosses`` computes the loss, in sequence.
 
     Example:
         >>> small = {"num_layers": 2, "mlp_dim": 128, "vocab_size": 100, "max_length": 32}
@@ -100,8 +100,8 @@ class DecoderConfig(StackConfig):
             )
         if self.latent or self.num_dense_layers:
             raise ArgumentError(
-                f"{self.name}: num_kv_shared_layers={self.num_kv_shared_layers} goes with neither "
-                "latent attention nor num_dense_layers."
+                f"{self.name}: num_kv_shared_layers={self.num_kv_shared_layers} cannot be "
+                "combined with latent attention or num_dense_layers."
             )
 
     def _check_rotation(self) -> None:
@@ -120,30 +120,29 @@ class DecoderConfig(StackConfig):
 
     @property
     def rotary_dim(self) -> int:
-        """The part of a head's queries and keys that positions rotate."""
+        """Size of the part of each head's queries and keys that is rotated."""
         return self.latent.qk_rope_head_dim if self.latent else self.head_dim
 
     @property
     def query_factor(self) -> float:
-        """What queries are multiplied by, besides 1 / √D of attention itself."""
+        """Factor on queries, in addition to 1 / √D of attention."""
         return super().query_factor * getattr(self.rope_scaling, "score_factor", 1.0)
 
 
 class Decoder(Model):
     """A causal language model: token ids (N, T) integers → logits (N, T, V).
 
-    Train it with ``SparseCategoricalCrossentropy(from_logits=True)`` and targets (N, T). Ids that
-    the vocabulary lacks are told as ``nn.Embedding`` tells them.
+    Train it with ``SparseCategoricalCrossentropy(from_logits=True)`` and targets (N, T).
 
     Args:
-        config: the sizes.
-        rngs: random streams; the process's own by default.
+        config: the configuration.
+        rngs: random streams; those of the process by default.
 
     Raises:
-        ArgumentTypeError: when called with numbers that are not integers.
-        DataError: when called, outside of a compiled function, with an id from ``vocab_size`` on,
-            or below 0; a compiled one gives NaN, which ``fit`` and ``predict`` trace to it.
-        ShapeError: when called with another rank, no token, or more than ``max_length`` positions.
+        ArgumentTypeError: when called: the ids are not integers.
+        DataError: when called outside a compiled function: an id is not in 0 … vocab_size - 1. A
+            compiled call gives NaN, which ``fit`` and ``predict`` report.
+        ShapeError: when called: the ids are not (N, T), are empty, or T is above ``max_length``.
 
     Example:
         >>> model = nx.models.Decoder(nx.models.get("tiny"))
@@ -185,13 +184,13 @@ class Decoder(Model):
         )
 
     def __call__(self, tokens: jax.Array) -> jax.Array:
-        """Return the logits of the token that follows each position."""
+        """Return the logits of the next token at each position."""
         return constrain(
             logits(self.config, self.states(tokens), self.kernel()), BATCH, None, "tensor"
         )
 
     def states(self, tokens: jax.Array) -> jax.Array:
-        """Return what the unembedding multiplies, (N, T, E)."""
+        """Return the states before the unembedding, (N, T, E)."""
         config = self.config
         check_tokens(tokens, config)
         length, dtype = tokens.shape[1], config.compute_dtype
@@ -209,30 +208,30 @@ class Decoder(Model):
         first, turns = 0, self._turns(tokens.shape[1])
         inputs = None if self.per_layer_embedding is None else self.per_layer_embedding(x, tokens)
 
-        def told(layers: Any) -> jax.Array | None:
+        def inputs_of(layers: Any) -> jax.Array | None:
             return None if inputs is None else inputs[first : first + layers.count]
 
         if self.dense_layers is not None:
-            x, _ = self.dense_layers(x, *turns, per_layer_input=told(self.dense_layers))
+            x, _ = self.dense_layers(x, *turns, per_layer_input=inputs_of(self.dense_layers))
             first += self.dense_layers.count
         sharing = self.sharing_layers
         x, kept = self.layers(
-            x, *turns, per_layer_input=told(self.layers), return_kv=sharing is not None
+            x, *turns, per_layer_input=inputs_of(self.layers), return_kv=sharing is not None
         )
         if sharing is not None:
             first += self.layers.count
-            x, _ = sharing(x, *turns, per_layer_input=told(sharing), shared_kv=kept)
+            x, _ = sharing(x, *turns, per_layer_input=inputs_of(sharing), shared_kv=kept)
         return x
 
     def kernel(self) -> jax.Array:
-        """Return the unembedding, (E, V), in the dtype of the computation."""
+        """Return the unembedding, (E, V), in the compute dtype."""
         dtype = self.config.compute_dtype
         if self.unembedding is None:
             return self.embedding[...].astype(dtype).T
         return self.unembedding.kernel[...].astype(dtype)
 
     def _turns(self, length: int) -> tuple[jax.Array | None, jax.Array | None]:
-        """Return the angles of positions, and those in layers with a window."""
+        """Return the rotation angles of global layers and of layers with a window or chunks."""
         config = self.config
         if config.positions != "rope":
             return None, None
@@ -262,10 +261,10 @@ class Decoder(Model):
 
 
 class PerLayerEmbedding(nnx.Module):
-    """What each layer is told of each token: token ids (N, T) → (L, N, T, P).
+    """The per-layer input of each token: token ids (N, T) → (L, N, T, P).
 
-    The mean, times √2, of what a table has for the token and layer, and of a projection of the
-    token's embedding, normed, as in Gemma 4 (``Gemma4TextModel`` of Transformers).
+    √2 times the mean of a table row per token and layer and a normalised projection of the token's
+    embedding, as in Gemma 4 (``Gemma4TextModel`` of Transformers).
     """
 
     def __init__(self, config: DecoderConfig, *, rngs: nnx.Rngs) -> None:
@@ -305,7 +304,7 @@ def _of_sharing(config: DecoderConfig) -> DecoderConfig:
 
 
 def check_tokens(tokens: Any, config: Any, *, called: str = "token ids") -> None:
-    """Raise unless ``tokens`` are integers (N, T), some, with T up to ``config.max_length``."""
+    """Raise unless ``tokens`` are integers (N, T), not empty, with T ≤ ``config.max_length``."""
     expect_array(config.name, tokens)
     if tokens.ndim != 2:
         raise ShapeError(f"{config.name} takes {called} (N, T); got the shape {tokens.shape}.")
@@ -318,5 +317,5 @@ def check_tokens(tokens: Any, config: Any, *, called: str = "token ids") -> None
     if tokens.shape[1] > config.max_length:
         raise ShapeError(
             f"{config.name} has positions for {config.max_length} tokens; got {tokens.shape[1]}. "
-            "Cut the sequences, or take config.replace(max_length=…)."
+            "Cut the sequences, or use config.replace(max_length=…)."
         )

@@ -1,6 +1,6 @@
-"""The encoder of BERT (Devlin et al. 2019): token ids to logits of the masked tokens.
+"""The encoder of BERT (Devlin et al. 2019): token ids to logits of masked tokens.
 
-Owns the configuration, embeddings and the head of masked language modelling. The layers are in
+Owns the configuration, embeddings and the head of masked language modelling; the layers are in
 ``stacked``. There is no dropout.
 """
 
@@ -31,8 +31,8 @@ class EncoderConfig(StackConfig):
 
     Attributes:
         vocab_size: V.
-        max_length: rows of the table of positions.
-        num_segments: rows of the table of segments.
+        max_length: rows of the position table.
+        num_segments: rows of the segment table.
         logits_dtype: of the logits.
     """
 
@@ -50,21 +50,20 @@ class EncoderConfig(StackConfig):
 class Encoder(Model):
     """A masked language model: token ids (N, T) integers → logits (N, T, V).
 
-    Every position sees every other. The head is BERT's: a projection, the activation, a norm, and
-    the embedding table with a bias. Ids that the vocabulary lacks, and segments, are told as
-    ``nn.Embedding`` tells them.
+    Attention is bidirectional. The head is BERT's: a projection, the activation, a norm, and the
+    embedding table with a bias.
 
     Args:
-        config: the sizes.
-        rngs: random streams; the process's own by default.
+        config: the configuration.
+        rngs: random streams; those of the process by default.
 
     Raises:
-        ArgumentTypeError: when called with numbers that are not integers.
-        DataError: when called, outside of a compiled function, with an id from ``vocab_size`` on,
-            or a segment from ``num_segments`` on, or below 0; a compiled one gives NaN, which
-            ``fit`` and ``predict`` trace to it.
-        ShapeError: when called with another rank, with more than ``max_length`` positions, or
-            with segments of another shape than the tokens.
+        ArgumentTypeError: when called: the ids are not integers.
+        DataError: when called outside a compiled function: an id is not in 0 … vocab_size - 1, or a
+            segment not in 0 … num_segments - 1. A compiled call gives NaN, which ``fit`` and
+            ``predict`` report.
+        ShapeError: when called: the ids are not (N, T), T is above ``max_length``, or segments and
+            tokens differ in shape.
 
     Example:
         >>> model = nx.models.build("bert-base", num_layers=1, embed_dim=64, num_heads=4)
@@ -87,11 +86,11 @@ class Encoder(Model):
         self.unembedding_bias = nnx.Param(jnp.zeros(config.vocab_size))
 
     def __call__(self, tokens: jax.Array, segments: jax.Array | None = None) -> jax.Array:
-        """Return the logits of each position's token.
+        """Return the logits of the token at each position.
 
         Args:
             tokens: (N, T) integers.
-            segments: (N, T) integers from 0 up to, without, ``num_segments``; all 0 by default.
+            segments: (N, T) integers in 0 … num_segments - 1; all 0 by default.
         """
         config = self.config
         check_tokens(tokens, config)

@@ -1,8 +1,7 @@
-"""A mixture of experts: each position takes a few MLPs of many.
+"""A mixture of experts: each position is processed by a few of many MLPs.
 
-Owns the router, what keeps it from sending all positions to a few experts, and the experts'
-products. No position is dropped: positions are sorted by expert and each expert multiplies its own
-rows (``grouped_dot``).
+Owns the router, load balancing, and the products of the experts. No position is dropped: positions
+are sorted by expert, and each expert multiplies its own rows (``grouped_dot``).
 """
 
 from __future__ import annotations
@@ -52,7 +51,7 @@ class ExpertKernels(nnx.Module):
         self.down_bias = bias(embed, config.bias)
 
     def cast(self, dtype: Any) -> dict[str, jax.Array]:
-        """Return those that there are, by name."""
+        """Return the existing kernels and biases by name, cast to ``dtype``."""
         names = ("up", "gate", "down", "up_bias", "gate_bias", "down_bias")
         found = {name: getattr(self, name) for name in names}
         return {name: p[...].astype(dtype) for name, p in found.items() if p is not None}
@@ -61,21 +60,24 @@ class ExpertKernels(nnx.Module):
 class Experts(nnx.Module):
     """Router, experts and shared experts: (N, T, E) → (N, T, E).
 
-    The router computes in float32. ``"softmax"``: over all experts; the weights of the chosen ones
-    are divided by their sum, as in Mixtral (Jiang et al. 2024), which is the softmax over the
-    chosen ones of GPT-OSS. ``"sigmoid"``: of each score; chosen are the greatest with a bias for
-    each expert added, in the groups whose two greatest add up to most, and the weights are those
-    without the bias, divided by their sum (DeepSeek-AI 2024, DeepSeek-V3, section 2.1.2).
-    ``"sigmoid_input"``: the sigmoid of a score multiplies what the expert is given, and not what
-    it returns (``Llama4TextMoe`` of Transformers).
+    The router computes in float32.
+
+    - ``"softmax"``: over all experts; the weights of the chosen experts are divided by their sum,
+      as in Mixtral (Jiang et al. 2024). This equals GPT-OSS's softmax over the chosen experts.
+    - ``"sigmoid"``: of each score. The experts with the greatest score plus bias are chosen, within
+      the groups whose two greatest have the largest sum. The weights are without bias and divided
+      by their sum (DeepSeek-AI 2024, DeepSeek-V3, section 2.1.2).
+    - ``"sigmoid_input"``: the sigmoid of a score multiplies the input of an expert, not its output
+      (``Llama4TextMoe`` of Transformers).
 
     The gradient is that of the loss plus ``config.balance`` times ``imbalance``, in any training
-    loop; the loss itself is shown without it. It takes the gradient to be that of the loss as it
-    is: a loss that is multiplied before it is differentiated leaves the second part as it was.
-    Inside ``strategy.run`` the positions of all replicas are balanced together, and each replica
-    adds its part of the gradient, as with ``compute_average_loss``.
-    With ``"sigmoid"`` the bias alone is moved to balance: its gradient is ``config.balance`` times
-    what fell on an expert beyond its share, so that the optimizer lowers it for busy ones, where
+    loop; the reported loss excludes this term. The term does not follow a factor on the loss: if
+    the loss is scaled before differentiation, the balance term is not. Inside ``strategy.run`` the
+    positions of all replicas are balanced together, and each replica adds its part of the gradient,
+    as with ``compute_average_loss``.
+
+    With ``"sigmoid"``, only the bias is balanced: its gradient is ``config.balance`` times the
+    expert's load above its share, so that the optimizer lowers the bias of busy experts, where
     DeepSeek subtracts a constant.
     """
 
@@ -104,11 +106,11 @@ class Experts(nnx.Module):
         self.shared = MLP(config, shared, lead=lead, rngs=rngs) if shared else nnx.data(None)
 
     def __call__(self, x: jax.Array, seen: jax.Array | None = None) -> jax.Array:
-        """Return what the chosen experts add to ``x``.
+        """Return the output of the chosen experts, to be added to ``x``.
 
         Args:
-            x: (N, T, E), what the experts multiply.
-            seen: (N, T, E), what the router decides by; ``x`` by default.
+            x: (N, T, E), input of the experts.
+            seen: (N, T, E), input of the router; ``x`` by default.
         """
         weights, chosen = self.route(x if seen is None else seen)
         weights, kernels = weights.astype(x.dtype), self.experts.cast(x.dtype)
@@ -130,7 +132,7 @@ class Experts(nnx.Module):
         return y if self.shared is None else y + self.shared(x)
 
     def route(self, x: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """Return weights (float32) and numbers (int32) of each position's experts, (N, T, k)."""
+        """Return weights (float32) and indices (int32) of each position's experts, (N, T, k)."""
         scores = self.router(x.astype(jnp.float32))
         if self.choice_bias is not None:
             return self._by_sigmoid(jax.nn.sigmoid(scores), self.choice_bias[...])
@@ -139,7 +141,7 @@ class Experts(nnx.Module):
         if self.balance:
             weights = _also_minimised(weights, self.balance * imbalance(share, chosen))
         weights = jax.nn.sigmoid(weights) if self.weighs_input else self._scaled(weights)
-        if self.expert_scale is not None:  # a product, whose gradient is one, and no gather
+        if self.expert_scale is not None:  # as a product: the gradient of a gather is a scatter
             of_all = jax.nn.one_hot(chosen, share.shape[-1], dtype=share.dtype)
             weights = weights * (of_all @ self.expert_scale[...])
         return weights, chosen
@@ -166,10 +168,10 @@ class Experts(nnx.Module):
 
 
 class ParallelExperts(nnx.Module):
-    """An MLP beside experts, each with norms of its own: (N, T, E) → (N, T, E).
+    """An MLP in parallel with experts, each with its own norms: (N, T, E) → (N, T, E).
 
-    As in Gemma 4's mixture (``Gemma4TextDecoderLayer`` of Transformers). It is given the residual
-    stream as it is; the router decides by a norm of it divided by √E.
+    As in Gemma 4's mixture (``Gemma4TextDecoderLayer`` of Transformers). Its input is the residual
+    stream without norm; the router uses a norm of it divided by √E.
     """
 
     def __init__(
@@ -182,37 +184,37 @@ class ParallelExperts(nnx.Module):
         self.router_norm = Norm(config, lead=lead)
 
     def __call__(self, x: jax.Array) -> jax.Array:
-        """Return what both add to ``x``."""
+        """Return the sum of both outputs, to be added to ``x``."""
         dense = self.mlp_post_norm(self.mlp(self.mlp_norm(x)))
         seen = self.router_norm(x.astype(jnp.float32)) / math.sqrt(x.shape[-1])
         return dense + self.experts_post_norm(self.experts(self.experts_norm(x), seen))
 
 
 def imbalance(share: jax.Array, chosen: jax.Array) -> jax.Array:
-    """Return how unevenly the experts are used: 1 when evenly, X when one of X takes all.
+    """Return the imbalance of the experts: 1 if evenly used, X if one of X experts takes all.
 
-    The sum over experts of the part of the choices that fell on one, times its mean share, times
-    X: equation 4 of Fedus, Zoph and Shazeer 2021 (Switch Transformers), with several choices.
+    X times the sum over experts of its share of the choices times its mean router probability:
+    equation 4 of Fedus, Zoph and Shazeer 2021 (Switch Transformers), for several choices.
 
     Args:
-        share: the router's softmax, (N, T, X) float32.
-        chosen: numbers of the experts that were chosen, (N, T, k) integers.
+        share: softmax of the router, (N, T, X) float32.
+        chosen: indices of the chosen experts, (N, T, k) integers.
     """
     count = share.shape[-1]
     return count * jnp.sum(fell_on(chosen, count) * jnp.mean(share, axis=(0, 1)))
 
 
 def fell_on(chosen: jax.Array, count: int) -> jax.Array:
-    """Return the part of the choices (N, T, k), of all replicas, that fell on each expert."""
+    """Return each expert's share of the choices (N, T, k) of all replicas, (X,)."""
     own = jnp.mean(jax.nn.one_hot(chosen, count), axis=(0, 1, 2))
     return get_replica_context().all_reduce("mean", own)
 
 
 @jax.custom_vjp
 def _also_minimised(x: jax.Array, penalty: jax.Array) -> jax.Array:
-    """Return ``x``; the gradient is as if ``penalty``, a scalar, were added to the loss.
+    """Return ``x``, with a gradient as if ``penalty``, a scalar, were added to the loss.
 
-    Of several replicas, whose gradients will be summed, each adds its part.
+    With several replicas, whose gradients are summed, each adds its part.
     """
     del penalty
     return x
@@ -233,9 +235,9 @@ _also_minimised.defvjp(_also_minimised_forward, _also_minimised_backward)
 def _chosen_experts(
     x, weights, chosen, kernels, *, activation: str, combine, weighs_input: bool
 ) -> jax.Array:
-    """Return the weighted sum of what the chosen experts make of (N, T, E).
+    """Return the weighted sum of the chosen experts' outputs for (N, T, E).
 
-    With ``weighs_input`` the sum of what they make of (N, T, E) weighted for each.
+    With ``weighs_input``, the inputs are weighted instead of the outputs.
     """
     rows, count = x.reshape(-1, x.shape[-1]), chosen.shape[-1]
     experts = kernels["up"].shape[0]
@@ -248,7 +250,7 @@ def _chosen_experts(
 
     def product(name: str) -> jax.Array:
         y = grouped_dot(sorted_rows, kernels[name], sizes)
-        if f"{name}_bias" in kernels:  # a product, whose gradient is one, and no gather
+        if f"{name}_bias" in kernels:  # as a product: the gradient of a gather is a scatter
             of_rows = jax.nn.one_hot(chosen.reshape(-1)[order], experts, dtype=x.dtype)
             y = y + of_rows @ kernels[f"{name}_bias"]
         return checkpoint_name(y, f"mlp_{name}")
@@ -265,10 +267,9 @@ def _chosen_experts(
 
 
 def _on_each_share(function, x, weights, chosen, kernels) -> jax.Array:
-    """Call ``function`` on each device's share of the batch, where the mesh is known.
+    """Call ``function`` on each device's share of the batch, if the mesh is known.
 
-    Sorting positions is no product of matrices: XLA would gather the whole batch for it. Nor does
-    it divide a kernel.
+    XLA cannot partition the sort of positions or a kernel, and would gather the whole batch.
     """
     mesh = jax.sharding.get_abstract_mesh()
     axes = tuple(name for name in BATCH if mesh.shape.get(name, 1) > 1)

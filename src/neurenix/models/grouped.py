@@ -1,10 +1,10 @@
-"""The product of groups of rows, each with a matrix of its own, and its gradients.
+"""The product of groups of rows with one matrix per group, and its gradients.
 
-Owns which kernels take them. The product itself is ``jax.lax.ragged_dot``, for which the TPU's
-compiler has a kernel. For the gradient of the matrices libtpu 0.0.42 has none, and multiplies all
-rows for each group, with masks: eight times the work of the product for eight groups (0.0.50 has
-one). On a TPU the gradients are the kernels of Megablox (Gale et al. 2022, MegaBlocks; Pallas
-kernels that ship with JAX), which take each row once, and the matrices without transposing them.
+The product is ``jax.lax.ragged_dot``, for which the TPU compiler has a kernel. For the gradient of
+the matrices libtpu 0.0.42 has none: it multiplies all rows for each group, with masks, eight times
+the work of the product for eight groups (0.0.50 has a kernel). On a TPU the gradients use the
+Pallas kernels of Megablox that ship with JAX (Gale et al. 2022, MegaBlocks), which process each row
+once and do not transpose the matrices.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from neurenix.chips import Generation
 from neurenix.chips.generations import generation_of_kind
 from neurenix.nn.splash_attention import WITHOUT_BFLOAT16
 
-_ROWS = (1024, 512, 256, 128)  # of a tile
-_WIDE_BYTES = 2048  # of a row of a tile, at most
+_ROWS = (1024, 512, 256, 128)  # rows of a tile, in order of preference
+_WIDE_BYTES = 2048  # maximum size of a row of a tile
 
 
 @jax.custom_vjp
 def grouped_dot(rows: jax.Array, matrices: jax.Array, sizes: jax.Array) -> jax.Array:
-    """Return each row times the matrix of its group: (M, K) by (X, K, N) → (M, N).
+    """Return the product of each row and its group's matrix: (M, K), (X, K, N) → (M, N).
 
     Args:
-        rows: (M, K), those of the first group first.
+        rows: (M, K), sorted by group.
         matrices: (X, K, N), of the same dtype.
-        sizes: (X,) int32, rows in each group; they add up to M.
+        sizes: (X,) int32, rows in each group; their sum is M.
 
     Example:
         >>> from neurenix.models.grouped import grouped_dot
@@ -75,9 +75,9 @@ grouped_dot.defvjp(_forward, _backward)
 
 
 def _with_kernels(rows: jax.Array) -> Generation | None:
-    """Return the generation of TPU that is traced for, if its kernels take these rows.
+    """Return the TPU generation of the trace target if the Megablox kernels fit these rows.
 
-    They are not divided by themselves: the rows must be those of one device.
+    A kernel is not partitioned, so the rows must be on one device.
     """
     kind, mesh = traced_kind() or "", jax.sharding.get_abstract_mesh()
     if mesh.empty or (mesh.size > 1 and set(mesh.manual_axes) != set(mesh.axis_names)):
@@ -90,10 +90,10 @@ def _with_kernels(rows: jax.Array) -> Generation | None:
 
 
 def rows_of_tile(rows: int, groups: int, itemsize: int, where: Generation) -> int:
-    """Return how many rows a tile should have: few for many groups, many for a fast unit.
+    """Return the number of rows per tile: smaller for many groups, larger for a fast matrix unit.
 
-    A group takes whole tiles, so that up to a tile more is multiplied for each; and each tile
-    fetches the matrix of its group.
+    A group is padded to whole tiles, which costs up to one tile of work per group, and each tile
+    loads the matrix of its group.
 
     Example:
         >>> from neurenix.models.grouped import rows_of_tile
@@ -119,9 +119,9 @@ def _tiling(
     *,
     sums_rows: bool = False,
 ) -> tuple[int, int, int]:
-    """Return rows, depth and columns of a tile, all of which stay below 16 MiB of VMEM."""
+    """Return rows, depth and columns of a tile, so that all tiles fit in 16 MiB of VMEM."""
     size, wide = rows.dtype.itemsize, _WIDE_BYTES // rows.dtype.itemsize
     tile = rows_of_tile(rows.shape[0], groups, size, where)
-    if sums_rows:  # the result is (depth, columns), and rows are summed up tile by tile
+    if sums_rows:  # the result is (depth, columns), accumulated over tiles of rows
         return min(tile, _ROWS[1]), min(wide, depth), min(wide, columns)
     return tile, min(wide // 2, depth), min(wide, columns)

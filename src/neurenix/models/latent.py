@@ -1,8 +1,7 @@
 """Multi-head latent attention (DeepSeek-AI 2024, DeepSeek-V2, section 2.1).
 
-Owns the projections through the latent vectors. It does not own the sizes (``stack.Latent``).
-Queries, and keys with values, are made from short vectors that are normed; only a part of each
-head is rotated, and of the keys that part is the same for all heads.
+Queries, and keys with values, are projected from short, normalised latent vectors. Only a part of
+each head is rotated; for keys, that part is shared by all heads. The sizes are in ``stack.Latent``.
 """
 
 from __future__ import annotations
@@ -59,9 +58,9 @@ class LatentAttention(nnx.Module):
         reach: Reach = SEES_ALL,
         shared_kv: KeysValues | None = None,
     ) -> tuple[jax.Array, None]:
-        """Return what the layer adds to ``x``, and None; arguments as of ``layers.Attention``.
+        """Return the output, to be added to ``x``, and None; arguments as ``layers.Attention``.
 
-        Nothing is given to it, nor does it give its keys and values to others.
+        Keys and values are never shared with other layers.
         """
         del shared_kv
         latent = self.latent

@@ -1,11 +1,11 @@
 """The parts of one transformer layer, with the parameters of all layers stacked.
 
-Owns projections, norms, attention, MLP and the layer that joins them. Every parameter is made with
-leading axes (L,), which ``Stack`` takes off before a layer is called. It does not own the
-loop over layers (``stacked``), experts (``experts``) or positions (``rope``).
+Owns projections, norms, attention and MLP. Every parameter has leading axes (L,), which ``Stack``
+indexes before a layer is called. The loop over layers is in ``stacked``; see also ``experts`` and
+``rope``.
 
-Letters are those of ``stack``. Kernels are two-dimensional, (E, H·D) and not (E, H, D), because a
-TPU pads the last axis to 128.
+Letters are those of ``stack``. Kernels are two-dimensional, (E, H·D) instead of (E, H, D), because
+a TPU pads the last axis to 128.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from neurenix.models.rope import rotate
 from neurenix.models.stack import Reach, StackConfig
 from neurenix.nn.dot_product import dot_product_attention
 
-BATCH = ("data", "fsdp")  # the mesh axes that divide a batch
-# Between layers the positions are divided over the tensor axis, which divides what is stored for
-# the backward pass and turns each sum over that axis into a scatter of it and a gather.
+BATCH = ("data", "fsdp")  # the mesh axes that shard a batch
+# Between layers, positions are sharded over the tensor axis. This shards what is stored for the
+# backward pass, and turns each all-reduce over that axis into a reduce-scatter and an all-gather.
 SEQUENCE = "tensor"
 
 SEES_ALL = Reach()
@@ -52,11 +52,11 @@ def activate(name: str, x: jax.Array) -> jax.Array:
 
 
 def gated(mlp: str, activation: str, gate: jax.Array, up: jax.Array) -> jax.Array:
-    """Return what the two first products of an MLP make together.
+    """Return the combination of an MLP's gate and up products.
 
     ``"clamped"`` is the SwiGLU of GPT-OSS (its model card, section 2.3, and ``swiglu`` of its
-    published code): both clipped to 7, the gate times a sigmoid of 1.702 of itself, and the other
-    with 1 added.
+    published code): both are clipped to 7, the gate is multiplied by the sigmoid of 1.702 times
+    itself, and 1 is added to the other.
     """
     if mlp != "clamped":
         return activate(activation, gate) * up
@@ -78,7 +78,7 @@ def normal(rngs: nnx.Rngs, shape: tuple[int, ...], deviation: float) -> nnx.Para
 class Projection(nnx.Module):
     """``x @ kernel + bias`` in the dtype of ``x``: (…, inputs) → (…, outputs).
 
-    The kernel starts from a normal distribution of deviation ``scale / √inputs``, the bias from 0.
+    Initial values: the kernel from a normal distribution of deviation ``scale / √inputs``, bias 0.
     """
 
     def __init__(
@@ -95,7 +95,7 @@ class Projection(nnx.Module):
         self.bias = nnx.Param(jnp.zeros((*lead, outputs))) if bias else nnx.data(None)
 
     def __call__(self, x: jax.Array) -> jax.Array:
-        """Return the map of ``x``."""
+        """Return the projection of ``x``."""
         y = x @ self.kernel[...].astype(x.dtype)
         return y if self.bias is None else y + self.bias[...].astype(x.dtype)
 
@@ -132,14 +132,14 @@ class Norm(nnx.Module):
 
 
 class Attention(nnx.Module):
-    """Self-attention of K groups of heads: (N, T, E) → (N, T, E).
+    """Self-attention with K groups of heads: (N, T, E) → (N, T, E).
 
     Args:
-        config: the sizes.
-        causal: whether a position sees none that follow it.
+        config: the configuration.
+        causal: whether a position attends only to itself and earlier positions.
         lead: leading axes of every parameter.
         rngs: random streams.
-        own_keys: whether it has keys and values of its own; if not, it is given another's.
+        own_keys: whether it has keys and values; if not, it uses those of another layer.
     """
 
     def __init__(
@@ -183,13 +183,13 @@ class Attention(nnx.Module):
         reach: Reach = SEES_ALL,
         shared_kv: KeysValues | None = None,
     ) -> tuple[jax.Array, KeysValues]:
-        """Return what the layer adds to ``x``, and its keys and values.
+        """Return the output, to be added to ``x``, and the keys and values.
 
         Args:
             x: (N, T, E).
-            angles: those of ``rope.angles``, or None where nothing is rotated.
-            reach: how far a position sees.
-            shared_kv: keys and values of another layer, (N, T, K, D) each, where it has none.
+            angles: from ``rope.angles``, or None for no rotation.
+            reach: which positions a position attends to.
+            shared_kv: keys and values of another layer, (N, T, K, D) each, if it has none.
         """
         query = self._heads(self.query(x), self.query_norm, angles)
         if self.query_factor != 1:
@@ -231,7 +231,7 @@ class Attention(nnx.Module):
 
 
 def growing(query: jax.Array, length: int) -> jax.Array:
-    """Return queries (N, T, H, D) that grow with their position; see ``temperature_length``."""
+    """Return queries (N, T, H, D) scaled by position; see ``StackConfig.temperature_length``."""
     count = query.shape[1]
     if count < length:
         return query
@@ -243,10 +243,10 @@ def growing(query: jax.Array, length: int) -> jax.Array:
 def in_chunks(
     attend: Callable[..., jax.Array], chunk: int, *heads: jax.Array, causal: bool
 ) -> jax.Array:
-    """Return attention (N, T, H, D) in which a position sees its own chunk alone.
+    """Return attention (N, T, H, D) in which a position attends only to its own chunk.
 
-    Each chunk becomes a sequence of its own, so that any kernel of attention will do. A last one
-    that is not whole is filled up behind, with keys that nobody sees.
+    Each chunk becomes a separate sequence, so any attention kernel can be used. An incomplete last
+    chunk is padded with keys that are masked out.
     """
     size, length = heads[0].shape[:2]
     if length <= chunk:
@@ -265,7 +265,7 @@ def in_chunks(
 
 
 def named_heads(x: jax.Array, name: str) -> jax.Array:
-    """Return (N, T, H, D), its heads divided over the tensor axis, by a name for ``Remat``."""
+    """Return (N, T, H, D), heads sharded over the tensor axis, named for ``Remat``."""
     return checkpoint_name(constrain(x, BATCH, None, "tensor", None), name)
 
 
@@ -287,7 +287,7 @@ class MLP(nnx.Module):
         self.down = Projection(width, embed, lead=lead, bias=bias, scale=scale, rngs=rngs)
 
     def __call__(self, x: jax.Array) -> jax.Array:
-        """Return what the layer adds to ``x``."""
+        """Return the output, to be added to ``x``."""
         wide = checkpoint_name(constrain(self.up(x), BATCH, None, "tensor"), "mlp_up")
         if self.gate is None:
             wide = activate(self.activation, wide)
@@ -298,7 +298,7 @@ class MLP(nnx.Module):
 
 
 def residual_scale(config: StackConfig) -> float:
-    """Return the factor on what is added to the residual stream at first: 1 / √(2 L).
+    """Return the initial scale of projections into the residual stream: 1 / √(2 L).
 
     As in GPT-2 (Radford et al. 2019, section 2.3).
     """

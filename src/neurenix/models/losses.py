@@ -1,8 +1,4 @@
-"""The loss of a decoder where the logits of all positions are too many to be there at once.
-
-Owns the loop over tiles of positions. It does not own the model (``decoder``) or the loss
-(``neurenix.losses``).
-"""
+"""The loss of a decoder, computed in tiles of positions to bound the memory of the logits."""
 
 from __future__ import annotations
 
@@ -21,16 +17,16 @@ _LOSS = SparseCategoricalCrossentropy(from_logits=True)
 
 
 class TokenLosses(Decoder):
-    """A decoder whose output is the loss of each token: twice (N, T) integers → (N, T) float32.
+    """A decoder that returns the loss of each token: two (N, T) integers → (N, T) float32.
 
-    Parameters and their names are those of ``Decoder``. The positions are taken in
-    ``config.loss_tiles`` parts: the logits of one part are there at a time, and are computed
-    again for the gradient, as MaxText's ``num_vocab_tiling`` does. For a vocabulary of 262,144 and
-    32,768 positions the logits are 16 GiB in bfloat16.
+    Parameters and their names are those of ``Decoder``. The positions are processed in
+    ``config.loss_tiles`` parts: only the logits of one part are in memory, and they are recomputed
+    for the gradient, as MaxText's ``num_vocab_tiling`` does. For a vocabulary of 262,144 and 32,768
+    positions, the logits take 16 GiB in bfloat16.
 
     Raises:
-        ShapeError: when called with targets of another shape than the tokens, or with positions
-            that ``loss_tiles`` does not divide.
+        ShapeError: when called: targets and tokens differ in shape, or ``loss_tiles`` does not
+            divide T.
 
     Example:
         >>> model = nx.models.TokenLosses(nx.models.get("tiny").replace(loss_tiles=4))
@@ -56,7 +52,7 @@ class TokenLosses(Decoder):
 def _tiled(
     states: jax.Array, targets: jax.Array, kernel: jax.Array, *, config: DecoderConfig
 ) -> jax.Array:
-    """Return the losses of (N, T, E), (N, T) and (E, V), a tile of T at a time."""
+    """Return the losses of (N, T, E), (N, T) and (E, V), one tile of T at a time."""
 
     @jax.checkpoint
     def of_tile(states: jax.Array, targets: jax.Array, kernel: jax.Array) -> jax.Array:
@@ -73,9 +69,9 @@ def _tiled(
 
 
 def _on_each_share(function):
-    """Return ``function`` on each device's share of the batch, where the mesh is known.
+    """Return ``function`` on each device's share of the batch, if the mesh is known.
 
-    The gradient of the kernel is then summed over the devices once, and not for every tile.
+    The gradient of the kernel is then summed over the devices once instead of once per tile.
     """
 
     def shared(states: jax.Array, targets: jax.Array, kernel: jax.Array) -> jax.Array:

@@ -1,7 +1,6 @@
-"""What the backward pass finds stored, and what it computes again.
+"""Rematerialization: which values are stored for the backward pass and which are recomputed.
 
-Owns the named policies and their translation for JAX. It does not own the names of the values
-(``layers`` gives them).
+Owns the named policies. The values are named in ``layers``.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ import jax
 
 from neurenix._core.errors import ArgumentError, unknown_name
 
-# Values of a layer that a policy can name, in the order in which they are computed.
+# Values of a layer that a policy can name, in the order of computation.
 NAMES = (
     "decoder_layer_input",
     "query_proj",
@@ -32,19 +31,19 @@ POLICIES = ("none", "minimal", "full")
 
 @dataclass(frozen=True)
 class Remat:
-    """Which values of a layer are kept for the backward pass; all others are computed again.
+    """The values of a layer that are stored for the backward pass; all others are recomputed.
 
     Attributes:
-        save: names of values that stay in HBM.
-        offload: names of values that wait in the host's memory.
+        save: names of values stored in HBM.
+        offload: names of values stored in host memory.
 
     The names are ``decoder_layer_input``, ``query_proj``, ``key_proj``, ``value_proj``,
-    ``context`` (what attention returns, with its log-sum-exp), ``out_proj``, ``mlp_up``,
+    ``context`` (the output of attention, with its log-sum-exp), ``out_proj``, ``mlp_up``,
     ``mlp_gate`` and ``mlp_down``.
 
     Raises:
-        UnknownNameError: no value has that name.
-        ArgumentError: a name is given to both.
+        UnknownNameError: unknown value name.
+        ArgumentError: a name is in both.
 
     Example:
         >>> nx.models.Remat(save=("context",), offload=("decoder_layer_input",)).offload
@@ -75,11 +74,11 @@ def check_remat(remat: str | Remat) -> None:
 def checkpointed(
     function: Callable[..., Any], remat: str | Remat, *, in_scan: bool
 ) -> Callable[..., Any]:
-    """Return ``function``, its values kept for the backward pass as the policy says.
+    """Return ``function`` with the rematerialization policy applied.
 
     Args:
         function: one layer.
-        remat: ``"none"`` keeps all that the gradient needs, ``"full"`` only the layer's input,
+        remat: ``"none"`` stores everything the gradient needs, ``"full"`` only the layer's input,
             ``"minimal"`` the results of products with weights; or a ``Remat``.
         in_scan: whether it is the body of a scan, where XLA cannot undo the recomputation.
     """

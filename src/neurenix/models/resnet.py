@@ -1,7 +1,6 @@
 """Residual networks of bottleneck blocks (He et al. 2016), with the stride in the 3x3 convolution.
 
-Owns the configuration, the block and the order of stages; the layers are those of ``neurenix.nn``.
-The stride stands where NVIDIA's "v1.5" and torchvision have it.
+The stride is placed as in NVIDIA's "v1.5" and torchvision.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from neurenix.nn.linear import Linear
 from neurenix.nn.module import Module
 from neurenix.nn.pooling import GlobalAvgPool2d, MaxPool2d
 
-_EXPANSION = 4  # channels of a block's output for each of its inner ones
+_EXPANSION = 4  # output channels per inner channel of a block
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,10 +32,10 @@ class ResNetConfig(Replaceable):
 
     Attributes:
         name: for reports.
-        blocks: blocks of each stage.
-        width: inner channels of the first stage; each stage doubles them.
+        blocks: number of blocks in each stage.
+        width: inner channels of the first stage; doubled in each stage.
         num_channels: of the images.
-        num_classes: outputs.
+        num_classes: number of outputs.
         dtype: of the computation; parameters are float32.
     """
 
@@ -55,7 +54,7 @@ class ResNetConfig(Replaceable):
 
 
 class Bottleneck(Module):
-    """Three convolutions around a narrow middle, and a shortcut: (N, H, W, C) → (N, H', W', C')."""
+    """Three convolutions with a narrow middle, and a shortcut: (N, H, W, C) → (N, H', W', C')."""
 
     def __init__(self, channels: int, width: int, stride: int, *, rngs: nnx.Rngs) -> None:
         out = width * _EXPANSION
@@ -76,8 +75,8 @@ class ResNet(Model):
     """A classifier: images (N, H, W, C), channels last → logits (N, num_classes), float32.
 
     Args:
-        config: the sizes.
-        rngs: random streams; the process's own by default.
+        config: the configuration.
+        rngs: random streams; those of the process by default.
 
     Example:
         >>> model = nx.models.build("resnet50", blocks=(1, 1), width=8, num_classes=10)
@@ -105,14 +104,14 @@ class ResNet(Model):
         self.head = Linear(channels, config.num_classes, rngs=rngs)
 
     def __call__(self, images: jax.Array) -> jax.Array:
-        """Return the logits of each image's class."""
+        """Return the class logits of each image."""
         x = images.astype(self.config.dtype)
         x = self.pool(jax.nn.relu(self.stem(x)))
         x = self.average(self.blocks(x))
         return self.head(x.reshape(x.shape[0], -1)).astype(jnp.float32)
 
     def sharding_rules(self) -> Rules:
-        """FSDP on the output channels of convolutions, tensor parallelism on none."""
+        """FSDP on the output channels of convolutions; no tensor parallelism."""
         return ((r"kernel$", ("fsdp",)),)
 
 

@@ -1,8 +1,8 @@
-"""Rotary positions (Su et al. 2021), and how contexts longer than the first are reached.
+"""Rotary positions (Su et al. 2021) and their scaling to longer contexts.
 
-Owns the angles and the rotation. Halves are rotated against each other (element i with i + D/2),
-as in Llama 2's and 3's published weights for Transformers; not neighbours, as in the paper and in
-Llama 4's. The two differ by the order of a head's columns in the kernels of queries and keys.
+Element i is rotated with element i + D/2, as in the published Transformers weights of Llama 2 and
+3; the paper and Llama 4 rotate neighbours. The two differ in the column order within a head of the
+query and key kernels.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ import numpy as np
 
 @dataclass(frozen=True)
 class LinearScaling:
-    """Every wave slowed alike (Chen et al. 2023, position interpolation).
+    """Scale all frequencies equally (Chen et al. 2023, position interpolation).
 
     Attributes:
-        factor: by which.
+        factor: divisor of the frequencies.
     """
 
     factor: float = 8.0
@@ -32,14 +32,14 @@ class LinearScaling:
 
 @dataclass(frozen=True)
 class RopeScaling:
-    """Slower rotation of the long waves, as Llama 3.1 has it (rope_type ``llama3``).
+    """Scale low frequencies, as Llama 3.1 does (rope_type ``llama3``).
 
     Attributes:
-        factor: by which waves longer than ``original_length / low`` are slowed.
-        low: waves of ``original_length / low`` positions and more are slowed in full.
-        high: waves shorter than ``original_length / high`` stay as they are; between the two the
-            factor goes over smoothly, or, where both are the same, at once.
-        original_length: context that the model was first trained with.
+        factor: divisor of the low frequencies.
+        low: the full factor applies to wavelengths of at least ``original_length / low`` positions.
+        high: wavelengths below ``original_length / high`` are unchanged; between the two bounds,
+            the factor is interpolated (a step if both are equal).
+        original_length: context length of the original training.
     """
 
     factor: float = 8.0
@@ -56,15 +56,15 @@ class RopeScaling:
 
 @dataclass(frozen=True)
 class YarnScaling:
-    """Slower rotation of the long waves by YaRN (Peng et al. 2023), and sharper attention.
+    """Scale low frequencies by YaRN (Peng et al. 2023), and increase the attention scores.
 
     Attributes:
-        factor: by which waves of fewer than ``slow`` turns in ``original_length`` are slowed.
-        fast: turns from which on a wave stays as it is; between the two, linear in the pair's
-            number.
-        slow: see there.
-        original_length: context that the model was first trained with.
-        truncate: whether the two bounds are whole pairs, outwards.
+        factor: divisor of the frequencies with fewer than ``slow`` turns in ``original_length``.
+        fast: frequencies with at least this many turns are unchanged; between the two bounds, the
+            factor is interpolated linearly in the index of the pair.
+        slow: see ``factor``.
+        original_length: context length of the original training.
+        truncate: whether the two bounds are rounded outwards to whole pairs.
     """
 
     factor: float = 32.0
@@ -87,7 +87,7 @@ class YarnScaling:
 
     @property
     def score_factor(self) -> float:
-        """What the scores of attention are multiplied by: (0.1 ln factor + 1)², section 3.4."""
+        """Factor on attention scores: (0.1 ln factor + 1)², section 3.4."""
         return (0.1 * math.log(self.factor) + 1) ** 2
 
 
@@ -103,8 +103,8 @@ def angles(
         length: T.
         head_dim: D.
         theta: the base of the frequencies.
-        scaling: how they are slowed, or None.
-        proportion: the part of the pairs that is rotated, the shortest waves; others stay.
+        scaling: scaling of the frequencies, or None.
+        proportion: share of the pairs that is rotated, highest frequencies first.
 
     Example:
         >>> angles(4, 8, 10000.0, None).shape

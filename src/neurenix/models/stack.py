@@ -1,6 +1,4 @@
-"""What all transformers here have in common: the options of a stack of layers.
-
-Owns the fields, their defaults and their checks. Decoder, encoder and vision model add their own.
+"""The options shared by all transformers: fields, defaults and checks of a stack of layers.
 
 Letters: ``N`` batch, ``T`` positions, ``L`` layers, ``E`` embed_dim, ``H`` heads, ``K`` heads of
 keys and values, ``D`` head_dim, ``F`` mlp_dim, ``X`` experts, ``V`` vocabulary.
@@ -29,13 +27,13 @@ _NOT_LATENT = (
 
 
 class Replaceable:
-    """A frozen dataclass of options, from which others are made."""
+    """A frozen dataclass of options with ``replace``."""
 
     def replace(self, **changes: Any) -> Self:
-        """Return the same with other values.
+        """Return a copy with other values.
 
         Raises:
-            UnknownNameError: there is no such option.
+            UnknownNameError: unknown option.
         """
         options: Any = self
         fields = [field.name for field in dataclasses.fields(options)]
@@ -47,17 +45,17 @@ class Replaceable:
 
 @dataclass(frozen=True, kw_only=True)
 class Latent:
-    """Sizes of multi-head latent attention (DeepSeek-AI 2024, section 2.1), as ``latent`` has it.
+    """Sizes of multi-head latent attention (DeepSeek-AI 2024, section 2.1).
 
     Attributes:
-        q_lora_rank: of what queries are made from.
-        kv_lora_rank: of what keys and values are made from.
-        qk_nope_head_dim: the part of a head's queries and keys that is not rotated.
-        qk_rope_head_dim: the part that is; all heads have one key of it.
-        v_head_dim: of a head's values.
+        q_lora_rank: size of the latent vector of queries.
+        kv_lora_rank: size of the latent vector of keys and values.
+        qk_nope_head_dim: size of the part of a head's queries and keys that is not rotated.
+        qk_rope_head_dim: size of the rotated part; for keys, it is shared by all heads.
+        v_head_dim: size of a head's values.
 
     Raises:
-        ArgumentError: a size is no whole number of at least 1.
+        ArgumentError: a size is not an integer of at least 1.
     """
 
     name: ClassVar[str] = "Latent"
@@ -78,7 +76,7 @@ class Latent:
 
 
 class Reach(NamedTuple):
-    """How far a position of a layer sees; see ``StackConfig``."""
+    """Which positions a position of a layer attends to; see ``StackConfig``."""
 
     window: int = 0
     chunk: int = 0
@@ -86,17 +84,17 @@ class Reach(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class FullAttention:
-    """Attention of layers that see all keys beside others that do not (Gemma 4, Llama 4).
+    """Options of the global layers among layers with a window or chunks (Gemma 4, Llama 4).
 
     Attributes:
         head_dim: D; 0 for that of the other layers.
-        num_kv_heads: K; 0 for as many as the other layers have.
+        num_kv_heads: K; 0 for that of the other layers.
         key_is_value: whether these layers have no projection of values, see ``StackConfig``.
-        rope_proportion: part of a head's pairs that positions rotate, the shortest waves; 0 for
+        rope_proportion: share of a head's pairs that is rotated, highest frequencies first; 0 for
             layers without positions (Llama 4).
 
     Raises:
-        ArgumentError: a size is no whole number, or ``rope_proportion`` does not lie in 0 … 1.
+        ArgumentError: a size is not an integer, or ``rope_proportion`` is outside 0 … 1.
     """
 
     name: ClassVar[str] = "FullAttention"
@@ -110,7 +108,7 @@ class FullAttention:
         part = self.rope_proportion
         number = isinstance(part, numbers.Real) and not isinstance(part, bool)
         if not (number and 0 <= float(part) <= 1):
-            raise ArgumentError(f"FullAttention: rope_proportion lies in 0 … 1; got {part!r}.")
+            raise ArgumentError(f"FullAttention: rope_proportion must be in 0 … 1; got {part!r}.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -124,59 +122,60 @@ class StackConfig(Replaceable):
         num_heads: H.
         num_kv_heads: K, which divides H; H by default.
         head_dim: D; E / H by default.
-        mlp_dim: F, of one expert when there are several.
+        mlp_dim: F, of each expert if there are experts.
         mlp: ``"gated"`` (three matrices: activation(gate) times up, then down), ``"plain"``, or
-            ``"clamped"``, GPT-OSS's gated one (``layers.gated``), whose activation is its own.
+            ``"clamped"``, GPT-OSS's gated MLP with its own activation (``layers.gated``).
         activation: ``"silu"``, ``"gelu"``, ``"gelu_tanh"`` or ``"relu"``.
         norm: ``"rms"`` or ``"layer"``.
         norm_eps: added to the mean square or variance.
-        norm_first: norm before each part, not after the sum.
-        post_norm: with ``norm_first``, another norm on what each part adds, as in Gemma.
-        qk_norm: norm of each head's queries and keys, before they are rotated.
-        rotated_qk_norm: the same after they are rotated, one that has no scale, in layers that
-            rotate them (Llama 4).
-        query_pre_attn_scalar: by whose root the scores are divided; D by default.
-        temperature_length: positions from which on queries grow in layers that rotate none: the
-            query of position t is multiplied by 1 + 0.1 ln(1 + ⌊(t + 1) / temperature_length⌋)
-            (Llama 4, after Nakanishi 2025); 0 for no growth.
-        window: keys that a position sees, its own the last; 0 for all.
-        attention_chunk: positions of a chunk, which sees no other chunk (Llama 4); 0 for none. Not
-            beside ``window``.
-        global_every: of so many layers the last sees all keys, whatever the window or the chunk;
-            0 for none.
-        full_attention: how layers that see all keys differ from the others, or None.
-        value_norm: norm of each head's values, one that has no scale.
-        key_is_value: whether a head's values are its keys as they are before norm and rotation, so
-            that there is no projection of values.
-        output_scale: whether a number of each layer multiplies what leaves it.
-        sinks: whether each head can look at nothing, see ``nn.dot_product_attention``.
-        attention_softcap: what no score of attention may reach, see there; 0 for no such bound.
-        latent: sizes of multi-head latent attention, or None for the ordinary one.
+        norm_first: apply the norm before each part instead of after the sum.
+        post_norm: with ``norm_first``, another norm on the output of each part, as in Gemma.
+        qk_norm: norm of each head's queries and keys, before rotation.
+        rotated_qk_norm: norm without scale of each head's queries and keys after rotation, in
+            layers with rotation (Llama 4).
+        query_pre_attn_scalar: scores are divided by its square root; D by default.
+        temperature_length: in layers without rotation, the query of position t is multiplied by
+            1 + 0.1 ln(1 + ⌊(t + 1) / temperature_length⌋) (Llama 4, after Nakanishi 2025); 0 for
+            no scaling.
+        window: number of keys a position attends to, its own the last; 0 for all.
+        attention_chunk: size of chunks; a position attends only to its own chunk (Llama 4). 0 for
+            none; not together with ``window``.
+        global_every: the last of every ``global_every`` layers attends to all keys, without window
+            or chunks; 0 for none.
+        full_attention: how global layers differ from the others, or None.
+        value_norm: norm without scale of each head's values.
+        key_is_value: use a head's keys, before norm and rotation, as its values, without a
+            projection of values.
+        output_scale: whether the output of each layer is multiplied by a learned scalar.
+        sinks: whether each head has an attention sink, see ``nn.dot_product_attention``.
+        attention_softcap: soft cap of attention scores, see ``nn.dot_product_attention``; 0 for
+            none.
+        latent: sizes of multi-head latent attention, or None for standard attention.
         bias: whether the projections, router and experts have biases.
         num_experts: X; 0 for a dense MLP.
-        experts_per_token: experts that each position takes.
-        num_shared_experts: experts of the same size that every position takes besides.
-        parallel_mlp_dim: F of an MLP beside the experts, both with norms of their own (Gemma 4); 0
-            for none.
-        num_dense_layers: first layers of a decoder that have an MLP in place of experts.
-        experts_every: of so many layers the last has experts, the others an MLP.
-        dense_mlp_dim: F of layers that have no experts where others have some.
-        router: how a position weighs its experts, ``"softmax"``, ``"sigmoid"`` or
-            ``"sigmoid_input"``; see ``experts``.
-        expert_groups: groups of which a position takes only the ``groups_per_token`` best; more
-            than one with ``"sigmoid"`` only.
-        groups_per_token: see there.
-        routed_scaling: what the weights of a position's experts add up to.
-        balance: weight of what keeps the experts evenly used; 0.01 as in Switch Transformers
-            (Fedus et al. 2021), 0 for none.
+        experts_per_token: number of experts chosen per position.
+        num_shared_experts: experts of the same size applied to every position.
+        parallel_mlp_dim: F of an MLP in parallel with the experts, both with their own norms (Gemma
+            4); 0 for none.
+        num_dense_layers: number of first layers of a decoder with an MLP instead of experts.
+        experts_every: the last of every ``experts_every`` layers has experts, the others an MLP.
+        dense_mlp_dim: F of the layers without experts.
+        router: weighting of experts, ``"softmax"``, ``"sigmoid"`` or ``"sigmoid_input"``; see
+            ``experts``.
+        expert_groups: number of groups of experts; a position uses only the ``groups_per_token``
+            best. Above 1 only with ``"sigmoid"``.
+        groups_per_token: see ``expert_groups``.
+        routed_scaling: the sum of the weights of a position's experts.
+        balance: weight of the load-balancing term; 0.01 as in Switch Transformers (Fedus et al.
+            2021), 0 for none.
         dtype: of the computation; parameters are float32 and cast where they are used.
         remat: ``"none"``, ``"minimal"``, ``"full"`` or a ``Remat``.
-        scan_layers: one loop over the layers, compiled once; False writes them out one by one.
-            The parameters are the same: stacked, the layers first.
+        scan_layers: one loop over the layers, compiled once; False unrolls it. The parameters are
+            the same in both cases: stacked, layers first.
 
     Raises:
-        ArgumentError: a size is not positive, or does not divide what it must.
-        UnknownNameError: a choice that does not exist.
+        ArgumentError: a size is not positive, or does not divide another as required.
+        UnknownNameError: unknown choice of an option.
     """
 
     name: str = "custom"
@@ -277,8 +276,8 @@ class StackConfig(Replaceable):
             )
         if self._full_every < 2:
             raise ArgumentError(
-                f"{self.name}: full_attention is that of layers that see all keys beside others "
-                "that do not; give window or attention_chunk, and global_every of 2 or more."
+                f"{self.name}: full_attention needs global layers among layers with a window or "
+                "chunks: give window or attention_chunk, and global_every of 2 or more."
             )
         if full.num_kv_heads and self.num_heads % full.num_kv_heads:
             raise ArgumentError(
@@ -302,13 +301,13 @@ class StackConfig(Replaceable):
             at_least(self, 0, name)
             if getattr(self, name) and not self.num_experts:
                 raise ArgumentError(
-                    f"{self.name}: {name}={getattr(self, name)} stands beside experts, and "
+                    f"{self.name}: {name}={getattr(self, name)} needs experts, and "
                     "num_experts is 0."
                 )
         if self.router == "sigmoid_input" and self.routed_scaling != 1:
             raise ArgumentError(
-                f"{self.name}: routed_scaling={self.routed_scaling} is of weights that add up to "
-                "it, and those of router='sigmoid_input' do not."
+                f"{self.name}: routed_scaling={self.routed_scaling} is the sum of the "
+                "weights of a position's experts, which router='sigmoid_input' does not fix."
             )
         if self.parallel_mlp_dim and (self.router != "softmax" or not self.norm_first):
             raise ArgumentError(
@@ -319,7 +318,7 @@ class StackConfig(Replaceable):
         if self.num_experts and not 1 <= self.experts_per_token <= most:
             taken = f" in groups_per_token={self.groups_per_token} of {self.expert_groups} groups"
             raise ArgumentError(
-                f"{self.name}: experts_per_token={self.experts_per_token} must lie in 1 … {most}, "
+                f"{self.name}: experts_per_token={self.experts_per_token} must be in 1 … {most}, "
                 f"of num_experts={self.num_experts}{taken if self.expert_groups > 1 else ''}."
             )
 
@@ -328,7 +327,7 @@ class StackConfig(Replaceable):
         positive(self, "experts_every")
         if self.experts_every > 1 and not self.num_experts:
             raise ArgumentError(
-                f"{self.name}: experts_every={self.experts_every} is of layers with experts, and "
+                f"{self.name}: experts_every={self.experts_every} needs layers with experts, and "
                 "num_experts is 0."
             )
         if self.num_dense_layers or self.experts_every > 1:
@@ -338,33 +337,33 @@ class StackConfig(Replaceable):
         if self.num_dense_layers >= self.num_layers or self.global_every or self.experts_every > 1:
             raise ArgumentError(
                 f"{self.name}: num_dense_layers={self.num_dense_layers} must leave some of "
-                f"num_layers={self.num_layers}, and there can be neither global_every nor "
-                "experts_every beside it."
+                f"num_layers={self.num_layers}, and cannot be combined with global_every or "
+                "experts_every."
             )
 
     @property
     def compute_dtype(self) -> Any:
-        """``dtype`` as a dtype."""
+        """``dtype`` as a NumPy dtype."""
         return jnp.dtype(self.dtype)
 
     @property
     def reach(self) -> Reach:
-        """How far a position sees, in layers that do not see all."""
+        """Which positions a position attends to, in layers that are not global."""
         return Reach(self.window, self.attention_chunk)
 
     @property
     def _full_every(self) -> int:
-        """Of how many layers the last sees all keys beside others that do not; 0 for none."""
+        """Number of layers per global layer among layers with a window or chunks; 0 for none."""
         return self.global_every if any(self.reach) else 0
 
     @property
     def pattern_length(self) -> int:
-        """After how many layers their options repeat."""
+        """Number of layers after which their options repeat."""
         return math.lcm(self._full_every or 1, self.experts_every)
 
     @property
     def pattern(self) -> tuple[Self, ...]:
-        """The options of each layer of the pattern that repeats; no window, all keys are seen.
+        """The options of each layer of the repeating pattern; ``window`` is 0 in global layers.
 
         Example:
             >>> from neurenix import models
@@ -386,7 +385,7 @@ class StackConfig(Replaceable):
         return tuple(layers)
 
     def without_experts(self) -> Self:
-        """Return the options of layers that have an MLP in place of experts."""
+        """Return the options of layers with an MLP instead of experts."""
         return self.replace(
             num_experts=0,
             num_shared_experts=0,
@@ -399,14 +398,14 @@ class StackConfig(Replaceable):
 
     @property
     def query_factor(self) -> float:
-        """What queries are multiplied by, besides 1 / √D of attention itself."""
+        """Factor on queries, in addition to 1 / √D of attention."""
         return math.sqrt(self.head_dim / (self.query_pre_attn_scalar or self.head_dim))
 
     def replace(self, **changes: Any) -> Self:
-        """Return the same with other values; sizes that follow from others follow them.
+        """Return a copy with other values; sizes derived from changed ones are recomputed.
 
         Raises:
-            UnknownNameError: there is no such option.
+            UnknownNameError: unknown option.
         """
         if {"embed_dim", "num_heads"} & {*changes}:
             if self.head_dim * self.num_heads == self.embed_dim:
@@ -417,14 +416,14 @@ class StackConfig(Replaceable):
 
 
 def positive(config: Any, *names: str) -> None:
-    """Raise ArgumentError unless each of these fields is a whole number of at least 1."""
+    """Raise ArgumentError unless each of these fields is an integer of at least 1."""
     at_least(config, 1, *names)
 
 
 def at_least(config: Any, least: int, *names: str) -> None:
-    """Raise ArgumentError unless each of these fields is a whole number of at least ``least``.
+    """Raise ArgumentError unless each of these fields is an integer of at least ``least``.
 
-    One of NumPy becomes an int, so that configurations of the same sizes are equal and print alike.
+    NumPy integers become ints, so that equal configurations compare and print alike.
     """
     for name in names:
         value = getattr(config, name)
@@ -440,12 +439,14 @@ def at_least(config: Any, least: int, *names: str) -> None:
 
 
 def number_from_0(config: Any, *names: str) -> None:
-    """Raise ArgumentError unless each of these fields is a finite number from 0."""
+    """Raise ArgumentError unless each of these fields is a finite number of at least 0."""
     for name in names:
         value = getattr(config, name)
         number = isinstance(value, numbers.Real) and not isinstance(value, bool)
         if not (number and 0 <= float(value) < math.inf):
-            raise ArgumentError(f"{config.name}: {name} is a number from 0; got {value!r}.")
+            raise ArgumentError(
+                f"{config.name}: {name} must be a number of at least 0; got {value!r}."
+            )
 
 
 def one_of(config: Any, name: str, choices: tuple[str, ...]) -> None:

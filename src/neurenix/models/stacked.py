@@ -1,7 +1,7 @@
 """The layers of a transformer as one loop over stacked parameters.
 
-Owns the layer (norms, residuals) and the loop with its recomputation. It does not own the parts of
-a layer (``layers``, ``experts``).
+Owns the layer (norms, residuals) and the loop with its rematerialization; the parts of a layer are
+in ``layers`` and ``experts``.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ from neurenix.models.layers import (
 from neurenix.models.remat import checkpointed
 from neurenix.models.stack import Reach, StackConfig
 
-Kept = tuple[KeysValues, ...] | None  # of each reach of a pattern
+Kept = tuple[KeysValues, ...] | None  # one per reach of a pattern
 
-# Of all transformers here: matrices by FSDP on the residual stream's axis, by tensor parallelism
-# on heads and hidden axes, so that each layer needs two sums over the tensor axis.
+# For all transformers: FSDP on the residual stream's axis of matrices, tensor parallelism on heads
+# and hidden axes, so that each layer needs two all-reduces over the tensor axis.
 STACK_RULES: tuple[tuple[str, tuple[str | tuple[str, ...] | None, ...]], ...] = (
     (r"(query|key_value)_down\.kernel$", (None, "fsdp", None)),
     (r"(query|key|value|up|gate)\.kernel$", (None, "fsdp", "tensor")),
@@ -53,13 +53,12 @@ class Layer(nnx.Module):
     """One layer: attention, then MLP or experts, each with norm and residual.
 
     Args:
-        config: the sizes.
-        causal: whether a position sees none that follow it.
+        config: the configuration.
+        causal: whether a position attends only to itself and earlier positions.
         lead: leading axes of every parameter.
         rngs: random streams.
-        own_keys: whether it has keys and values of its own; if not, it is given another's.
-        per_layer_input_dim: P, the size of what it is told of each token besides (Gemma 3n's
-            per-layer embeddings); 0 for nothing.
+        own_keys: whether it has keys and values; if not, it uses those of another layer.
+        per_layer_input_dim: P, size of the per-layer input of each token (Gemma 3n); 0 for none.
     """
 
     def __init__(
@@ -79,7 +78,7 @@ class Layer(nnx.Module):
             if config.latent
             else Attention(config, causal=causal, lead=lead, rngs=rngs, own_keys=own_keys)
         )
-        # An MLP beside experts has norms of its own.
+        # With a parallel MLP, the experts have their own norms.
         beside = config.parallel_mlp_dim > 0
         self.mlp_norm = nnx.data(None) if beside else Norm(config, lead=lead)
         make = ParallelExperts if beside else Experts if config.num_experts else MLP
@@ -106,10 +105,10 @@ class Layer(nnx.Module):
 
         Args:
             x: (N, T, E).
-            angles: those of ``rope.angles``, or None where nothing is rotated.
-            reach: how far a position sees.
-            shared_kv: keys and values of another layer, where it has none.
-            per_layer_input: (N, T, P), what it is told of each token besides.
+            angles: from ``rope.angles``, or None for no rotation.
+            reach: which positions a position attends to.
+            shared_kv: keys and values of another layer, if it has none.
+            per_layer_input: (N, T, P), the per-layer input of each token.
         """
         if not self.norm_first:
             more, kept = self.attention(x, angles, reach, shared_kv)
@@ -129,7 +128,7 @@ class Layer(nnx.Module):
 
 
 class PerLayerInput(nnx.Module):
-    """What a layer makes of what it is told of each token besides: (N, T, E) → (N, T, E)."""
+    """The contribution of the per-layer input to a layer: (N, T, E) → (N, T, E)."""
 
     def __init__(
         self, config: StackConfig, size: int, *, lead: tuple[int, ...], rngs: nnx.Rngs
@@ -140,16 +139,16 @@ class PerLayerInput(nnx.Module):
         self.out = Projection(size, config.embed_dim, lead=lead, scale=scale, rngs=rngs)
         self.norm = Norm(config, lead=lead)
 
-    def __call__(self, x: jax.Array, told: Any) -> jax.Array:
-        """Return what is added to ``x``, told (N, T, P)."""
-        return self.norm(self.out(activate(self.activation, self.gate(x)) * told))
+    def __call__(self, x: jax.Array, per_layer_input: Any) -> jax.Array:
+        """Return what is added to ``x`` for the per-layer input (N, T, P)."""
+        return self.norm(self.out(activate(self.activation, self.gate(x)) * per_layer_input))
 
 
 class Stack(Layer):
-    """``count`` layers of one kind: (N, T, E) → (N, T, E). Each parameter is that of all of them.
+    """``count`` layers of one kind: (N, T, E) → (N, T, E), with stacked parameters.
 
-    Layers that see differently far go through the loop a pattern at a time, so that the reach of
-    each is known when the program is compiled; what is left of the last pattern follows after it.
+    If the reach differs between layers, one iteration of the loop runs a whole pattern, so that the
+    reach of each layer is static. Layers of an incomplete last pattern run after the loop.
     """
 
     def __init__(
@@ -175,7 +174,7 @@ class Stack(Layer):
     def __call__(
         self, x: jax.Array, *angles: jax.Array | None, **more: Any
     ) -> tuple[jax.Array, Kept]:
-        """Return the residual stream after the last layer, and what is kept; see ``through``."""
+        """Return the residual stream after the last layer, and ``Kept``; see ``through``."""
         return through(self.config, self.count, [self], x, *angles, **more)
 
 
@@ -183,8 +182,8 @@ class MixedStack(nnx.Module):
     """``count`` layers in a pattern of several kinds: (N, T, E) → (N, T, E).
 
     Attributes:
-        kinds: a ``Stack`` for all layers whose parameters are alike, in the order in which the
-            pattern has them first.
+        kinds: one ``Stack`` per set of layers with the same parameter shapes, in order of first
+            appearance in the pattern.
     """
 
     def __init__(self, config: StackConfig, count: int, *, rngs: nnx.Rngs, **options: Any) -> None:
@@ -198,18 +197,18 @@ class MixedStack(nnx.Module):
     def __call__(
         self, x: jax.Array, *angles: jax.Array | None, **more: Any
     ) -> tuple[jax.Array, Kept]:
-        """Return the residual stream after the last layer, and what is kept; see ``through``."""
+        """Return the residual stream after the last layer, and ``Kept``; see ``through``."""
         return through(self.config, self.count, self.kinds, x, *angles, **more)
 
 
 def stack_of(config: StackConfig, count: int, **options: Any) -> Stack | MixedStack:
-    """Return ``count`` layers of a configuration; options as of ``Stack``."""
+    """Return ``count`` layers of a configuration; options as for ``Stack``."""
     make = Stack if len(kinds_of(config)[0]) == 1 else MixedStack
     return make(config, count, **options)
 
 
 def kinds_of(config: StackConfig) -> tuple[list[StackConfig], list[int]]:
-    """Return the kinds of layers whose parameters differ, and that of each place of the pattern."""
+    """Return the kinds of layers with different parameters, and the kind at each pattern index."""
     kinds: list[StackConfig] = []
     numbers = []
     for layer in config.pattern:
@@ -221,7 +220,7 @@ def kinds_of(config: StackConfig) -> tuple[list[StackConfig], list[int]]:
 
 
 def count_of(numbers: Sequence[int], number: int, count: int) -> int:
-    """Return how many of ``count`` layers are of a kind, in a pattern of kinds that repeats."""
+    """Return how many of ``count`` layers are of one kind, in a repeating pattern of kinds."""
     groups, rest = divmod(count, len(numbers))
     return groups * list(numbers).count(number) + list(numbers[:rest]).count(number)
 
@@ -238,20 +237,20 @@ def through(
     per_layer_input: jax.Array | None = None,
     return_kv: bool = False,
 ) -> tuple[jax.Array, Kept]:
-    """Return the residual stream after ``count`` layers, and what is kept.
+    """Return the residual stream after ``count`` layers, and keys and values if requested.
 
     Args:
         config: the options of all layers.
-        count: how many there are.
+        count: number of layers.
         stacks: the parameters of the layers of each kind.
         x: (N, T, E).
-        angles: those of ``rope.angles``, or None where nothing is rotated.
-        local_angles: the same for layers that do not see all keys.
-        shared_kv: for each reach of the pattern the keys and values of another layer that has it,
-            where these layers have none.
-        per_layer_input: (L, N, T, P), what each layer is told of each token besides.
-        return_kv: whether to return, for each reach of the pattern, the keys and values of the
-            last layer that has it.
+        angles: from ``rope.angles``, or None for no rotation.
+        local_angles: the same for layers with a window or chunks.
+        shared_kv: per reach of the pattern, the keys and values of another layer, if these layers
+            have none.
+        per_layer_input: (L, N, T, P), the per-layer input of each layer and token.
+        return_kv: whether to return, per reach of the pattern, the keys and values of the last
+            layer with that reach.
     """
     pattern, (_, numbers) = config.pattern, kinds_of(config)
     of_reach = {layer.reach: layer for layer in pattern}
@@ -290,8 +289,8 @@ def through(
     own = [_grouped(leaves, groups, n) for leaves, n in zip(parameters, sizes, strict=True)]
     carry = x, tuple(_no_keys(layer, x) for layer in of_reach.values()) if return_kv else ()
     unroll = 1 if config.scan_layers else max(1, groups)
-    told = _grouped(per_layer_input, groups, len(pattern))
-    carry, _ = jax.lax.scan(whole_pattern, carry, (own, told), unroll=unroll)
+    inputs = _grouped(per_layer_input, groups, len(pattern))
+    carry, _ = jax.lax.scan(whole_pattern, carry, (own, inputs), unroll=unroll)
     for place, number in enumerate(numbers[:rest]):
         of_layer = _part(parameters[number], groups * sizes[number] + numbers[:place].count(number))
         carry = next_layer(
@@ -312,12 +311,12 @@ def _part(tree: Any, place: int) -> Any:
 
 
 def _at(tree: Any, place: int, size: int) -> Any:
-    """Return one of what ``_grouped`` has put together."""
+    """Return one layer of the result of ``_grouped``."""
     return tree if size == 1 else _part(tree, place)
 
 
 def _grouped(tree: Any, groups: int, size: int) -> Any:
-    """Return the first ``groups * size`` layers, (groups, size, …), or (groups, …) of one."""
+    """Return the first ``groups * size`` layers as (groups, size, …), or (groups, …) for size 1."""
 
     def grouped(leaf: jax.Array) -> jax.Array:
         if size == 1:

@@ -1,7 +1,7 @@
-"""The vision transformer (Dosovitskiy et al. 2021): images to logits of classes.
+"""The vision transformer (Dosovitskiy et al. 2021): images to class logits.
 
-Owns the configuration, the patches, positions and the head. The layers are in ``stacked``. There
-is no dropout.
+Owns the configuration, patches, positions and the head; the layers are in ``stacked``. There is no
+dropout.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ class VisionConfig(StackConfig):
 
     Attributes:
         image_size: height and width in pixels.
-        patch_size: height and width of a patch, which divides ``image_size``.
+        patch_size: height and width of a patch; must divide ``image_size``.
         num_channels: of the images.
-        num_classes: outputs.
+        num_classes: number of outputs.
     """
 
     image_size: int = 224
@@ -52,12 +52,12 @@ class VisionConfig(StackConfig):
 class VisionTransformer(Model):
     """A classifier: images (N, S, S, C), channels last → logits (N, num_classes), float32.
 
-    A patch is a row of pixels times a matrix; a learned class token stands first, and the head
-    reads it.
+    Each patch is flattened and projected; a learned class token is prepended, and the head reads
+    its output.
 
     Args:
-        config: the sizes.
-        rngs: random streams; the process's own by default.
+        config: the configuration.
+        rngs: random streams; those of the process by default.
 
     Raises:
         ShapeError: when called with images of another shape.
@@ -83,7 +83,7 @@ class VisionTransformer(Model):
         self.head = Projection(embed, config.num_classes, bias=True, rngs=rngs)
 
     def __call__(self, images: jax.Array) -> jax.Array:
-        """Return the logits of each image's class."""
+        """Return the class logits of each image."""
         config = self.config
         side, channels, patch = config.image_size, config.num_channels, config.patch_size
         if images.shape[1:] != (side, side, channels) or images.ndim != 4:
