@@ -1,8 +1,8 @@
-"""Each kind of accelerator: is one here, and if not, what exactly is missing.
+"""Each type of accelerator: whether the machine has one, and if not, what is missing.
 
-Every module answers ``availability()`` from what the kernel and the installed packages tell, and
-starts no backend. ``tpu`` also gets a TPU ready. Devices as the rest of Neurenix knows them are in
-``neurenix.device``, which stands above.
+Every module has ``availability()``, which reads kernel files and installed packages and starts no
+backend. ``tpu`` also initializes TPUs. ``neurenix.device``, which builds on this package, owns the
+devices used elsewhere.
 """
 
 from neurenix.hardware.availability import Availability

@@ -1,8 +1,7 @@
-"""Arrays and programs that need more memory than there is: one error, raised at once.
+"""Arrays and programs that exceed the available memory: one error, raised at once.
 
-Owns what is said of them, and the check of a large array before memory is taken: a system that
-promises more memory than it has would end the process. It does not own how much memory is in use
-(``memory_stats.py``), nor what a program will need (``neurenix.compiler``).
+Large arrays are checked before allocation, because a system that overcommits memory would kill the
+process. Memory in use is in ``memory_stats``; ``neurenix.compiler`` predicts that of programs.
 """
 
 from __future__ import annotations
@@ -25,32 +24,32 @@ from neurenix.hardware.memory_stats import memory_stats_of
 T = TypeVar("T")
 
 _LARGE_BYTES = 2**28
-"""An array from this size on is checked before it is made, and awaited: JAX goes on before there
-is one, and its error would come wherever the array is used first."""
+"""Arrays from this size on are checked before they are created, and awaited: JAX dispatches
+asynchronously, and its error would come from the first use of the array."""
 _TEXTS = re.compile("RESOURCE_EXHAUSTED|[Oo]ut of memory")
 _ASKED = re.compile(r"allocat\w* (?:(\d+) ?bytes|([\d.]+ ?[KMGTPE]iB))")
 PROGRAM = (
-    "needs more memory than there is. Take a smaller batch, or divide the arrays over devices with "
-    "a strategy of nx.distribute; nx.preflight says beforehand what a program takes."
+    "needs more memory than there is. Take a smaller batch, or shard the arrays over devices with "
+    "a strategy of nx.distribute; nx.preflight reports beforehand what a program needs."
 )
 _LESS = (
-    "Make it smaller, take a narrower dtype such as bfloat16, or divide it over devices with a "
+    "Make it smaller, use a narrower dtype such as bfloat16, or shard it over devices with a "
     "strategy of nx.distribute."
 )
 
 
 def allocated(make: Callable[[], T], shape: Sequence[int], dtype: Any, device: Any = None) -> T:
-    """Return ``make()``, an array of this shape and dtype.
+    """Return ``make()``, an array of this shape and dtype, with a check of the memory it needs.
 
     Args:
-        make: makes the array. In a traced function it is called without a check.
+        make: creates the array. In a traced function it is called without a check.
         shape: of the array.
         dtype: of the array.
-        device: the ``jax.Device`` that it will lie on; the default one by default. Of a
-            ``Sharding`` nothing is known beforehand.
+        device: its ``jax.Device``; the default device by default. With a ``Sharding`` there is no
+            check before allocation.
 
     Raises:
-        OutOfMemoryError: the device has less memory than that, or less of it free.
+        OutOfMemoryError: the device has less memory, or less free memory, than the array needs.
 
     Example:
         >>> import jax.numpy as jnp
@@ -62,7 +61,7 @@ def allocated(make: Callable[[], T], shape: Sequence[int], dtype: Any, device: A
         neurenix._core.errors.OutOfMemoryError: An array of shape (100000000000000,), float32, \
 takes 364 TiB...
     """
-    kind = np.dtype(dtype) if isinstance(dtype, str | type) else dtype  # keys have dtypes of JAX
+    kind = np.dtype(dtype) if isinstance(dtype, str | type) else dtype  # JAX keys have own dtypes
     size = math.prod(shape) * kind.itemsize
     if size < _LARGE_BYTES or not trace_state_clean():
         with out_of_memory_told(""):
@@ -80,13 +79,13 @@ takes 364 TiB...
 
 @contextmanager
 def out_of_memory_told(told: str) -> Iterator[None]:
-    """Tell errors of JAX and NumPy for want of memory, in a ``with`` or as a decorator.
+    """Replace out-of-memory errors of JAX and NumPy, in a ``with`` block or as a decorator.
 
     Args:
-        told: what the error says; what was asked for follows, where that is known.
+        told: start of the message; the requested size is appended if known.
 
     Raises:
-        OutOfMemoryError: in place of theirs.
+        OutOfMemoryError: instead of the original error.
     """
     try:
         yield
@@ -97,11 +96,11 @@ def out_of_memory_told(told: str) -> Iterator[None]:
 
 
 def out_of_memory(error: BaseException, told: str) -> OutOfMemoryError | None:
-    """Return the error to raise in place of one for want of memory; None where it is another.
+    """Return the replacement for an out-of-memory error, or None for any other error.
 
     Example:
         >>> print(out_of_memory(RuntimeError("Out of memory allocating 4096 bytes."), "No."))
-        No. It was asked for 4.00 KiB at once.
+        No. It requested 4.00 KiB at once.
     """
     text = str(error)
     wanting = isinstance(error, MemoryError) or _TEXTS.search(text)
@@ -111,12 +110,12 @@ def out_of_memory(error: BaseException, told: str) -> OutOfMemoryError | None:
     asked = _ASKED.search(text)
     if asked is not None:
         size = bytes_text(int(asked[1])) if asked[1] else asked[2]
-        told = f"{told} It was asked for {size} at once."
+        told = f"{told} It requested {size} at once."
     return OutOfMemoryError(told)
 
 
 def _most_bytes(device: Any) -> int | None:
-    """Return the bytes that a device can hold at most, swap space included; None if unknown."""
+    """Return the memory limit of a device in bytes, swap space included; None if unknown."""
     if device.memory_stats() is None and device.platform != "cpu":
         return None
     limit = memory_stats_of(device, "").limit_bytes

@@ -1,4 +1,4 @@
-"""What one look at the machine found of one kind of accelerator."""
+"""The availability of one type of accelerator."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Availability:
-    """Whether a kind of accelerator can be used, and what is missing if not.
+    """Whether a type of accelerator can be used, and what is missing if not.
 
     Attributes:
-        count: devices that can be used; 0 if any part is missing.
-        found: devices that are attached, usable or not.
-        problem: what is missing, a sentence; empty when nothing is.
-        fix: what to do about it, a sentence; empty when nothing need be done.
+        count: number of usable devices; 0 if anything is missing.
+        found: number of attached devices, usable or not.
+        problem: what is missing, as a sentence; empty if nothing is.
+        fix: what to do about it, as a sentence; empty if nothing is missing.
     """
 
     count: int

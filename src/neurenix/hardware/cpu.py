@@ -1,4 +1,4 @@
-"""The CPU: always there."""
+"""The CPU, which is always available."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from neurenix.hardware.availability import Availability
 
 
 def availability() -> Availability:
-    """Return that the CPU can be used.
+    """Return one available device.
 
     Example:
         >>> bool(availability())

@@ -1,6 +1,6 @@
 """NVIDIA GPUs through JAX's CUDA plugin.
 
-Owns telling apart: no GPU, a GPU without a driver, a driver without the plugin.
+Distinguishes three cases: no GPU, a GPU without driver, a driver without plugin.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ _PLUGINS = ("jax_cuda13_plugin", "jax_cuda12_plugin")
 
 
 def availability(root: Path = machine.ROOT) -> Availability:
-    """Return how many NVIDIA GPUs can be used, and what is missing if none."""
+    """Return how many NVIDIA GPUs can be used, and what is missing if none can."""
     attached = _attached(root)
     if not attached:
         return Availability(0, 0, "No NVIDIA GPU is attached to this machine.")
-    if not _has_driver(root):
+    if not _is_wsl(root) and not machine.nodes("nvidiactl", root=root):
         return Availability(
             0,
             attached,
@@ -31,21 +31,11 @@ def availability(root: Path = machine.ROOT) -> Availability:
         return Availability(
             0,
             attached,
-            f"{attached} NVIDIA GPU(s) and the driver are here; JAX's CUDA plugin is not "
+            f"{attached} NVIDIA GPU(s) and the driver are present; JAX's CUDA plugin is not "
             "installed.",
             'Install it with: pip install "neurenix[cuda]"',
         )
     return Availability(attached, attached)
-
-
-def is_cuda_available() -> bool:
-    """Return whether an NVIDIA GPU, its driver and JAX's plugin are here.
-
-    Example:
-        >>> is_cuda_available() == bool(availability())
-        True
-    """
-    return bool(availability())
 
 
 def _attached(root: Path) -> int:
@@ -54,13 +44,9 @@ def _attached(root: Path) -> int:
         for device in machine.pci_devices(root)
         if device.vendor == _NVIDIA and device.device_class.startswith(_DISPLAY_CLASS)
     ]
-    # A container sees nodes and no PCI bus; Windows' Linux has one node for all GPUs. Nodes win:
-    # a container may be given fewer GPUs than the bus has.
+    # A container has device nodes and no PCI bus; WSL has one node for all GPUs. Nodes take
+    # precedence: a container may see fewer GPUs than the bus has.
     return len(machine.nodes("nvidia[0-9]*", root=root)) or len(displays) or int(_is_wsl(root))
-
-
-def _has_driver(root: Path) -> bool:
-    return _is_wsl(root) or bool(machine.nodes("nvidiactl", root=root))
 
 
 def _is_wsl(root: Path) -> bool:

@@ -1,7 +1,7 @@
 """The Coral Edge TPU, on USB or PCI.
 
-Owns finding one. It runs compiled ``.tflite`` models only: it holds no arrays, and JAX does not
-know it. An Edge TPU is not a Cloud TPU, though libtpu has been seen to take it for one.
+It runs only compiled ``.tflite`` models, holds no arrays, and has no JAX backend. It is not a Cloud
+TPU, although libtpu may mistake it for one.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from pathlib import Path
 from neurenix.hardware import machine
 from neurenix.hardware.availability import Availability, any_installed
 
-# Before its firmware is loaded an accelerator on USB shows its maker's number, afterwards Google's.
+# On USB, the accelerator has its manufacturer's id until its firmware is loaded, then Google's.
 _USB = ("1a6e:089a", "18d1:9302")
 _PCI = ("0x1ac1", "0x089a")
 _RUNTIME = "ai_edge_litert"
 
 
 def availability(root: Path = machine.ROOT) -> Availability:
-    """Return how many Edge TPUs can be used, and what is missing if none."""
+    """Return how many Edge TPUs can be used, and what is missing if none can."""
     on_usb = sum(usb_id in _USB for usb_id in machine.usb_ids(root))
     on_pci = sum((device.vendor, device.device) == _PCI for device in machine.pci_devices(root))
     driven = len(machine.nodes("apex_[0-9]*", root=root))
@@ -44,17 +44,7 @@ def availability(root: Path = machine.ROOT) -> Availability:
         return Availability(
             0,
             attached,
-            f"An Edge TPU and its library are here; the Python package {_RUNTIME} is not.",
+            f"An Edge TPU and its library are present; the Python package {_RUNTIME} is not.",
             "Install it with: pip install ai-edge-litert",
         )
     return Availability(attached, attached)
-
-
-def is_edge_tpu_available() -> bool:
-    """Return whether an Edge TPU and all that it needs are here.
-
-    Example:
-        >>> is_edge_tpu_available() == bool(availability())
-        True
-    """
-    return bool(availability())

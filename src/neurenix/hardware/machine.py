@@ -1,7 +1,7 @@
-"""What is attached to this machine, as Linux tells it: PCI, USB, device nodes, who holds them.
+"""What Linux reports as attached: PCI and USB devices, device nodes, and processes that use them.
 
-Owns the reading of ``/sys``, ``/dev`` and ``/proc``. What a vendor number means is for the modules
-beside this one. Every function takes the root of the file system, so that a test can bring its own.
+Reads ``/sys``, ``/dev`` and ``/proc``; the modules beside this one interpret vendor numbers. Every
+function takes the root of the file system as an argument, for tests.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Holder:
 
 
 def pci_devices(root: Path = ROOT) -> list[PciDevice]:
-    """Return every PCI device; an empty list where the kernel shows none."""
+    """Return every PCI device; empty if the kernel shows none."""
     return [
         PciDevice(*(text(folder / name) for name in ("vendor", "device", "class")))
         for folder in sorted((root / "sys/bus/pci/devices").glob("*"))
@@ -55,9 +55,9 @@ def nodes(*patterns: str, root: Path = ROOT) -> list[Path]:
 
 
 def holders(paths: Iterable[Path], root: Path = ROOT) -> list[Holder]:
-    """Return the processes that have one of the files open, as far as this user may see.
+    """Return the processes that have one of the files open.
 
-    Another user's processes are seen by root only.
+    Processes of other users are visible to root only.
     """
     wanted = {str(path) for path in paths}
     found = {
@@ -69,7 +69,7 @@ def holders(paths: Iterable[Path], root: Path = ROOT) -> list[Holder]:
 
 
 def holder(pid: int, path: str, root: Path = ROOT) -> Holder:
-    """Return the record of a process that is known to hold ``path``."""
+    """Return the record of a process known to hold ``path``."""
     return Holder(pid, _command(root, pid), path)
 
 
@@ -78,7 +78,7 @@ def _open_files(root: Path) -> Iterator[tuple[int, str]]:
         try:
             for link in (process / "fd").iterdir():
                 yield int(process.name), str(link.readlink())
-        except OSError:  # it ended while we looked, or is another user's
+        except OSError:  # the process ended meanwhile, or belongs to another user
             continue
 
 
@@ -91,9 +91,9 @@ def _command(root: Path, pid: int) -> str:
 
 
 def text(path: Path) -> str:
-    """Return what a file says, without the space around it; nothing if it may not be read.
+    """Return the stripped text of a file, or an empty string if it cannot be read.
 
-    In a container the kernel lists what belongs to others, too, and does not let it be read.
+    In a container, the kernel lists files of other containers that cannot be read.
     """
     try:
         return path.read_text(errors="replace").strip()

@@ -1,7 +1,7 @@
-"""How much of a device's memory is in use.
+"""Memory in use on a device.
 
-Owns one record and how it is filled. PJRT does the pooling; where it keeps no statistics, as on the
-CPU and therefore on a simulated slice, what is in use is added up from the live arrays.
+Read from PJRT, which pools memory. Where PJRT has no statistics, as on the CPU and a simulated
+slice, the sizes of live arrays are summed.
 """
 
 from __future__ import annotations
@@ -20,10 +20,11 @@ class MemoryStats:
 
     Attributes:
         device: its name, such as ``"tpu:0"``.
-        bytes_in_use: held by live arrays (and, on an accelerator, by programs).
-        peak_bytes_in_use: the most that was in use; ``None`` where nobody keeps count.
-        limit_bytes: what can be allocated at most; for a simulated device, what the real one has.
-        is_simulated: the memory is this machine's, the limit is a real chip's.
+        bytes_in_use: held by live arrays (on an accelerator, also by programs).
+        peak_bytes_in_use: the maximum so far; ``None`` if unknown.
+        limit_bytes: the maximum that can be allocated; for a simulated device, that of the chip.
+        is_simulated: whether the device is simulated: memory in use is this machine's, the limit
+            a real chip's.
     """
 
     device: str
@@ -47,12 +48,12 @@ class MemoryStats:
 def memory_stats_of(
     device: Any, name: str, *, simulated_as: Generation | None = None
 ) -> MemoryStats:
-    """Ask PJRT, or add up the live arrays.
+    """Return the statistics of PJRT, or the sum of live arrays.
 
     Args:
-        device: one of JAX's devices, of this process.
-        name: what to call it.
-        simulated_as: the generation that the device stands for, if it is simulated.
+        device: a JAX device of this process.
+        name: name of the device in the result.
+        simulated_as: generation of a simulated device, else None.
     """
     kept = device.memory_stats()
     if kept:
@@ -65,11 +66,11 @@ def memory_stats_of(
     in_use = sum(_live_buffers(device).values())
     if simulated_as is not None:
         return MemoryStats(name, in_use, None, simulated_as.hbm_bytes_per_device, True)
-    return MemoryStats(name, in_use, None, _host_memory_bytes())
+    return MemoryStats(name, in_use, None, os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
 
 
 def _live_buffers(device: Any) -> dict[int, int]:
-    """Return address and bytes of each buffer; a shard that was looked at is not counted twice."""
+    """Return address and size of each live buffer; views of one shard count once."""
     return {
         shard.data.unsafe_buffer_pointer(): shard.data.nbytes
         for array in device.client.live_arrays()
@@ -77,7 +78,3 @@ def _live_buffers(device: Any) -> dict[int, int]:
         for shard in array.addressable_shards
         if shard.device == device
     }
-
-
-def _host_memory_bytes() -> int:
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

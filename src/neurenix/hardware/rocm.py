@@ -1,6 +1,6 @@
 """AMD GPUs through JAX's ROCm plugin.
 
-Owns telling apart: no GPU, a GPU without a driver, a driver without the plugin.
+Distinguishes three cases: no GPU, a GPU without driver, a driver without plugin.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _SIMD_COUNT = re.compile(r"\bsimd_count\s+([1-9]\d*)\b")
 
 
 def availability(root: Path = machine.ROOT) -> Availability:
-    """Return how many AMD GPUs can be used, and what is missing if none."""
+    """Return how many AMD GPUs can be used, and what is missing if none can."""
     on_bus = [
         device
         for device in machine.pci_devices(root)
@@ -40,23 +40,14 @@ def availability(root: Path = machine.ROOT) -> Availability:
         return Availability(
             0,
             attached,
-            f"{attached} AMD GPU(s) and the driver are here; JAX's ROCm plugin is not installed.",
+            f"{attached} AMD GPU(s) and the driver are present; JAX's ROCm plugin is not "
+            "installed.",
             'Install it with: pip install "neurenix[rocm]"',
         )
     return Availability(driven, attached)
 
 
-def is_rocm_available() -> bool:
-    """Return whether an AMD GPU, its driver and JAX's plugin are here.
-
-    Example:
-        >>> is_rocm_available() == bool(availability())
-        True
-    """
-    return bool(availability())
-
-
 def _driven(root: Path) -> int:
-    """Count the GPUs that the compute driver offers; a node without SIMDs is a CPU."""
+    """Return the number of GPUs the compute driver reports; a node without SIMDs is a CPU."""
     listed = (root / "sys/class/kfd/kfd/topology/nodes").glob("*/properties")
     return sum(1 for properties in listed if _SIMD_COUNT.search(machine.text(properties)))

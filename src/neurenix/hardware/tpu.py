@@ -1,8 +1,7 @@
-"""Cloud TPUs: are there any, get them ready, and what they are.
+"""Cloud TPUs: detect and initialize them, and report memory and topology.
 
-Owns starting the TPU backend, with a diagnosis before XLA's own words when it fails (the catalogue
-is in ``tpu_failures``), and the reports of memory and topology. Memory pooling is PJRT's own. Which
-devices the rest of Neurenix uses is for ``neurenix.device``.
+If the backend does not start, a diagnosis from ``tpu_failures`` precedes XLA's message. Memory is
+pooled by PJRT. ``neurenix.device`` chooses the devices used elsewhere.
 """
 
 from __future__ import annotations
@@ -40,9 +39,9 @@ _SLOW_SECONDS = 30.0
 
 
 def availability(root: Path = machine.ROOT) -> Availability:
-    """Return how many TPU chips, real or simulated, can be used, and what is missing if none.
+    """Return how many TPUs, real or simulated, can be used, and what is missing if none can.
 
-    Starts no backend. A count of real chips is of this host; of simulated ones, of devices.
+    Starts no backend. Counts chips of this host if real, devices if simulated.
     """
     active = simulated()
     if active is not None:
@@ -62,7 +61,7 @@ def availability(root: Path = machine.ROOT) -> Availability:
 
 
 def is_tpu_available() -> bool:
-    """Return whether this machine has TPU chips, or simulates some. Starts no backend.
+    """Return whether this machine has TPU chips or simulates them. Starts no backend.
 
     Example:
         >>> import neurenix as nx
@@ -75,7 +74,7 @@ def is_tpu_available() -> bool:
 
 
 def raise_diagnosed(error: Exception, *, root: Path = machine.ROOT) -> None:
-    """Raise ``DeviceInitializationError`` with cause and fix, if the catalogue knows the text.
+    """Raise ``DeviceInitializationError`` with cause and fix, if the error text is known.
 
     The original text follows the diagnosis.
     """
@@ -104,11 +103,11 @@ class TPUBackend:
         """Start the TPU backend; a second call does nothing.
 
         Returns:
-            ``True``: whatever prevents it is raised.
+            Always ``True``; failures raise.
 
         Raises:
-            DeviceNotFoundError: no TPU here, real or simulated.
-            DeviceInitializationError: there is one and it cannot be used; the message says why,
+            DeviceNotFoundError: no TPU, real or simulated, is available.
+            DeviceInitializationError: a TPU is attached and cannot be used; the message says why
                 and what to do.
         """
         if self._is_live():
@@ -152,20 +151,20 @@ class TPUBackend:
         ]
 
     def transfer(self, arrays: T, to: Any | Literal["host"]) -> Transfer[T]:
-        """Start moving a pytree of arrays, and return at once.
+        """Start moving a pytree of arrays without waiting.
 
         Args:
-            arrays: NumPy or JAX arrays of any shapes and dtypes, in any pytree; on the way to the
-                host, JAX arrays, which may be sharded.
+            arrays: a pytree of NumPy or JAX arrays of any shape and dtype; to the host, JAX arrays
+                only, which may be sharded.
             to: a ``Sharding``, a ``Device``, a ``jax.Device``, a pytree of them, or ``"host"``.
 
         Returns:
-            The move under way: ``.arrays`` at once, ``.result()`` after waiting.
+            The transfer: ``.arrays`` at once, ``.result()`` after waiting.
 
         Raises:
             ArgumentError: ``to`` is another string.
-            ArgumentTypeError: ``to`` is no place.
-            DeviceNotFoundError: the ``Device`` is not here.
+            ArgumentTypeError: ``to`` has another type.
+            DeviceNotFoundError: the ``Device`` does not exist.
 
         Example:
             >>> import numpy as np
@@ -186,10 +185,10 @@ class TPUBackend:
         return start_to_device(arrays, to)
 
     def synchronize(self) -> None:
-        """Wait until all that was dispatched to the TPU devices is done.
+        """Wait until all work dispatched to the TPU devices is done.
 
         Raises:
-            RuntimeError: a computation under way failed; its own error.
+            RuntimeError: a dispatched computation failed; the original error.
         """
         self._require()
         client = self._devices[0].client
@@ -197,10 +196,10 @@ class TPUBackend:
         jax.block_until_ready([array for array in client.live_arrays() if not array.is_deleted()])
 
     def shutdown(self) -> None:
-        """Wait for what is under way, then give the chips back for other processes.
+        """Wait for dispatched work, then release the chips for other processes.
 
-        All arrays and compiled programs of this process are lost, those on the CPU as well. A
-        later ``initialize`` starts again. Without ``initialize`` before, does nothing.
+        All arrays and compiled programs of this process are lost, also those on the CPU. A later
+        ``initialize`` starts the backend again. Does nothing before ``initialize``.
         """
         if not self._is_live():
             self._devices = ()
@@ -211,12 +210,12 @@ class TPUBackend:
         clear_backends()
 
     def _is_live(self) -> bool:
-        """Return whether the devices are JAX's still: another backend may have been shut down."""
+        """Return whether JAX still has the devices: another backend may have been shut down."""
         if not self._devices or not backends_are_started():
             return False
         try:
             return tuple(jax.devices("tpu")) == self._devices
-        except RuntimeError:  # JAX was started again, without a TPU
+        except RuntimeError:  # JAX was restarted without a TPU
             return False
 
     def _require(self) -> None:
@@ -225,9 +224,9 @@ class TPUBackend:
 
 
 def _spare_libtpu() -> None:
-    """Keep JAX from starting libtpu on a machine without a TPU, unless it was asked to.
+    """Keep JAX from starting libtpu on a machine without TPU, unless explicitly requested.
 
-    libtpu is installed for its compiler. Started as a runtime without chips it prints warnings,
+    libtpu is installed for its compiler. Started as a runtime without chips, it prints warnings,
     takes its process lock, and fails.
     """
     platforms = jax.config.jax_platforms  # pyright: ignore[reportAttributeAccessIssue]  dynamic
@@ -247,7 +246,7 @@ def _no_chips() -> Any:
 
 
 def _chips(root: Path) -> int:
-    """Count the TPU chips of this host: on the PCI bus, or by their nodes in a container."""
+    """Return the number of TPU chips of this host, from the PCI bus or a container's nodes."""
     on_bus = [
         device
         for device in machine.pci_devices(root)
@@ -257,7 +256,7 @@ def _chips(root: Path) -> int:
         return len(on_bus)
     if machine.nodes("accel[0-9]*", root=root):
         return len(machine.nodes("accel[0-9]*", root=root))
-    # Any device can be passed through vfio; only the runtime's own variables say that it is a TPU.
+    # Any device can be passed through vfio; only the runtime's variables identify a TPU.
     if "TPU_ACCELERATOR_TYPE" in os.environ or "TPU_WORKER_ID" in os.environ:
         return len(machine.nodes("vfio/[0-9]*", root=root))
     return 0
@@ -272,14 +271,14 @@ def _start() -> list[Any]:
     except RuntimeError as error:
         raise_diagnosed(error)
         raise DeviceInitializationError(
-            f"The TPU does not start, for a reason that is not in our catalogue: {error}"
+            f"The TPU does not start, for a reason not in our catalogue: {error}"
         ) from error
     finally:
         watch.cancel()
 
 
 def _say_why_it_waits() -> None:
-    """Tell the user, on stderr, while XLA's initialisation still blocks this process."""
+    """Print a diagnosis to stderr while XLA's initialization still blocks this process."""
     text = f"TPU backend initialization is taking more than {_SLOW_SECONDS} seconds"
     workers = os.environ.get("TPU_WORKER_HOSTNAMES", "")
     listed = f" The hosts of this slice: {workers}." if workers else ""

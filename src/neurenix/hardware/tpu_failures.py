@@ -1,8 +1,7 @@
-"""Why a TPU does not start: what libtpu and XLA say, what it means, what to do.
+"""Why a TPU does not start: messages of libtpu and XLA, their causes and fixes.
 
-Owns the catalogue of their texts, and who holds the chips. The texts are XLA's and libtpu's own,
-collected from the issue threads that each entry names; the first entry that fits is taken, so the
-more exact ones come first.
+The messages were collected from the issue threads that each entry names. The first matching entry
+is used, so specific patterns come first.
 """
 
 from __future__ import annotations
@@ -20,14 +19,14 @@ _CHIP_NODES = ("accel[0-9]*", "vfio/[0-9]*")
 
 @dataclass(frozen=True)
 class Failure:
-    """One way to fail.
+    """One known failure.
 
     Attributes:
-        name: what it is called here.
-        pattern: regular expression that is searched in the text.
-        cause: what happened, a sentence.
-        fix: what to do, one or more sentences.
-        reference: where it was seen.
+        name: short name of the failure.
+        pattern: regular expression searched in the message.
+        cause: what happened, as a sentence.
+        fix: what to do, as one or more sentences.
+        reference: where it was reported.
     """
 
     name: str
@@ -39,7 +38,7 @@ class Failure:
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """A failure that was recognised, and the processes that have to do with it."""
+    """A recognised failure and the processes that hold the chips."""
 
     failure: Failure
     holders: tuple[machine.Holder, ...] = ()
@@ -111,17 +110,17 @@ CATALOGUE: tuple[Failure, ...] = (
     Failure(
         "shadowed",
         r"module 'libtpu' has no attribute 'get_library_path'",
-        "Another package (tensorflow-tpu) has put its own `libtpu` in the place of the real one.",
+        "Another package (tensorflow-tpu) has replaced `libtpu` by its own.",
         'Uninstall tensorflow-tpu and libtpu, then: pip install "jax[tpu]".',
         "jax-ml/jax#29989, jax-ml/jax#28811",
     ),
     Failure(
         "coral",
         r"Failed to open \S*libtpu\.so: .*cannot open shared object file",
-        "libtpu cannot be loaded. Where a Coral Edge TPU is plugged in it may have been taken for "
-        "a Cloud TPU, which it is not.",
+        "libtpu cannot be loaded. A Coral Edge TPU, if plugged in, may have been taken for a "
+        "Cloud TPU, which it is not.",
         'For a Cloud TPU: pip install "jax[tpu]" (Linux x86-64). An Edge TPU runs compiled '
-        ".tflite models, and no JAX program.",
+        ".tflite models, not JAX programs.",
         "jax-ml/jax#18486",
     ),
     Failure(
@@ -138,7 +137,7 @@ CATALOGUE: tuple[Failure, ...] = (
     Failure(
         "node",
         r"grpc://[\d.]+:8470|jax\.tools\.colab_tpu",
-        "This is the way of TPU Nodes (grpc://…), which no longer exist.",
+        "This is the API of TPU Nodes (grpc://…), which no longer exist.",
         "Run the program on the TPU VM itself, and drop setup_tpu().",
         "jax-ml/jax#17495, googlecolab/colabtools#4481",
     ),
@@ -169,11 +168,11 @@ CATALOGUE: tuple[Failure, ...] = (
 
 
 def diagnose(text: str, *, root: Path = machine.ROOT) -> Diagnosis | None:
-    """Return what a message of XLA or libtpu means, or ``None`` if no entry fits.
+    """Return the diagnosis of a message of XLA or libtpu, or ``None`` if it is unknown.
 
     Args:
-        text: the message, an exception's or a log's.
-        root: of the file system in which the holders of the chips are looked for.
+        text: the message of an exception or a log.
+        root: of the file system in which processes that hold the chips are searched.
 
     Example:
         >>> diagnose("libtpu.so already in used by another process.").failure.name

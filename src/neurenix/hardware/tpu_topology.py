@@ -1,6 +1,6 @@
-"""The slice that a set of TPU devices is: its name, chips, hosts and coordinates.
+"""The topology of a set of TPU devices: slice name, chips, hosts and coordinates.
 
-Owns reading it from the devices. Names and shapes of slices are in ``neurenix.chips``.
+Names and shapes of slices are in ``neurenix.chips``.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ from neurenix.chips import Generation, Slice, generation_of_kind, resolve
 
 @dataclass(frozen=True)
 class TPUTopology:
-    """What a slice looks like to JAX.
+    """A slice as JAX reports it.
 
     Attributes:
         slice_name: such as ``"v5e-8"``.
         generation: such as ``"v5e"``.
-        shape: chips along each axis, of one slice.
+        shape: chips along each axis of one slice.
         num_chips: of all slices.
         devices_per_chip: one or two.
         num_hosts: machines.
-        num_slices: joined over DCN.
-        coordinates: of each device in JAX's order, the chip's place along each axis.
-        is_simulated: whether the CPU plays it.
+        num_slices: slices joined over DCN.
+        coordinates: chip coordinates of each device, in JAX's order.
+        is_simulated: whether the slice is simulated on the CPU.
     """
 
     slice_name: str
@@ -41,7 +41,7 @@ class TPUTopology:
 
     @property
     def num_devices(self) -> int:
-        """Devices of all chips."""
+        """Number of devices of all chips."""
         return self.num_chips * self.devices_per_chip
 
     def __str__(self) -> str:
@@ -77,18 +77,19 @@ def topology_of_devices(devices: Sequence[Any]) -> TPUTopology:
         devices: ``jax.devices("tpu")``, or the devices of a topology description.
 
     Raises:
-        DeviceInitializationError: devices of a kind that is not known.
+        DeviceInitializationError: the device kind is unknown.
     """
     generation = generation_of_kind(devices[0].device_kind)
     if generation is None:
         raise DeviceInitializationError(
-            f"These devices call themselves {devices[0].device_kind!r}, a TPU that this version "
+            f"The device kind {devices[0].device_kind!r} is a TPU that this version "
             "of Neurenix does not know."
         )
     places = [tuple(device.coords) for device in devices]
     slice_of = [getattr(device, "slice_index", 0) or 0 for device in devices]
     slices = set(slice_of)
-    shape = _extent(places)[: generation.ici_dims]
+    extents = (max(axis) - min(axis) + 1 for axis in zip(*places, strict=True))
+    shape = tuple(extents)[: generation.ici_dims]
     chips = len(set(zip(slice_of, places, strict=True)))
     return TPUTopology(
         slice_name=_name(generation, shape, len(slices)),
@@ -103,15 +104,11 @@ def topology_of_devices(devices: Sequence[Any]) -> TPUTopology:
     )
 
 
-def _extent(places: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
-    return tuple(max(axis) - min(axis) + 1 for axis in zip(*places, strict=True))
-
-
 def _name(generation: Generation, shape: tuple[int, ...], num_slices: int) -> str:
     grid = f"{generation.topology_prefix}:{'x'.join(map(str, shape))}"
     try:
         return resolve(grid if num_slices == 1 else f"{num_slices}x {grid}").name
-    except UnknownNameError:  # part of a slice, such as one chip out of four
+    except UnknownNameError:  # a part of a slice, such as one chip of four
         return grid
 
 

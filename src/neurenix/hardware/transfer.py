@@ -1,7 +1,4 @@
-"""Moving arrays between the host and the devices without waiting for it.
-
-Owns one class: a move that is under way. PJRT does the copying.
-"""
+"""Asynchronous transfers between the host and devices; PJRT copies the data."""
 
 from __future__ import annotations
 
@@ -17,11 +14,11 @@ T = TypeVar("T")
 
 
 class Transfer(Generic[T]):
-    """A move that was started. ``result()`` waits for it.
+    """A transfer in progress. ``result()`` waits for it.
 
     Attributes:
-        arrays: the pytree of ``jax.Array`` that is being moved; on its way to a device these are
-            the arrays there, and may be used in computations at once.
+        arrays: the pytree of ``jax.Array`` being transferred. To a device, these are the arrays on
+            the device, which can be used in computations at once.
     """
 
     def __init__(self, arrays: T, *, to_host: bool) -> None:
@@ -29,11 +26,11 @@ class Transfer(Generic[T]):
         self._to_host = to_host
 
     def done(self) -> bool:
-        """Return whether the arrays are computed, and, on their way to a device, there."""
+        """Return whether the arrays are computed and, for a device, transferred."""
         return all(array.is_ready() for array in jax.tree.leaves(self.arrays))
 
     def result(self) -> T:
-        """Wait for the move, and return the arrays: NumPy's on the host, else JAX's."""
+        """Wait for the transfer and return the arrays: NumPy arrays on the host, else JAX's."""
         if self._to_host:
             return jax.tree.map(np.asarray, self.arrays)
         return jax.block_until_ready(self.arrays)
@@ -42,10 +39,10 @@ class Transfer(Generic[T]):
 def start_to_device(arrays: T, sharding: Any) -> Transfer[T]:
     """Start moving a pytree of arrays to a device or a ``Sharding``, or a pytree of them.
 
-    NumPy's may be filled again at once: what moves is a copy.
+    NumPy arrays are copied first, so they can be overwritten at once.
 
     Raises:
-        ArgumentTypeError: it is something else.
+        ArgumentTypeError: ``sharding`` has another type.
     """
     places = jax.tree.map(_place, sharding)
     return Transfer(jax.device_put(owned(arrays), places), to_host=False)
@@ -54,7 +51,7 @@ def start_to_device(arrays: T, sharding: Any) -> Transfer[T]:
 def _place(place: Any) -> Any:
     place = getattr(place, "jax_device", place)  # of a ``neurenix.Device``
     known = jax.sharding.Sharding | jax.sharding.PartitionSpec | jax.Device
-    if not isinstance(place, known) and not hasattr(place, "sharding"):  # as a layout has one
+    if not isinstance(place, known) and not hasattr(place, "sharding"):  # a JAX layout has one
         raise ArgumentTypeError(
             f'transfer(to=...) takes "host", a Sharding or a Device; got {place!r}.'
         )
@@ -62,10 +59,10 @@ def _place(place: Any) -> Any:
 
 
 def start_to_host(arrays: T) -> Transfer[T]:
-    """Start moving a pytree of ``jax.Array``, sharded or not, into the memory of the host.
+    """Start moving a pytree of ``jax.Array``, sharded or not, to host memory.
 
     Raises:
-        ArgumentTypeError: a leaf is not a ``jax.Array``, or part of it lies on another host.
+        ArgumentTypeError: a leaf is not a ``jax.Array``, or is partly on another host.
     """
     leaves = jax.tree.leaves(arrays)
     for leaf in leaves:
@@ -75,7 +72,7 @@ def start_to_host(arrays: T) -> Transfer[T]:
             )
         if not leaf.is_fully_addressable and not leaf.is_fully_replicated:
             raise ArgumentTypeError(
-                "Part of this array lies on devices of another host; gather it first with "
+                "Part of this array is on devices of another host; gather it first with "
                 "jax.experimental.multihost_utils.process_allgather."
             )
     for leaf in leaves:

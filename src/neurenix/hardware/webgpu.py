@@ -1,7 +1,4 @@
-"""WebGPU adapters, through the package ``wgpu``.
-
-Owns finding one. JAX has no WebGPU backend, so no array lies on such a device.
-"""
+"""WebGPU adapters, found through the package ``wgpu``. JAX has no WebGPU backend."""
 
 from __future__ import annotations
 
@@ -13,12 +10,12 @@ _PACKAGE = "wgpu"
 
 
 def availability() -> Availability:
-    """Return how many WebGPU adapters there are, and what is missing if none."""
+    """Return how many WebGPU adapters there are, and what is missing if there are none."""
     if not any_installed(_PACKAGE):
         return Availability(
             0,
             0,
-            "The Python package wgpu is not installed, so no WebGPU adapter can be asked for.",
+            "The Python package wgpu is not installed, so WebGPU adapters cannot be listed.",
             "Install it with: pip install wgpu",
         )
     try:
@@ -27,7 +24,7 @@ def availability() -> Availability:
         return Availability(
             0,
             0,
-            f"wgpu cannot ask this machine for adapters: {error}",
+            f"wgpu cannot list the adapters of this machine: {error}",
             "Install a Vulkan driver; Mesa's lavapipe (mesa-vulkan-drivers) needs no GPU.",
         )
     if not adapters:
@@ -38,13 +35,3 @@ def availability() -> Availability:
             "Install a Vulkan driver; Mesa's lavapipe (mesa-vulkan-drivers) needs no GPU.",
         )
     return Availability(len(adapters), len(adapters))
-
-
-def is_webgpu_available() -> bool:
-    """Return whether wgpu is installed and finds an adapter.
-
-    Example:
-        >>> is_webgpu_available() == bool(availability())
-        True
-    """
-    return bool(availability())
