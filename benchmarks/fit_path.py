@@ -62,7 +62,7 @@ def fit_path() -> list[str]:
 
 def main() -> None:
     """Print the numbers."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser = argparse.ArgumentParser(description="Count the files and moves of one fit.")
     parser.add_argument("--files", action="store_true", help="list the files")
     arguments = parser.parse_args()
     files = fit_path()
