@@ -18,7 +18,8 @@ from neurenix._core.unstable_names import find, need, need_attribute
 _TPU = "tpu"
 _FEATURE = "The TPU compiler"
 
-find("jaxlib.xla_client:"), find("jaxlib.mlir:ir")  # loaded before the first program comes
+for _module in ("jaxlib.xla_client:", "jaxlib.mlir.ir:"):  # loaded before the first program comes
+    find(_module)
 
 
 def _load_compiler() -> None:

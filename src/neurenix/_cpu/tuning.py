@@ -65,7 +65,7 @@ def _are_known() -> bool:
     """Return whether XLA knows the options, which are experimental; it says so when it compiles."""
     lowered = jax.jit(_nothing).lower()
     try:
-        lowered.compile(compiler_options=_OPTIONS)
+        lowered.compile(compiler_options={**_OPTIONS})
     except RuntimeError as error:
         if not any(name in str(error) for name in _OPTIONS):
             raise
