@@ -30,7 +30,7 @@ _ALONE = 3
 
 
 class Structure:
-    """The static part of some modules, compared by an interned key and hashed in constant time.
+    """The static part of some modules; ``keys`` interns what it is compared by.
 
     ``jax.jit`` compares static arguments at every call, and comparing two graph definitions of a
     24-layer transformer costs more than the call. A trace uses the objects of its own modules,
@@ -38,7 +38,11 @@ class Structure:
     """
 
     def __init__(
-        self, graphdef: Any, is_variable: tuple[bool, ...], contents: tuple[Any, ...] = ()
+        self,
+        graphdef: Any,
+        is_variable: tuple[bool, ...],
+        contents: tuple[Any, ...],
+        keys: dict[Any, Any],
     ) -> None:
         self.graphdef = graphdef
         self.is_variable = is_variable
@@ -46,8 +50,9 @@ class Structure:
         others = [(name, isinstance(held, static) or held) for name, held in graphdef.attributes]
         values = [held.value for _, held in graphdef.attributes if isinstance(held, static)]
         # The graph definition has only the types of lists and the like, so contents are added
-        keys = static_keys([*values, *contents])
-        self._key = (Equal((*graphdef.nodes,)), *others, is_variable, *keys)
+        static_parts = static_keys([*values, *contents])
+        key = (Equal((*graphdef.nodes,)), *others, is_variable, *static_parts)
+        self._key = keys.setdefault(key, key)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Structure) and other._key is self._key
@@ -58,11 +63,6 @@ class Structure:
     def same_as(self, other: Structure) -> bool:
         """Return whether the modules of both differ only in their arrays."""
         return self._key == other._key
-
-    def interned(self, known: dict[Any, Any]) -> Structure:
-        """Return this structure with its key replaced by the equal one in ``known``."""
-        self._key = known.setdefault(self._key, self._key)
-        return self
 
     def rebuild(self, leaves: Sequence[Any], constants: Sequence[Any]) -> tuple[Any, ...]:
         """Return new modules that hold ``leaves`` (usually tracers)."""
@@ -78,19 +78,12 @@ class Structure:
         return [get_array(leaf) for _, leaf in flat if isinstance(leaf, nnx.Variable)]
 
 
-class Structures:
-    """The interned keys of structures."""
-
-    def __init__(self) -> None:
-        self._keys: dict[Any, Any] = {}
-
-    def intern(self, found: Structure) -> Structure:
-        """Return the structure with an interned key."""
-        return found.interned(self._keys)
-
-
 class Binding:
     """Some modules and the flat list of their variables.
+
+    Args:
+        modules: the modules.
+        keys: of structures; those with a shared ``keys`` are equal if they are the same.
 
     Attributes:
         structure: the static part of the modules.
@@ -100,7 +93,7 @@ class Binding:
         sharding: the sharding that the arrays were transferred to, or None.
     """
 
-    def __init__(self, modules: tuple[Any, ...], structures: Structures | None = None) -> None:
+    def __init__(self, modules: tuple[Any, ...], keys: dict[Any, Any] | None = None) -> None:
         self.sharding: jax.sharding.Sharding | None = None
         graphdef, flat = nnx.graph.flatten(modules)
         flags = tuple(isinstance(leaf, nnx.Variable) for _, leaf in flat)
@@ -109,7 +102,7 @@ class Binding:
         inside = [view for values in attributes for value in values for view in _inside(value)]
         leaves = {id(leaf) for _, leaf in flat}
         contents = tuple([tuple([_named(item, leaves) for item in view]) for view in inside])
-        self.structure = (structures or Structures()).intern(Structure(graphdef, flags, contents))
+        self.structure = Structure(graphdef, flags, contents, {} if keys is None else keys)
         self.variables = [leaf for _, leaf in flat if isinstance(leaf, nnx.Variable)]
         self.paths = [path for path, leaf in flat if isinstance(leaf, nnx.Variable)]
         self.constants = [leaf for _, leaf in flat if not isinstance(leaf, nnx.Variable)]
@@ -277,7 +270,7 @@ class Bindings:
 
     def __init__(self) -> None:
         self._by_identity: dict[tuple[int, ...], tuple[list[weakref.ref[Any]], Binding]] = {}
-        self._structures = Structures()
+        self._keys: dict[Any, Any] = {}
 
     def of(self, modules: tuple[Any, ...]) -> tuple[Binding, bool]:
         """Return the binding of ``modules`` and whether it is new."""
@@ -287,7 +280,7 @@ class Bindings:
         known = self._by_identity.get(key)
         if known is not None and known[1].is_current():
             return known[1], False
-        binding = Binding(modules, self._structures)
+        binding = Binding(modules, self._keys)
         forget = self._forgetting(key)
         self._by_identity[key] = [weakref.ref(module, forget) for module in modules], binding
         return binding, True
@@ -305,4 +298,4 @@ class Bindings:
 
     @cached_property
     def _empty(self) -> Binding:
-        return Binding((), self._structures)
+        return Binding((), self._keys)

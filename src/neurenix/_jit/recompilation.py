@@ -110,16 +110,6 @@ class AnewWatch:
         self._watches.pop(getattr(function, "__code__", None), None)
 
 
-def describe(tree: Any) -> dict[str, str]:
-    """Return path → ``float32[2,3]`` for every leaf of ``tree``.
-
-    Example:
-        >>> describe({"x": np.zeros((2, 3), "float32")})
-        {"['x']": 'float32[2,3]'}
-    """
-    return {path: text for path, (_, text) in _rows(tree).items()}
-
-
 def parts_of(module: Any) -> dict[str, Any]:
     """Return the shapes of a module's arrays and its static attributes, by path.
 

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import jax
 
 from neurenix._core.errors import ArgumentError, ArgumentTypeError, RecompilationError
-from neurenix._jit.flat_modules import Binding, Structures
+from neurenix._jit.flat_modules import Binding
 from neurenix._jit.training_mode import give_mode, inputs_only, set_mode
 from neurenix._nnx import nnx
 
@@ -56,16 +56,16 @@ class ModuleSplit:
     """
 
     def __init__(self, module: nnx.Module) -> None:
-        structures = Structures()
+        keys: dict[Any, Any] = {}
         self._name = type(module).__name__
         before = [(node, dict(vars(node))) for _, node in nnx.iter_graph(module)
                   if isinstance(node, nnx.Pytree)]  # fmt: skip
         set_mode(module, training=False)  # of modules inside of another library's too
         module.eval()
-        evaluation = Binding((module,), structures)
+        evaluation = Binding((module,), keys)
         set_mode(module, training=True)
         module.train()
-        self._binding = Binding((module,), structures)
+        self._binding = Binding((module,), keys)
         self._training, self._evaluation = self._binding.structure, evaluation.structure
         for node, attributes in before:
             for name in [name for name in vars(node) if name not in attributes]:
