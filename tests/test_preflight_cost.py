@@ -155,7 +155,7 @@ def test_an_amount_is_a_whole_number(name: str) -> None:
 @pytest.mark.parametrize("name", ["region", "commitment"])
 @pytest.mark.parametrize("value", [3, None])
 def test_names_of_prices_are_text(name: str, value: object) -> None:
-    with pytest.raises(ArgumentTypeError, match=f"{name} must be text; got {value}"):
+    with pytest.raises(ArgumentTypeError, match=f"{name} must be a string; got {value}"):
         Pricing(**{name: value})  # pyright: ignore[reportArgumentType]
 
 

@@ -1,7 +1,6 @@
 """Facts about TPUs: generations, slice names and topologies, prices, published runs. No JAX here.
 
-This package owns numbers, each with the source it was read from, and the arithmetic of slice
-names. It does not ask what this machine has (``neurenix.device``), and it runs no compiler.
+Every number has a source. Attached devices are in ``neurenix.device``.
 
     >>> from neurenix import chips
     >>> chips.resolve("v5p-256").num_chips

@@ -1,7 +1,4 @@
-"""The numbers of every generation, as plain records; ``generations`` gives them their type.
-
-Owns values and sources and nothing else, so that a number can be corrected in one line.
-"""
+"""The numbers of every generation as plain records, with sources; ``generations`` adds types."""
 
 from __future__ import annotations
 
@@ -33,7 +30,7 @@ _COMMON = {
     "pci_device_id": "jax jax/_src/hardware_utils.py @cec06d11, vendor 1ae0",
 }
 _V5_MATMUL_TYPES = ("float32", "bfloat16", "float8_e5m2", "float8_e4m3b11fnuz", "int8", "int4")
-_GENERAL = "general knowledge, not read again in a source"
+_GENERAL = "general knowledge, not checked against a source"
 
 DCN_BYTES_PER_SECOND_PER_HOST = 25e9  # scaling-book tpus.md
 ICI_HOP_SECONDS = 1e-6  # scaling-book tpus.md, about

@@ -1,4 +1,4 @@
-"""Every name of a generation and the one that the package uses. No number is kept here."""
+"""All names of the generations."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ _NAMES: dict[str, str] = {
 
 
 def canonical(name: str) -> str:
-    """Return the package's name of a generation, by any of its names; case does not matter.
+    """Return the package's name for any name of a generation; case does not matter.
 
     Raises:
-        ArgumentTypeError: ``name`` is no text.
-        UnknownNameError: nothing has that name.
+        ArgumentTypeError: ``name`` is not a string.
+        UnknownNameError: unknown generation.
 
     Example:
         >>> canonical("v5litepod"), canonical("Trillium")

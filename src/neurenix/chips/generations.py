@@ -1,11 +1,11 @@
-"""The chip generations: what one device of each is, and where every number was read.
+"""The TPU generations: the properties of one device of each, with the source of every number.
 
-Owns one frozen record for each generation. Numbers that Google's pages, JAX's table
-(``jax/_src/tpu_info.py``) and the scaling book give differently are decided here, once, and the
-source says what was passed over. Names of slices are in ``slices``, prices in ``prices``.
+Where Google's pages, JAX's table (``jax/_src/tpu_info.py``) and the scaling book disagree, one
+number is chosen here and the source names the others. Names of slices are in ``slices``, prices in
+``prices``.
 
-All quantities are of one *device* unless the name says chip, core or host: v2, v3 and tpu7x have
-two devices on a chip.
+All quantities are per *device* unless the name says chip, core or host: v2, v3 and tpu7x have two
+devices per chip.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from neurenix.chips.prices import PRICES, Price
 
 @dataclass(frozen=True, eq=False)
 class Generation:
-    """One generation of TPU. There is one instance of each: compare with ``is`` or ``==``.
+    """One generation of TPU. Each has one instance: compare with ``is`` or ``==``.
 
-    Bytes are bytes, times are seconds, rates are per second; ``None`` means that no source gives
-    the number. ``source(field)`` says where a number comes from.
+    Sizes are in bytes, times in seconds, rates per second; ``None`` means unknown.
+    ``source(field)`` names the source of a number.
     """
 
     name: str
@@ -63,19 +63,19 @@ class Generation:
 
     @property
     def cores_per_device(self) -> int:
-        """TensorCores that one device is made of: two on v4 and v5p, whose cores are joined."""
+        """TensorCores per device: two on v4 and v5p (megacore), else one."""
         return self.cores_per_chip // self.devices_per_chip
 
     @property
     def prices(self) -> tuple[Price, ...]:
-        """Every known price of a chip of this generation."""
+        """All known prices of a chip of this generation."""
         return tuple(entry for entry in PRICES if entry.generation == self.name)
 
     def source(self, field: str) -> str:
-        """Return where the number in ``field`` was read.
+        """Return the source of the number in ``field``.
 
         Raises:
-            UnknownNameError: no number of that name.
+            UnknownNameError: unknown field.
 
         Example:
             >>> nx.chips.generation("v5e").source("clock_hertz")
@@ -96,8 +96,8 @@ def generation(name: str) -> Generation:
     """Return a generation by any of its names; case does not matter.
 
     Raises:
-        ArgumentTypeError: ``name`` is no text.
-        UnknownNameError: nothing has that name.
+        ArgumentTypeError: ``name`` is not a string.
+        UnknownNameError: unknown generation.
 
     Example:
         >>> nx.chips.generation("v5litepod").name, nx.chips.generation("trillium").device_kind
@@ -107,7 +107,7 @@ def generation(name: str) -> Generation:
 
 
 def generation_of_kind(device_kind: str) -> Generation | None:
-    """Return the generation whose devices JAX calls ``device_kind``, or ``None``.
+    """Return the generation with JAX's ``device_kind``, or ``None`` if unknown.
 
     Example:
         >>> nx.chips.generation_of_kind("TPU v5 lite").name

@@ -1,8 +1,7 @@
-"""What a chip costs for an hour, by region and commitment.
+"""The price of a chip per hour, by region and commitment.
 
-Owns the list prices and their sources; it does not add up the cost of a run
-(``neurenix.preflight.cost``). Prices move, and the files they come from carry no date, so every
-price says where it was read and when. Where none was found, none is made up.
+The source files carry no date, so every price says where and when it was read. An unknown price is
+None. ``neurenix.preflight.cost`` computes the cost of a run.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ _BOTH = f"{_GPUHUNT} and {_SKYPILOT}"
 _READ = "2026-11"
 
 COMMITMENTS = ("on-demand", "1-year", "3-year", "spot")
-# What the names of Google Cloud's regions begin with (cloud.google.com/compute/docs/regions-zones).
+# Prefixes of Google Cloud's regions (cloud.google.com/compute/docs/regions-zones).
 _AREAS = ("africa", "asia", "australia", "europe", "me", "northamerica", "southamerica", "us")
 
 
@@ -26,7 +25,7 @@ _AREAS = ("africa", "asia", "australia", "europe", "me", "northamerica", "southa
 class Price:
     """The price of one chip for one hour.
 
-    A chip, not a device: v2, v3 and tpu7x have two devices on a chip. ``as_of`` is the month in
+    Per chip, not per device: v2, v3 and tpu7x have two devices per chip. ``as_of`` is the month in
     which ``source`` was read; the source itself is undated.
     """
 
@@ -45,7 +44,7 @@ def _entry(
     return Price(generation, region, commitment, usd, source, _READ, note)
 
 
-_SPOT_NOTE = "spot prices move; this one was seen once"
+_SPOT_NOTE = "spot prices change; read once"
 
 PRICES: tuple[Price, ...] = (
     _entry("v2", "us", "on-demand", 1.31, _GPUHUNT, "device 1.24 to 1.31; in a pod 1.50"),
@@ -80,11 +79,11 @@ PRICES: tuple[Price, ...] = (
 
 
 def price(generation: str, region: str = "us", *, commitment: str = "on-demand") -> Price | None:
-    """Return the list price of one chip, or ``None`` where no public price was found.
+    """Return the list price of one chip, or ``None`` if no public price is known.
 
-    A region without a price of its own takes the price of the area it is in: ``us-west1`` that of
-    ``us``. A region whose on-demand price differs from its area's does not take the area's
-    discounts: what is not listed is not known. There is no public price of tpu7x: ask the user.
+    A region without listed prices has those of its area: ``us-west1`` those of ``us``. If a region
+    has its own on-demand price, discounts of its area do not apply to it; unlisted ones are
+    unknown. There is no public price of tpu7x.
 
     Args:
         generation: any name of a generation, such as ``"v5e"`` or ``"v5litepod"``.
@@ -92,9 +91,8 @@ def price(generation: str, region: str = "us", *, commitment: str = "on-demand")
         commitment: ``"on-demand"``, ``"1-year"``, ``"3-year"`` or ``"spot"``.
 
     Raises:
-        ArgumentTypeError: generation, region or commitment is no text.
-        UnknownNameError: a generation or a commitment that does not exist, or a region that cannot
-            be one.
+        ArgumentTypeError: an argument is not a string.
+        UnknownNameError: unknown generation or commitment, or a region outside all areas.
 
     Example:
         >>> nx.chips.price("v5e").usd_per_chip_hour
@@ -109,7 +107,7 @@ def price(generation: str, region: str = "us", *, commitment: str = "on-demand")
     generation = canonical(generation)
     for name, value in (("region", region), ("commitment", commitment)):
         if not isinstance(value, str):
-            raise ArgumentTypeError(f"{name} must be text; got {value!r}.")
+            raise ArgumentTypeError(f"{name} must be a string; got {value!r}.")
     if commitment not in COMMITMENTS:
         raise unknown_name("commitment", commitment, COMMITMENTS)
     area = region.split("-")[0]

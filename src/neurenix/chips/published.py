@@ -1,13 +1,13 @@
-"""Training runs on TPUs that others published: how long their steps took.
+"""Published training runs on TPUs, with their step times.
 
-Owns the table ``published_runs.csv`` and what "near" means in it. The rows are recipes of
-AI-Hypercomputer/tpu-recipes and of MaxText, each with the file it was read from; none of them was
-run by us. Where a source gives FLOP/s and no seconds, ``note`` says that the seconds are derived.
+The table is ``published_runs.csv``. Its rows are recipes of AI-Hypercomputer/tpu-recipes and of
+MaxText, each with its source file; none was run by this project. Where a source gives FLOP/s and no
+seconds, ``note`` says that the seconds are derived.
 
-Columns of the file: g_full and g_half are model GFLOPs a token with attention counted in full and
-in its causal half; act the active parameters (10^9); tf the source's own TFLOP/s a chip; acct how
-that source counts attention; mfu is causal-half model FLOPs ÷ the documented bfloat16 peak, the
-same for all rows, so it differs from the sources' own figure.
+Columns of the file: g_full and g_half are model GFLOPs per token with attention counted in full and
+in its causal half; act the active parameters (10^9); tf the source's TFLOP/s per chip; acct how the
+source counts attention; mfu is causal-half model FLOPs ÷ the documented bfloat16 peak, computed in
+the same way for all rows, so it differs from the sources' figures.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from importlib import resources
 from neurenix._core.errors import ArgumentError
 from neurenix.chips.generations import generation as generation_named
 
-# How far apart two runs are that differ in one thing: in natural logarithms of ratios, so that 1
-# is a factor of e. A generation is a world of its own; the number of chips matters least. A
-# judgement: the rows are for orientation and enter no estimate.
+# Weights of the distance between two runs, in natural logarithms of ratios: 1 is a factor of e.
+# Runs of the same generation always rank first; the number of chips matters least. The weights are
+# a judgement; the rows are for orientation and are used in no estimate.
 _OTHER_GENERATION = 6.0
 _WEIGHT_OF_FLOPS, _WEIGHT_OF_SEQUENCE, _WEIGHT_OF_DEVICES = 1.0, 0.7, 0.5
 
 
 @dataclass(frozen=True, slots=True)
 class PublishedRun:
-    """One published run. Seconds are of one optimizer step; batch and tokens are global.
+    """One published run. Seconds are per optimizer step; batch and tokens are global.
 
-    ``flops_per_token`` counts causal attention half; ``mfu`` goes with it.
+    ``flops_per_token`` and ``mfu`` count causal attention half.
     """
 
     id: str
@@ -54,12 +54,12 @@ class PublishedRun:
 
     @property
     def num_devices(self) -> int:
-        """JAX devices of the run: two on each chip of v2, v3 and tpu7x."""
+        """JAX devices of the run: two per chip on v2, v3 and tpu7x."""
         return self.num_chips * generation_named(self.generation).devices_per_chip
 
     @property
     def machine(self) -> str:
-        """What it ran on. Chips are counted, whatever the slice's retail name counts."""
+        """The machine, in chips, whatever the slice's retail name counts."""
         one = f"{self.num_chips // self.num_slices} {self.generation} chips"
         return one if self.num_slices == 1 else f"{self.num_slices} slices of {one}"
 
@@ -80,20 +80,20 @@ def published_runs() -> tuple[PublishedRun, ...]:
 def nearest_run(
     generation: str, *, flops_per_token: float, num_devices: int, sequence_length: int
 ) -> PublishedRun:
-    """Return the published run that is most like a program.
+    """Return the published run most similar to a program.
 
-    The generation counts most, then the model FLOPs of a token, the sequence, the devices.
+    The generation counts most, then the model FLOPs per token, the sequence length, the devices.
 
     Args:
         generation: any name of a generation, such as ``"v5e"`` or ``"v5litepod"``.
-        flops_per_token: model FLOPs of one training step ÷ tokens, more than 0.
+        flops_per_token: model FLOPs of one training step ÷ tokens, above 0.
         num_devices: JAX devices.
-        sequence_length: tokens of one example.
+        sequence_length: tokens per example.
 
     Raises:
-        ArgumentTypeError: ``generation`` is no text.
+        ArgumentTypeError: ``generation`` is not a string.
         ArgumentError: a number is not positive.
-        UnknownNameError: a generation that does not exist.
+        UnknownNameError: unknown generation.
 
     Example:
         >>> llama = {"flops_per_token": 50e9, "num_devices": 8, "sequence_length": 8192}
@@ -123,7 +123,7 @@ def _run(row: dict[str, str]) -> PublishedRun:
     generation, rate, mfu = row["gen"], float(row["tokchip"]), float(row["mfu"])
     if row["g_half"]:
         flops = float(row["g_half"]) * 1e9
-    else:  # The model's dimensions are not known; what its MFU and its rate mean.
+    else:  # the model's dimensions are unknown: derive the FLOPs from its MFU and token rate
         device = generation_named(generation)
         peak = device.peak_flops_per_second["bfloat16"] * device.devices_per_chip
         flops = mfu * peak / rate

@@ -1,8 +1,8 @@
-"""Slices: from any name that Google, GKE, MaxText or libtpu uses to chips, devices and hosts.
+"""Slices: names of Google, GKE, MaxText and libtpu → chips, devices and hosts.
 
-Owns the parsing of names and the arithmetic behind them. The number in a retail name means
-TensorCores (v2 to v4, v5p), chips (v5e, v6e) or devices (tpu7x in MaxText); ``resolve`` is the one
-place that knows. What the chips can do is in ``generations``.
+Owns the parsing of names and their arithmetic. The number in a retail name counts TensorCores (v2
+to v4, v5p), chips (v5e, v6e) or devices (tpu7x in MaxText); only ``resolve`` interprets it. The
+properties of chips are in ``generations``.
 
 Sources: maxtext ``src/maxtext/utils/accelerator_to_spec_map.py``, xpk
 ``src/xpk/core/system_characteristics.py``, scaling-book ``tpus.md`` (wrap-around links), and the
@@ -40,16 +40,16 @@ _SMALL_SPACE_TOPOLOGIES = {
     32: (2, 4, 4),
 }
 _CUBE_CHIPS = 64
-_EXAMPLE_CHIPS = {2: 8, 3: 4}  # by the axes along which chips are joined
-# Names that are said and that nothing accepts, and what is probably meant.
+_EXAMPLE_CHIPS = {2: 8, 3: 4}  # number of ICI dimensions → chips of the slice in examples
+# Common names that no tool accepts → what is probably meant.
 _SAID_INSTEAD = {"v7x": "tpu7x", "7x": "tpu7x", "v7": "tpu7x", "tpu7": "tpu7x", "tpuv7x": "tpu7x"}
-# libtpu's name of v5p, with a colon and a topology; with a number people mean v5e as often.
+# libtpu's name of v5p, with a colon and a topology; with a number, v5e is meant as often.
 _TWO_GENERATIONS = "v5"
 
-# The largest run that was published joined 199 slices (50,944 chips of v5e, Google Cloud, 2023).
+# The largest published run joined 199 slices (50,944 chips of v5e, Google Cloud, 2023).
 _MOST_SLICES = 1024
 
-# re.ASCII: of digits, 0 to 9 and not those of every script.
+# re.ASCII: \d matches only 0 to 9, not the digits of other scripts.
 _MANY = re.compile(r"^(?P<slices>\d+)\s*x\s*(?=[a-z])", re.ASCII)
 _NAME = re.compile(r"^(?P<generation>[a-z0-9-]*[a-z0-9])[-:](?P<size>\d+(?:x\d+)*)$", re.ASCII)
 _GRID = re.compile(r"^\d+(x\d+)+$", re.ASCII)
@@ -58,7 +58,7 @@ _COUNT_TIMES_SLICES = re.compile(r"^(?P<one>.+-\d+)x(?P<slices>\d+)$", re.ASCII)
 
 @dataclass(frozen=True)
 class Slice:
-    """One slice, or several of a kind joined over DCN.
+    """One slice, or several equal slices joined over DCN.
 
     Attributes:
         name: the canonical name, such as ``"v5e-8"`` or ``"2x v6e-256"``.
@@ -67,11 +67,11 @@ class Slice:
         num_chips: of all slices together.
         num_devices: ``jax.Device`` objects of all slices together.
         num_hosts: machines of all slices together.
-        chips_per_host_bounds: the block of chips that one host holds, three numbers.
-        num_slices: joined over DCN.
-        wraps: for each axis, whether ICI closes into a ring. Without a ring a collective along
-            the axis takes twice as long.
-        topology_name: what libtpu calls one slice, such as ``"v5e:2x4"``.
+        chips_per_host_bounds: the block of chips of one host, three numbers.
+        num_slices: number of slices joined over DCN.
+        wraps: for each axis, whether ICI closes into a ring. Without a ring, a collective along the
+            axis takes twice as long.
+        topology_name: libtpu's name of one slice, such as ``"v5e:2x4"``.
     """
 
     name: str
@@ -112,7 +112,7 @@ class Slice:
 
     @property
     def gke_machine_type(self) -> str | None:
-        """Machine type of one host on GKE, or ``None`` where there is none."""
+        """Machine type of one host on GKE, or ``None`` if GKE has none."""
         return self.generation.gke_machine_types.get(self.chips_per_host)
 
     def coordinates(self, device_index: int) -> tuple[int, ...]:
@@ -137,18 +137,18 @@ class Slice:
 
 
 def resolve(name: str | Slice) -> Slice:
-    """Return the slice that a name means. Case does not matter.
+    """Return the slice for a name. Case does not matter.
 
     Accepts retail names (``"v5litepod-8"``, ``"v5p-256"``), MaxText's (``"v5e-8"``,
     ``"tpu7x-128"``), xpk's and GKE's (``"tpu7x-4x4x8"``, ``"tpu-v6e-slice:4x4"``,
     ``"ct5lp-hightpu-8t"``), libtpu's (``"v5p:4x4x4"``), and several slices (``"2x v6e-256"``).
 
     Args:
-        name: of the slice; a ``Slice`` is returned as it is.
+        name: of the slice; a ``Slice`` is returned unchanged.
 
     Raises:
-        UnknownNameError: nothing has that name; suggests near ones.
-        ArgumentTypeError: neither a string nor a slice.
+        UnknownNameError: unknown slice; the message suggests similar names.
+        ArgumentTypeError: ``name`` is neither a string nor a ``Slice``.
 
     Example:
         >>> nx.chips.resolve("v5p-256").topology_name, nx.chips.resolve("v6e-256").num_chips
@@ -234,14 +234,14 @@ def _generation_of(text: str) -> Generation | None:
 
 
 def _count(generation: Generation, chips: int) -> int:
-    """Return the number in the retail name of a slice of so many chips."""
+    """Return the number in the retail name of a slice of ``chips`` chips."""
     per_chip = {"TensorCores": generation.cores_per_chip, "chips": 1}
     return chips * per_chip.get(generation.counts, generation.devices_per_chip)
 
 
 @cache
 def _listed(generation: Generation) -> tuple[int, ...]:
-    """Chips of every slice that can be named by a number."""
+    """Return the chips of every slice that can be named by a number."""
     if generation.ici_dims == 2:
         return tuple(n for n in _PLANE_TOPOLOGIES if n <= generation.max_slice_chips)
     cubes = range(_CUBE_CHIPS, generation.max_slice_chips + 1, _CUBE_CHIPS)
@@ -294,7 +294,7 @@ def _of_grid(generation: Generation, text: str, asked: str) -> tuple[int, ...]:
 
 
 def _is_listed(generation: Generation, grid: tuple[int, ...]) -> bool:
-    """Tell whether a slice of this grid can be named by a number."""
+    """Return whether a slice of this grid can be named by a number."""
     chips = prod(grid)
     return chips in _listed(generation) and _of_chips(generation, chips, "") == grid
 
@@ -361,7 +361,7 @@ def _ambiguous(asked: str, count: int) -> UnknownNameError:
 
 
 def _several_meant(asked: str) -> str:
-    """Return a question where a count and a number of slices were written as a topology."""
+    """Return a suggestion if a number of slices was written as a topology, else an empty string."""
     match = _COUNT_TIMES_SLICES.match(asked.strip().lower())
     if match is None:
         return ""
@@ -377,7 +377,7 @@ def _unknown(asked: str, text: str) -> UnknownNameError:
     if of_gke is not None:
         grid = "x".join(map(str, _of_chips(of_gke, _EXAMPLE_CHIPS[of_gke.ici_dims], asked)))
         return UnknownNameError(
-            f"{asked!r} is the kind of chip and not how many. Write the topology after a colon, "
+            f"{asked!r} names the chip and not the number. Write the topology after a colon, "
             f"such as '{text}:{grid}'."
         )
     match = _NAME.match(text)

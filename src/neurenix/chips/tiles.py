@@ -1,8 +1,7 @@
 """How TPU memory tiles and pads arrays: lanes, sublanes, matrix unit.
 
-Owns the rules of thumb that hold before a compiler has spoken; what the compiler decides for one
-program (``neurenix.compiler``) goes before them, since XLA may choose smaller tiles for small
-arrays.
+These are heuristics before compilation. Results of the compiler (``neurenix.compiler``) take
+precedence, because XLA may choose smaller tiles for small arrays.
 
 Sources: ``jax/_src/tpu_info.py::get_sublane_tiling`` (called a heuristic there),
 ``docs/pallas/tpu/details.rst``, and arrays compiled with libtpu 0.0.42.1.
@@ -15,15 +14,15 @@ from math import prod
 
 from neurenix.chips.generations import Generation
 
-LANES = 128  # of a vector register, and the side of the matrix unit before v6e
+LANES = 128  # of a vector register; also the side of the matrix unit before v6e
 SUBLANES = 8
 
 
 def sublanes(generation: Generation, dtype_bits: int) -> int:
-    """Rows to which the second-to-last dimension of an array is tiled.
+    """Return the number of rows per tile, along the second-to-last axis of an array.
 
-    Before tpu7x 8 for types of 16 and 32 bits and 8 x (32 / bits) for narrower ones; from tpu7x on
-    8 x (32 / bits) for all.
+    Before tpu7x: 8 for dtypes of 16 and 32 bits, 8 · (32 / bits) for narrower ones. From tpu7x on:
+    8 · (32 / bits) for all.
 
     Example:
         >>> from neurenix.chips import generation, sublanes
@@ -37,12 +36,12 @@ def sublanes(generation: Generation, dtype_bits: int) -> int:
 
 
 def padded_bytes(generation: Generation, shape: Sequence[int], *, dtype_bits: int) -> int:
-    """Bytes that an array takes in HBM once padded to whole tiles, in its row-major layout.
+    """Return the size of an array in HBM, padded to whole tiles, in row-major layout, in bytes.
 
     Args:
-        generation: whose tiles.
+        generation: the TPU generation.
         shape: of the array, any rank.
-        dtype_bits: of one element.
+        dtype_bits: size of one element, in bits.
 
     Example:
         >>> from neurenix.chips import generation, padded_bytes
@@ -63,7 +62,7 @@ def padded_bytes(generation: Generation, shape: Sequence[int], *, dtype_bits: in
 
 
 def mxu_multiple(generation: Generation) -> int:
-    """Size whose multiples fill the matrix unit: 128 up to v5p, 256 on v6e and tpu7x.
+    """Return the size whose multiples fill the matrix unit: 128 up to v5p, 256 on v6e and tpu7x.
 
     Example:
         >>> from neurenix.chips import generation, mxu_multiple

@@ -1,4 +1,4 @@
-"""A TPU slice simulated on the CPU. ``slice`` puts it in place, ``numerics`` rounds as a TPU does.
+"""A TPU slice simulated on the CPU; ``slice`` sets it up, ``numerics`` rounds as a TPU does.
 
 >>> import neurenix as nx
 >>> nx.simulate("v5e-8").num_devices

@@ -1,11 +1,11 @@
 """Round matrix multiplications on the CPU as a TPU does.
 
-Owns the lowering of ``dot_general`` and ``conv_general_dilated`` for the CPU while a slice is
-simulated with ``numerics="tpu"``. A TPU multiplies float32 of default precision in one pass of the
-matrix unit: operands are rounded to bfloat16, products are summed in float32. A CPU ignores the
+Replaces the CPU lowering of ``dot_general`` and ``conv_general_dilated`` while a slice is simulated
+with ``numerics="tpu"``. A TPU computes a float32 multiplication of default precision in one pass of
+the matrix unit: operands are rounded to bfloat16, products are summed in float32. A CPU ignores the
 precision and computes in float32.
 
-The rounding is a ``reduce_precision`` and not a pair of casts, which XLA may remove. Programs for a
+Rounding uses ``reduce_precision``, because XLA may remove a pair of casts. Programs lowered for a
 real TPU and operations of ``HIGH`` or ``HIGHEST`` precision are unchanged.
 """
 
@@ -33,12 +33,12 @@ _exact: dict[Any, Callable[..., Any]] = {}  # the rules that were replaced
 
 
 def use_tpu_numerics(on: bool) -> None:
-    """Lower the matrix operations of the CPU with a TPU's rounding, or without it again.
+    """Switch a TPU's rounding of CPU matrix operations on or off.
 
-    Programs that JAX has compiled before do not change.
+    Programs that are already compiled do not change.
 
     Raises:
-        IncompatibleVersionError: this version of JAX does not say how it lowers an operation.
+        IncompatibleVersionError: this version of JAX hides how it lowers an operation.
     """
     if _cpu.is_tuned():
         _cpu.use_channels_last()

@@ -1,15 +1,15 @@
-"""A TPU slice simulated on the CPU: virtual devices, and the real SPMD partitioner.
+"""A TPU slice simulated on the CPU: virtual devices and the real SPMD partitioner.
 
-Owns putting the simulation in place before JAX starts its backends, and what is known of the slice
-that is simulated. It does not own the slice's numbers (``neurenix.chips``) nor the question which
-devices there are (``neurenix.device``): nothing above that module asks whether a TPU is real.
+Sets up the simulation before JAX starts its backends. Properties of slices are in
+``neurenix.chips``; ``neurenix.device`` maps the devices, so code above it never checks whether a
+TPU is real.
 
-The devices compute on threads of this process. No time measured on them is a TPU's, and their
+The devices compute on threads of this process. Times measured on them are not TPU times, and their
 memory is the machine's.
 
-``NEURENIX_SIMULATE=v5e-8`` in the environment (and ``NEURENIX_SIMULATE_NUMERICS=tpu``) asks for the
-same as a call of ``simulate``; it is put in place when this module is first imported, which every
-module that touches a device does.
+The environment variables ``NEURENIX_SIMULATE=v5e-8`` and ``NEURENIX_SIMULATE_NUMERICS=tpu`` have
+the effect of calling ``simulate``. They are read when this module is first imported, which every
+module that uses a device does.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ NUMERICS = ("float32", "tpu")
 SLICE_VARIABLE = "NEURENIX_SIMULATE"
 NUMERICS_VARIABLE = "NEURENIX_SIMULATE_NUMERICS"
 
-# The CPU client has as many threads as devices, and steps in flight take them from each other until
-# a collective waits for a thread that never comes. Twice the devices is enough; this is twice that.
+# The CPU client has as many threads as devices. Steps in flight occupy them until a collective
+# waits forever for a free thread. Twice the number of devices suffices; this is twice that.
 _THREADS_PER_DEVICE = 4
 _MANY_DEVICES = 64
 _THREADS_TAKEN = 10  # per device, measured on 256 and 1,024 devices
@@ -52,7 +52,7 @@ class SimulatedSlice:
 
     Attributes:
         slice: its chips, topology, hosts and devices.
-        numerics: ``"float32"``, or ``"tpu"`` when matrix multiplications round as on a TPU.
+        numerics: ``"float32"``, or ``"tpu"`` if matrix multiplications round as on a TPU.
     """
 
     slice: Slice
@@ -65,12 +65,12 @@ class SimulatedSlice:
 
     @property
     def num_devices(self) -> int:
-        """Devices that JAX sees."""
+        """Number of devices that JAX sees."""
         return self.slice.num_devices
 
     @property
     def device_kind(self) -> str:
-        """What a real device of the slice calls itself, such as ``"TPU v5 lite"``."""
+        """The ``device_kind`` of a real device of the slice, such as ``"TPU v5 lite"``."""
         return self.slice.generation.device_kind
 
     def __str__(self) -> str:
@@ -84,31 +84,30 @@ _told = False
 
 
 def simulate(slice_name: str | Slice, *, numerics: Numerics = "float32") -> SimulatedSlice:
-    """Give this process the devices of a TPU slice, backed by the CPU.
+    """Simulate the devices of a TPU slice on this process's CPU.
 
-    Must come before JAX starts its backends, that is before the first array. Asking again for the
-    same slice and numerics does nothing, and what ``neurenix run --simulate`` asked for stays. It
-    is announced once on stderr.
+    Must be called before JAX starts its backends, that is before the first array. A second call for
+    the same slice and numerics does nothing; a slice chosen by ``neurenix run --simulate`` takes
+    precedence. The simulation is announced once on stderr.
 
-    A slice of 64 devices or more works, and costs: about 1 MB of memory and ten threads for each
-    device, and slower collectives (a tiny data-parallel step took 7 ms on 64 devices and 67 ms on
-    256, two cores). To ask how a program does on such a slice use ``preflight``, which needs no
-    devices.
+    Slices of 64 devices or more are slow: each device takes about 1 MB of memory and ten threads,
+    and collectives are slower. To analyse a program on such a slice use ``preflight``, which needs
+    no devices.
 
     Args:
         slice_name: any name of a slice, such as ``"v5e-8"``: see ``neurenix.chips.resolve``.
-        numerics: ``"float32"``: matrix multiplications are exact to float32, as the CPU does them.
-            ``"tpu"``: operands of float32 matrix multiplications and convolutions of default
-            precision are rounded to bfloat16 and summed in float32, as on a TPU.
+        numerics: ``"float32"``: the CPU's float32 matrix multiplications. ``"tpu"``: operands of
+            float32 matrix multiplications and convolutions of default precision are rounded to
+            bfloat16 and products summed in float32, as on a TPU.
 
     Returns:
-        The slice that is simulated from now on.
+        The simulated slice.
 
     Raises:
-        UnknownNameError: no such slice, or no such numerics.
-        SimulationError: JAX has started its backends already, or the slice needs more threads
-            than this process may have.
-        IncompatibleVersionError: this version of JAX cannot simulate.
+        UnknownNameError: unknown slice or numerics.
+        SimulationError: JAX has already started its backends, or the slice needs more threads than
+            this process may have.
+        IncompatibleVersionError: this version of JAX cannot simulate a slice.
 
     Example:
         >>> import neurenix as nx
@@ -150,10 +149,10 @@ def simulate(slice_name: str | Slice, *, numerics: Numerics = "float32") -> Simu
 def simulate_alone(
     slice_name: str | Slice, *, numerics: Numerics = "float32", told: bool = False
 ) -> SimulatedSlice:
-    """Do as ``simulate``, and give the same slice to a program that asks for others later.
+    """Call ``simulate``, and return the same slice to later calls that ask for another.
 
-    For whoever runs another's program on a slice of his own choice. With ``told`` the program's
-    user reads on stderr that it asked for another slice.
+    For tools that run a user's program on a slice of their choice. With ``told``, a program that
+    asks for another slice gets a notice on stderr.
     """
     global _held, _told
     chosen = simulate(slice_name, numerics=numerics)
@@ -186,14 +185,13 @@ def _obey_environment() -> None:
         simulate(name, numerics=cast(Numerics, numerics))
     except NeurenixError as error:
         error.add_note(
-            f"It was asked for by the environment: {SLICE_VARIABLE}={name}, "
-            f"{NUMERICS_VARIABLE}={numerics}."
+            f"The environment asks for it: {SLICE_VARIABLE}={name}, {NUMERICS_VARIABLE}={numerics}."
         )
         raise
 
 
 def _prepare_process(num_devices: int) -> None:
-    """Set what the CPU client and JAX read when the backends start."""
+    """Set the variables that the CPU client and JAX read when backends start."""
     present = os.environ.get("NPROC", "")
     threads = _THREADS_PER_DEVICE * num_devices
     os.environ["NPROC"] = str(max(int(present) if present.isdigit() else 0, threads))
@@ -242,8 +240,8 @@ def _too_late(request: SimulatedSlice) -> str:
     running = str(_active) if _active else "no simulation"
     return (
         f"{request.name} cannot be simulated: JAX has already started its backends in this "
-        f"process, with {running}, and devices cannot be added afterwards. Something made an "
-        "array or asked for devices first. Either call nx.simulate before the first of those, "
+        f"process, with {running}, and devices cannot be added afterwards. An earlier line created "
+        "an array or listed devices. Either call nx.simulate before it, "
         f"or start the program with: neurenix run --simulate {request.name} SCRIPT"
     )
 
