@@ -151,7 +151,10 @@ def test_children_end_as_they_wish_and_the_verdict_is_the_scripts(
     run_python, tmp_path: Path
 ) -> None:
     (tmp_path / "train.py").write_text(BEGIN + CHILDREN)
-    code = "from neurenix.preflight.script import run_script as s; print('verdict', s.first_step('train.py'))"
+    code = (
+        "from neurenix.preflight.script.run_script import first_step; "
+        "print('verdict', first_step('train.py'))"
+    )
     done = run_python(code=code, env={"PYTHONWARNINGS": "ignore", "JAX_PLATFORMS": "cpu"})
     lines = done.stdout.splitlines()
     assert lines[:6] == ["3", "4", "0", "1", "2", "b'ran\\n'"], done.stdout + done.stderr
