@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import jax
@@ -11,10 +12,8 @@ import optax
 from neurenix._core.errors import ArgumentError
 
 
-def held_in(
-    dtype: jax.typing.DTypeLike, transformation: optax.GradientTransformation
-) -> optax.GradientTransformationExtraArgs:
-    """Return ``transformation`` with its floating-point state stored in ``dtype`` between steps.
+def held_in(dtype: jax.typing.DTypeLike, optimizer: Any) -> Any:
+    """Return ``optimizer`` with its floating-point state stored in ``dtype`` between steps.
 
     A step computes in float32 and rounds the new state. Scalars (counts, rates) keep their dtype.
 
@@ -22,7 +21,11 @@ def held_in(
         dtype: such as ``"bfloat16"``. Its 8-bit mantissa rounds away changes below 1/256 of a
             moment, so a second moment with a decay above 0.996 can stop changing; compare with a
             run in float32.
-        transformation: any optax transformation.
+        optimizer: any optax transformation, or an optimizer of ``nx.optim``, for which this sets
+            ``moment_dtype``.
+
+    Returns:
+        An optax transformation, or an optimizer of ``nx.optim``.
 
     Raises:
         ArgumentError: the dtype is not floating-point.
@@ -32,9 +35,13 @@ def held_in(
         >>> state = nx.optim.held_in("bfloat16", optax.adam(1e-3)).init({"w": nx.ones(4)})
         >>> state[0].mu["w"].dtype
         dtype(bfloat16)
+        >>> nx.optim.held_in("bfloat16", nx.optim.AdamW(3e-4)).moment_dtype
+        'bfloat16'
     """
     check_floating("dtype", dtype)
-    inner = optax.with_extra_args_support(transformation)
+    if hasattr(optimizer, "moment_dtype"):
+        return dataclasses.replace(optimizer, moment_dtype=dtype)
+    inner = optax.with_extra_args_support(optimizer)
 
     def init(params: Any) -> Any:
         return _cast(inner.init(params), dtype)
