@@ -15,6 +15,7 @@ explains XLA's and libtpu's texts (``neurenix.hardware.tpu_failures``).
     │   ├── ShapeError                  rank, channels, or sizes that do not go together
     │   └── DataError                   empty, ragged, mismatched or out-of-range data
     ├── ArgumentTypeError (TypeError)
+    ├── ConversionError (ValueError)            another framework's model that cannot be converted
     ├── NotCompiledError (RuntimeError)         fit, evaluate before compile
     ├── ModuleInUseError (RuntimeError)         another thread trains the module
     ├── TrainingDivergedError (RuntimeError)    the loss is not finite
@@ -81,6 +82,10 @@ class DataError(ArgumentError):
 
 class ArgumentTypeError(NeurenixError, TypeError):
     """An argument is of a type that cannot be used."""
+
+
+class ConversionError(NeurenixError, ValueError):
+    """A model of another framework cannot be converted, or computes something else here."""
 
 
 class NotCompiledError(NeurenixError, RuntimeError):

@@ -1,0 +1,178 @@
+"""``nx.from_torch``: a PyTorch module as a Neurenix module, and the way back.
+
+Owns the conversion and its order: export, weights, verification. Does not own what is compared
+(``verify``) or how a program is computed (``interpret``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from neurenix import random
+from neurenix._core.errors import ArgumentError, ArgumentTypeError, ConversionError, MissingExtraError
+from neurenix._nnx import nnx
+from neurenix.interop.torch.dtypes import is_abstract, to_jax, to_torch as to_tensor
+from neurenix.interop.torch.module import TorchModule
+from neurenix.interop.torch.programs import Programs
+from neurenix.interop.torch.repeats import stacked_names
+from neurenix.interop.torch.storage import WeightView, plan_weights
+from neurenix.interop.torch.verify import verify
+
+
+def from_torch(
+    module: Any,
+    example_inputs: Any = None,
+    *,
+    example_kwargs: Mapping[str, Any] | None = None,
+    dynamic_shapes: Any = None,
+    scan: bool = True,
+    check: bool = True,
+) -> TorchModule:
+    """Return a PyTorch module as a Neurenix module that computes in JAX.
+
+    The module is exported by ``torch.export`` and computed operator by operator in JAX. Its
+    parameters keep their names and shapes; repeated layers are computed by one loop. A module on
+    the ``meta`` device gives a module of shapes, which ``nx.preflight`` takes.
+
+    Args:
+        module: a ``torch.nn.Module``. It is not changed.
+        example_inputs: tensors as its ``forward`` takes them: one, a tuple, or a dict of named
+            arguments. Their values do not matter, but for the comparison.
+        example_kwargs: named arguments besides.
+        dynamic_shapes: axes that may have other sizes later, as ``torch.export.export`` takes
+            them. By default the first axis of every tensor, the batch, may, where the model allows.
+        scan: compute layers that repeat as a loop, so that many compile like one.
+        check: compare outputs, losses and gradients with PyTorch's on the example inputs.
+
+    Returns:
+        the module; ``verification`` has the differences that were found.
+
+    Raises:
+        ArgumentError: there are no example inputs.
+        ArgumentTypeError: ``module`` is no ``torch.nn.Module``.
+        ConversionError: the module cannot be exported, has operators without a function here (all
+            are named, see ``nx.register_torch_op``), or computes something else here.
+        MissingExtraError: PyTorch is not installed.
+
+    Example:
+        >>> import pytest; torch = pytest.importorskip("torch")
+        >>> model = nx.from_torch(torch.nn.Linear(4, 2), (torch.ones(3, 4),))
+        >>> model(nx.ones((5, 4))).shape, sorted(model.parameters())
+        ((5, 2), ['bias', 'weight'])
+    """
+    torch = import_torch("nx.from_torch")
+    if not isinstance(module, torch.nn.Module):
+        raise ArgumentTypeError(
+            f"nx.from_torch takes a torch.nn.Module; got {type(module).__name__}."
+        )
+    args, kwargs = example_arguments(module, example_inputs, example_kwargs)
+    programs = Programs(module, args, kwargs, dynamic_shapes=dynamic_shapes, scan=scan)
+    training = programs.get(training=True)
+    kinds, arrays = _weights(module, programs.names)
+    weights = plan_weights(kinds, arrays, stacked_names(training.steps))
+    converted = TorchModule(programs, weights, arrays, nnx.Rngs(random.next_key()))
+    converted.deterministic = not module.training
+    if check and not any(is_abstract(t) for t in _tensors(module)):
+        verify(module, converted, args, kwargs)
+    return converted
+
+
+def to_torch(model: TorchModule, module: Any) -> None:
+    """Write the weights of a converted model into a PyTorch module, in place.
+
+    Args:
+        model: what ``nx.from_torch`` returned, trained since.
+        module: the PyTorch module, or another one with the same parameters.
+
+    Raises:
+        ArgumentTypeError: ``model`` was not made by ``nx.from_torch``.
+        ConversionError: names or shapes differ; ``module`` is then as it was.
+
+    Example:
+        >>> import pytest; torch = pytest.importorskip("torch")
+        >>> linear = torch.nn.Linear(4, 2)
+        >>> model = nx.from_torch(linear, (torch.ones(3, 4),))
+        >>> model.weight.set_value(nx.zeros((2, 4)))
+        >>> nx.to_torch(model, linear)
+        >>> float(linear.weight.abs().sum())
+        0.0
+    """
+    torch = import_torch("nx.to_torch")
+    if not isinstance(model, TorchModule):
+        raise ArgumentTypeError(
+            f"nx.to_torch takes a model of nx.from_torch; got {type(model).__name__}."
+        )
+    view = model.weight_view()
+    tensors = dict(_named_tensors(module))
+    missing = [name for name in view if name not in tensors]
+    other = [n for n in view if n in tensors and tuple(tensors[n].shape) != view[n].shape]
+    if missing or other:
+        raise ConversionError(
+            "The PyTorch module has other weights than the model: "
+            + ", ".join([f"{name} is missing" for name in missing[:4]]
+                        + [f"{name} has shape {tuple(tensors[name].shape)}, the model "
+                           f"{view[name].shape}" for name in other[:4]])
+            + "."
+        )  # fmt: skip
+    with torch.no_grad():
+        for name in view:
+            tensors[name].copy_(to_tensor(view[name], like=tensors[name]))
+
+
+def import_torch(purpose: str) -> Any:
+    """Import PyTorch.
+
+    Raises:
+        MissingExtraError: it is not installed.
+    """
+    try:
+        import torch
+    except ImportError as error:
+        raise MissingExtraError("torch", "torch", purpose) from error
+    return torch
+
+
+def example_arguments(
+    module: Any, inputs: Any, kwargs: Mapping[str, Any] | None
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Return positional and named example inputs, however they were given.
+
+    Raises:
+        ArgumentError: there are none.
+    """
+    named = dict(kwargs or {})
+    if inputs is None and not named:
+        raise ArgumentError(
+            f"nx.from_torch({type(module).__name__}, …) needs example inputs, tensors as its "
+            "forward takes them: example_inputs=(torch.zeros(2, 3, 32, 32),)."
+        )
+    if isinstance(inputs, Mapping):
+        return (), {**inputs, **named}
+    if inputs is None:
+        return (), named
+    return (tuple(inputs) if isinstance(inputs, (tuple, list)) else (inputs,)), named
+
+
+def _named_tensors(module: Any) -> list[tuple[str, Any]]:
+    return [
+        *module.named_parameters(remove_duplicate=False),
+        *module.named_buffers(remove_duplicate=False),
+    ]
+
+
+def _tensors(module: Any) -> list[Any]:
+    return [tensor for _, tensor in _named_tensors(module)]
+
+
+def _weights(module: Any, names: Mapping[str, str]) -> tuple[dict[str, str], dict[str, Any]]:
+    """Return kind and array of every parameter and buffer by name, shared ones once."""
+    kinds, arrays = {}, {}
+    for name, tensor in module.named_parameters(remove_duplicate=False):
+        if names[name] == name:
+            kinds[name] = "parameter" if tensor.requires_grad else "frozen"
+            arrays[name] = to_jax(tensor)
+    for name, tensor in module.named_buffers(remove_duplicate=False):
+        if names[name] == name:
+            kinds[name], arrays[name] = "buffer", to_jax(tensor)
+    return kinds, arrays

@@ -1,0 +1,183 @@
+"""``torch.export`` of a module, as a program of operators that have a function here.
+
+Owns the call of ``torch.export`` and what it loses without help: ``no_grad`` regions, the backward
+pass of an ``autograd.Function``, and the cache that transformers return by default. Nothing of
+PyTorch stays changed.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+from neurenix._core.errors import ConversionError
+from neurenix.interop.torch import registry
+from neurenix.interop.torch.program import source_line
+
+
+def export(
+    module: Any,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    *,
+    training: bool,
+    dynamic_shapes: Any = None,
+) -> Any:
+    """Return the ``torch.export.ExportedProgram`` of a module, decomposed.
+
+    Args:
+        module: a ``torch.nn.Module``.
+        args: positional example inputs.
+        kwargs: named example inputs.
+        training: in training mode, or in evaluation.
+        dynamic_shapes: as ``torch.export.export`` takes them.
+
+    Raises:
+        ConversionError: the module cannot be exported; the message names the user's line.
+    """
+    import torch
+
+    with ExitStack() as stack:
+        stack.enter_context(_in_mode(module, training))
+        stack.enter_context(_without_cache(module))
+        stack.enter_context(_watched_functions())
+        try:
+            exported = torch.export.export(
+                module, args, dict(kwargs), dynamic_shapes=dynamic_shapes, strict=False
+            )
+            _keep_no_grad(exported)
+            table = {
+                target: rule
+                for target, rule in torch.export.default_decompositions().items()
+                if not _is_known(target)
+            }
+            return exported.run_decompositions(table)
+        except ConversionError:
+            raise
+        except Exception as error:  # of many kinds, each worded for who writes PyTorch's compiler
+            raise explain(error, module) from error
+
+
+def _is_known(target: Any) -> bool:
+    schema = getattr(target, "_schema", None)
+    if schema is None:
+        return False
+    namespace, _, name = schema.name.partition("::")
+    return registry.find(namespace, name, schema.overload_name or "default") is not None
+
+
+@contextmanager
+def _in_mode(module: Any, training: bool) -> Iterator[None]:
+    modes = [(each, each.training) for each in module.modules()]
+    module.train(training)
+    try:
+        yield
+    finally:
+        for each, mode in modes:
+            each.training = mode
+
+
+@contextmanager
+def _without_cache(module: Any) -> Iterator[None]:
+    """Have models of transformers return no cache of keys and values: training needs none."""
+    configs = [
+        each.config for each in module.modules()
+        if getattr(getattr(each, "config", None), "use_cache", None) is True
+    ]  # fmt: skip
+    for config in configs:
+        config.use_cache = False
+    try:
+        yield
+    finally:
+        for config in configs:
+            config.use_cache = True
+
+
+@contextmanager
+def _watched_functions() -> Iterator[None]:
+    """Refuse an ``autograd.Function`` by name: ``torch.export`` drops its backward pass.
+
+    Its forward pass would be differentiated instead, which may be another gradient.
+    """
+    import torch
+
+    kind = torch.autograd.Function
+    original = vars(kind)["apply"]
+
+    def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
+        rule = registry.find("autograd", cls.__name__, "default")
+        if rule is None:
+            raise ConversionError(
+                f"{cls.__name__} is a torch.autograd.Function, and torch.export drops its backward "
+                "pass. Say how it is computed in JAX, with jax.custom_vjp where its gradient is "
+                f'not that of its forward pass: nx.register_torch_op("autograd::{cls.__name__}", '
+                "function)."
+            )
+        return _call_as_operator(cls, args)
+
+    kind.apply = classmethod(apply)
+    try:
+        yield
+    finally:
+        kind.apply = original
+
+
+def _call_as_operator(function: Any, args: tuple[Any, ...]) -> Any:
+    raise NotImplementedError
+
+
+def _keep_no_grad(exported: Any) -> None:
+    """Put a ``detach`` behind each result of a region under ``torch.no_grad``.
+
+    ``run_decompositions`` merges such regions into the graph, and forgets that they had no
+    gradient.
+    """
+    import torch
+
+    for module in exported.graph_module.modules():
+        if not isinstance(module, torch.fx.GraphModule):
+            continue
+        changed = False
+        for node in list(module.graph.nodes):
+            if str(node.target) != "wrap_with_set_grad_enabled" or node.args[0] is not False:
+                continue
+            for item in [user for user in node.users if user.target is operator.getitem]:
+                with module.graph.inserting_after(item):
+                    detached = module.graph.call_function(torch.ops.aten.detach.default, (item,))
+                detached.meta.update(
+                    {k: item.meta[k] for k in ("val", "stack_trace", "nn_module_stack")
+                     if k in item.meta}
+                )  # fmt: skip
+                item.replace_all_uses_with(
+                    detached, delete_user_cb=lambda user, new=detached: user is not new
+                )
+                changed = True
+        if changed:
+            module.recompile()
+
+
+def explain(error: Exception, module: Any) -> ConversionError:
+    """Return our error for one of ``torch.export``: what went wrong, at which line, what to do."""
+    name, text = type(module).__name__, str(error)
+    line = _user_line(error)
+    at = f" at {line}" if line else ""
+    if "data-dependent" in text or type(error).__name__.startswith("GuardOnDataDependent"):
+        return ConversionError(
+            f"{name} decides by the values of a tensor{at}: an `if`, a loop or a size depends on "
+            "data. A compiled program cannot: write torch.where, torch.cond or a fixed size."
+        )
+    return ConversionError(
+        f"torch.export cannot export {name}{at}: {type(error).__name__}: {_first_lines(text)}"
+    )
+
+
+def _user_line(error: BaseException) -> Any:
+    import traceback
+
+    return source_line("".join(traceback.format_exception(error)))
+
+
+def _first_lines(text: str) -> str:
+    return " ".join(line.strip() for line in text.strip().splitlines()[:3])

@@ -1,0 +1,41 @@
+"""One function for each operator of PyTorch that ``torch.export`` leaves: importing registers them.
+
+Arguments have the names of the operator's schema (``self`` is ``x``); dtypes are JAX's. What takes
+an argument that changes nothing here swallows it in ``_``.
+"""
+
+from neurenix.interop.torch.operators import (
+    attention,
+    control,
+    convolution,
+    creation,
+    elementwise,
+    indexing,
+    losses,
+    normalization,
+    pooling,
+    products,
+    random,
+    recurrent,
+    reductions,
+    shapes,
+    sorting,
+)
+
+__all__ = [
+    "attention",
+    "control",
+    "convolution",
+    "creation",
+    "elementwise",
+    "indexing",
+    "losses",
+    "normalization",
+    "pooling",
+    "products",
+    "random",
+    "recurrent",
+    "reductions",
+    "shapes",
+    "sorting",
+]

@@ -1,0 +1,150 @@
+"""Normalisations. Statistics are computed in float32 at least, as PyTorch does."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import jax.numpy as jnp
+from jax import lax
+
+from neurenix.interop.torch.registry import operator
+
+Array = Any
+
+
+def _wide(x: Array) -> Array:
+    return x.astype(jnp.promote_types(x.dtype, jnp.float32))
+
+
+def _affine(y: Array, weight: Array | None, bias: Array | None, shape: Any = None) -> Array:
+    if weight is not None:
+        y = y * (weight if shape is None else weight.reshape(shape))
+    if bias is not None:
+        y = y + (bias if shape is None else bias.reshape(shape))
+    return y
+
+
+@operator("native_layer_norm")
+def native_layer_norm(
+    input: Array, normalized_shape: Any, weight: Any = None, bias: Any = None, eps: float = 1e-5
+) -> tuple[Array, Array, Array]:
+    axes = tuple(range(-len(normalized_shape), 0))
+    x = _wide(input)
+    mean = x.mean(axes, keepdims=True)
+    centred = x - mean
+    scale = lax.rsqrt((centred * centred).mean(axes, keepdims=True) + eps)
+    return _affine(centred * scale, weight, bias).astype(input.dtype), mean, scale
+
+
+@operator("layer_norm")
+def layer_norm(
+    input: Array, normalized_shape: Any, weight: Any = None, bias: Any = None, eps: float = 1e-5,
+    cudnn_enable: bool = True,
+) -> Array:  # fmt: skip
+    return native_layer_norm(input, normalized_shape, weight, bias, eps)[0]
+
+
+@operator("rms_norm")
+def rms_norm(
+    input: Array, normalized_shape: Any, weight: Any = None, eps: float | None = None
+) -> Array:
+    axes = tuple(range(-len(normalized_shape), 0))
+    x = _wide(input)
+    small = float(jnp.finfo(input.dtype).eps) if eps is None else eps
+    y = x * lax.rsqrt((x * x).mean(axes, keepdims=True) + small)
+    return _affine(y, weight, None).astype(input.dtype)
+
+
+@operator("group_norm")
+def group_norm(
+    input: Array, num_groups: int, weight: Any = None, bias: Any = None, eps: float = 1e-5,
+    cudnn_enabled: bool = True,
+) -> Array:  # fmt: skip
+    x = _wide(input).reshape(input.shape[0], num_groups, -1)
+    centred = x - x.mean(-1, keepdims=True)
+    y = centred * lax.rsqrt((centred * centred).mean(-1, keepdims=True) + eps)
+    shape = (-1,) + (1,) * (input.ndim - 2)
+    return _affine(y.reshape(input.shape), weight, bias, shape).astype(input.dtype)
+
+
+@operator("native_group_norm")
+def native_group_norm(
+    input: Array, weight: Any, bias: Any, N: int, C: int, HxW: int, group: int, eps: float
+) -> tuple[Array, Array, Array]:
+    x = _wide(input).reshape(N, group, -1)
+    mean, var = x.mean(-1), x.var(-1)
+    return group_norm(input, group, weight, bias, eps), mean, lax.rsqrt(var + eps)
+
+
+def _batch_norm(
+    x: Array, weight: Any, bias: Any, mean: Array, var: Array, eps: float
+) -> tuple[Array, Array]:
+    shape = (-1,) + (1,) * (x.ndim - 2)
+    scale = lax.rsqrt(var + eps)
+    y = (_wide(x) - mean.reshape(shape)) * scale.reshape(shape)
+    return _affine(y, weight, bias, shape).astype(x.dtype), scale
+
+
+def _moments(x: Array) -> tuple[Array, Array]:
+    axes = (0, *range(2, x.ndim))
+    wide = _wide(x)
+    mean = wide.mean(axes)
+    centred = wide - mean.reshape((-1,) + (1,) * (x.ndim - 2))
+    return mean, (centred * centred).mean(axes)
+
+
+@operator("_native_batch_norm_legit_functional")
+def batch_norm_training(
+    input: Array, weight: Any, bias: Any, running_mean: Array, running_var: Array, training: bool,
+    momentum: float, eps: float,
+) -> tuple[Array, ...]:  # fmt: skip
+    if not training:
+        y, scale = _batch_norm(input, weight, bias, running_mean, running_var, eps)
+        return y, running_mean, scale, running_mean, running_var
+    mean, var = _moments(input)
+    y, scale = _batch_norm(input, weight, bias, mean, var, eps)
+    count = math.prod(input.shape) // input.shape[1]
+    unbiased = lax.stop_gradient(var) * (count / max(count - 1, 1))
+    moved = running_mean + momentum * (lax.stop_gradient(mean) - running_mean)
+    return y, mean, scale, moved, running_var + momentum * (unbiased - running_var)
+
+
+@operator("_native_batch_norm_legit_no_training")
+def batch_norm_evaluation(
+    input: Array, weight: Any, bias: Any, running_mean: Array, running_var: Array, momentum: float,
+    eps: float,
+) -> tuple[Array, Array, Array]:  # fmt: skip
+    y, scale = _batch_norm(input, weight, bias, running_mean, running_var, eps)
+    return y, running_mean, scale
+
+
+@operator("_native_batch_norm_legit.no_stats")
+def batch_norm_without_statistics(
+    input: Array, weight: Any, bias: Any, training: bool, momentum: float, eps: float
+) -> tuple[Array, Array, Array]:
+    mean, var = _moments(input)
+    y, scale = _batch_norm(input, weight, bias, mean, var, eps)
+    return y, mean, scale
+
+
+@operator("instance_norm")
+def instance_norm(
+    input: Array, weight: Any, bias: Any, running_mean: Any, running_var: Any,
+    use_input_stats: bool, momentum: float, eps: float, cudnn_enabled: bool = True,
+) -> Array:  # fmt: skip
+    if not use_input_stats:
+        return _batch_norm(input, weight, bias, running_mean, running_var, eps)[0]
+    return group_norm(input, input.shape[1], weight, bias, eps)
+
+
+@operator("local_response_norm")
+def local_response_norm(
+    input: Array, size: int, alpha: float = 1e-4, beta: float = 0.75, k: float = 1.0
+) -> Array:
+    pads = [(0, 0)] * input.ndim
+    pads[1] = (size // 2, (size - 1) // 2)
+    window = [1] * input.ndim
+    window[1] = size
+    total = lax.reduce_window(input * input, 0.0, lax.add, window, (1,) * input.ndim, pads)
+    return input / (k + alpha * total / size) ** beta

@@ -1,0 +1,128 @@
+"""The weights of a PyTorch module as variables of a Neurenix module, under PyTorch's names.
+
+Owns which variables there are: parameters, buffers, tied ones once, those of repeated layers
+stacked. Does not own how files name them (``neurenix.train.weights``).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from neurenix._nnx import nnx
+from neurenix.train.split import Frozen
+
+_NUMBER = re.compile(r"\.(\d+)(?=\.)|^(\d+)(?=\.)")
+
+
+class Buffer(nnx.BatchStat):
+    """A buffer of a PyTorch module, such as a running mean: state that is not trained."""
+
+
+@dataclass(frozen=True)
+class Weight:
+    """One variable.
+
+    Attributes:
+        path: where it is in the module: ``"layers.0-31.attention.weight"`` for stacked ones.
+        names: the names in PyTorch; several, one for each layer, where it is stacked.
+        kind: ``"parameter"``, ``"frozen"`` or ``"buffer"``.
+        dtype: the one that it has in PyTorch.
+    """
+
+    path: str
+    names: tuple[str, ...]
+    kind: str
+    dtype: np.dtype
+
+    @property
+    def is_stacked(self) -> bool:
+        """Whether its first axis is the number of the layer."""
+        return len(self.names) > 1
+
+
+def plan_weights(
+    kinds: Mapping[str, str], types: Mapping[str, Any], stacks: Sequence[tuple[str, ...]]
+) -> list[Weight]:
+    """Return the variables for weights by name, some of them stacked.
+
+    Args:
+        kinds: name → kind.
+        types: name → ``jax.ShapeDtypeStruct``.
+        stacks: names that a loop takes together.
+    """
+    weights, taken = [], set[str]()
+    for names in stacks:
+        known = all(name in kinds for name in names)
+        if known and len({(kinds[name], types[name]) for name in names}) == 1:
+            weights.append(Weight(
+                _stacked_path(names, weights), names, kinds[names[0]], types[names[0]].dtype
+            ))
+            taken |= set(names)
+    weights += [
+        Weight(name, (name,), kind, types[name].dtype)
+        for name, kind in kinds.items()
+        if name not in taken
+    ]
+    order = {name: number for number, name in enumerate(kinds)}
+    return sorted(weights, key=lambda weight: order[weight.names[0]])
+
+
+def _stacked_path(names: tuple[str, ...], others: Sequence[Weight]) -> str:
+    """Return ``"layers.0-3.weight"`` for the names of four layers."""
+    first, last = names[0], names[-1]
+    for found in _NUMBER.finditer(first):
+        end = _NUMBER.match(last, found.start()) or _NUMBER.search(last, found.start())
+        if end is None or end.group() == found.group():
+            continue
+        numbers = f"{found.group().lstrip('.')}-{end.group().lstrip('.')}"
+        dot = "." if found.group().startswith(".") else ""
+        path = f"{first[: found.start()]}{dot}{numbers}{first[found.end() :]}"
+        if all(other.path != path for other in others):
+            return path
+        break
+    return f"{first}@{len(names)}"
+
+
+class WeightView(Mapping[str, Any]):
+    """Arrays by their names in PyTorch, of variables some of which are stacked."""
+
+    def __init__(self, weights: Sequence[Weight], arrays: Mapping[str, Any]) -> None:
+        self._arrays = arrays
+        self._places = {n: (w, i) for w in weights for i, n in enumerate(w.names)}
+        self._stacks = {w.names: w for w in weights if w.is_stacked}
+
+    def __getitem__(self, name: str) -> Any:
+        weight, number = self._places[name]
+        array = self._arrays[weight.path]
+        return array[number] if weight.is_stacked else array
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._places)
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    def stacked(self, names: tuple[str, ...]) -> Any:
+        """Return the array of all layers for these names, or None if it is not stored so."""
+        weight = self._stacks.get(names)
+        return None if weight is None else self._arrays[weight.path]
+
+
+def variable_for(weight: Weight, arrays: Sequence[Any]) -> nnx.Variable:
+    """Return a variable for a weight: of its array, or of the arrays of all layers."""
+    value: Any = arrays[0]
+    if weight.is_stacked and isinstance(value, jax.ShapeDtypeStruct):
+        value = jax.ShapeDtypeStruct((len(arrays), *value.shape), value.dtype)
+    elif weight.is_stacked:
+        value = np.stack(arrays)
+    if not isinstance(value, jax.ShapeDtypeStruct):
+        value = jnp.asarray(value)
+    kind = {"parameter": nnx.Param, "frozen": Frozen, "buffer": Buffer}[weight.kind]
+    return kind(value, names=weight.names) if weight.is_stacked else kind(value)
