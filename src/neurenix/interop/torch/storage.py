@@ -60,7 +60,7 @@ def plan_weights(
     weights, taken = [], set[str]()
     for names in stacks:
         known = all(name in kinds for name in names)
-        if known and len({(kinds[name], types[name]) for name in names}) == 1:
+        if known and len({(kinds[n], types[n].shape, types[n].dtype) for n in names}) == 1:
             weights.append(Weight(
                 _stacked_path(names, weights), names, kinds[names[0]], types[names[0]].dtype
             ))
