@@ -6,6 +6,7 @@ Owns the conversion and its order: export, weights, verification. Does not own w
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from typing import Any
 
@@ -72,9 +73,12 @@ def from_torch(
     kinds, arrays = _weights(module, programs.names)
     weights = plan_weights(kinds, arrays, stacked_names(training.steps))
     converted = TorchModule(programs, weights, arrays, nnx.Rngs(random.next_key()))
-    converted.deterministic = not module.training
-    if check and not any(is_abstract(t) for t in _tensors(module)):
-        verify(module, converted, args, kwargs)
+    if not module.training:
+        converted.eval()
+    if check and not any(is_abstract(t) for t in [*_tensors(module), *args, *kwargs.values()]):
+        found = verify(module, programs, weights, converted.arrays(), args, kwargs)
+        programs.verification = found
+        sys.stderr.write(f"neurenix: {type(module).__name__} converted; {found}\n")
     return converted
 
 

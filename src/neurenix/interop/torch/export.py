@@ -8,6 +8,7 @@ PyTorch stays changed.
 from __future__ import annotations
 
 import operator
+import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -40,9 +41,11 @@ def export(
     import torch
 
     with ExitStack() as stack:
-        stack.enter_context(_in_mode(module, training))
-        stack.enter_context(_without_cache(module))
+        stack.enter_context(in_mode(module, training))
+        stack.enter_context(without_cache(module))
         stack.enter_context(_watched_functions())
+        stack.enter_context(warnings.catch_warnings())
+        warnings.simplefilter("ignore")  # what torch.export says of PyTorch's own code
         try:
             exported = torch.export.export(
                 module, args, dict(kwargs), dynamic_shapes=dynamic_shapes, strict=False
@@ -69,7 +72,8 @@ def _is_known(target: Any) -> bool:
 
 
 @contextmanager
-def _in_mode(module: Any, training: bool) -> Iterator[None]:
+def in_mode(module: Any, training: bool) -> Iterator[None]:
+    """Put every part of a module in training or evaluation while entered."""
     modes = [(each, each.training) for each in module.modules()]
     module.train(training)
     try:
@@ -80,7 +84,7 @@ def _in_mode(module: Any, training: bool) -> Iterator[None]:
 
 
 @contextmanager
-def _without_cache(module: Any) -> Iterator[None]:
+def without_cache(module: Any) -> Iterator[None]:
     """Have models of transformers return no cache of keys and values: training needs none."""
     configs = [
         each.config for each in module.modules()
@@ -110,25 +114,19 @@ def _watched_functions() -> Iterator[None]:
         if cls.__name__.startswith("GeneratedBackwardFor_"):
             # Of torch.library: the operator itself is exported, and has a function here or not.
             return original.__get__(None, cls)(*args, **kwargs)
-        rule = registry.find("autograd", cls.__name__, "default")
-        if rule is None:
-            raise ConversionError(
-                f"{cls.__name__} is a torch.autograd.Function, and torch.export drops its backward "
-                "pass. Say how it is computed in JAX, with jax.custom_vjp where its gradient is "
-                f'not that of its forward pass: nx.register_torch_op("autograd::{cls.__name__}", '
-                "function)."
-            )
-        return _call_as_operator(cls, args)
+        raise ConversionError(
+            f"{cls.__name__} is a torch.autograd.Function, and torch.export drops its backward "
+            "pass, so another gradient would be computed. Write it as an operator "
+            "(torch.library.custom_op with register_autograd), and say how that is computed in "
+            'JAX: nx.register_torch_op("my_lib::my_op", function), with jax.custom_vjp for its '
+            "gradient."
+        )
 
     kind.apply = classmethod(apply)
     try:
         yield
     finally:
         kind.apply = original
-
-
-def _call_as_operator(function: Any, args: tuple[Any, ...]) -> Any:
-    raise NotImplementedError
 
 
 def _keep_no_grad(exported: Any) -> None:

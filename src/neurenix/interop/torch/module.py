@@ -16,6 +16,7 @@ from neurenix._nnx import nnx
 from neurenix.interop.torch.interpret import compute
 from neurenix.interop.torch.programs import Programs
 from neurenix.interop.torch.storage import Weight, WeightView, variable_for
+from neurenix.interop.torch.verify import Verification
 from neurenix.nn.module import Module
 
 
@@ -40,10 +41,18 @@ class TorchModule(Module):
         for weight in weights:
             _insert(self, weight.path, variable_for(weight, [arrays[n] for n in weight.names]))
 
+    @property
+    def verification(self) -> Verification | None:
+        """The differences from PyTorch that the conversion found; None if it did not compare."""
+        return self._programs.verification
+
+    def arrays(self) -> dict[str, Any]:
+        """Return the array of every variable by its path here; those of repeated layers stacked."""
+        return {w.path: _look_up(self, w.path).get_value() for w in self._weights}
+
     def weight_view(self) -> WeightView:
         """Return the weights by their names in PyTorch."""
-        arrays = {w.path: _look_up(self, w.path).get_value() for w in self._weights}
-        return WeightView(self._weights, arrays)
+        return WeightView(self._weights, self.arrays())
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Compute the module's outputs.

@@ -130,6 +130,7 @@ class Programs:
         self._dynamic_shapes, self._scan = dynamic_shapes, scan
         self._known: dict[bool, Exported] = {}
         self.names = shared_names(module)
+        self.verification: Any = None
 
     def get(self, *, training: bool) -> Exported:
         """Return the program for a mode; it is exported at the first call.

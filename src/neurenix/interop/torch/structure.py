@@ -97,6 +97,8 @@ class Structure:
             items = list(enumerate(tree))
         else:
             found = dict(tree) if isinstance(tree, dict) else _fields(tree)
+            if found is not None and self.kind == "outputs":
+                found = {name: value for name, value in found.items() if name in self.names}
             if found is None or set(found) != set(self.names):
                 given = () if found is None else map(str, found)
                 wrong = differing_names(map(str, self.names), given) or _described(tree)
