@@ -372,6 +372,8 @@ def test_mixed_precision_multiplies_in_bfloat16() -> None:
     model.compile(optimizer="sgd", loss="mse", precision="bfloat16")
     model.fit(array(8, 4), array(8, 2), verbose=False)
     assert model.parameters()["0.weight"].dtype == jnp.float32
-    text = str(jax.make_jaxpr(lambda x: model.to(dtype="bfloat16")(x))(jnp.ones((2, 4), jnp.bfloat16)))
+    text = str(
+        jax.make_jaxpr(lambda x: model.to(dtype="bfloat16")(x))(jnp.ones((2, 4), jnp.bfloat16))
+    )
     products = [line for line in text.splitlines() if "dot_general" in line]
     assert products and all("bf16" in line for line in products)

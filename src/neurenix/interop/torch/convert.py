@@ -11,11 +11,16 @@ from collections.abc import Mapping
 from typing import Any
 
 from neurenix import random
-from neurenix._core.errors import ArgumentError, ArgumentTypeError, ConversionError, MissingExtraError
+from neurenix._core.errors import (
+    ArgumentError,
+    ArgumentTypeError,
+    ConversionError,
+    MissingExtraError,
+)
 from neurenix._nnx import nnx
 from neurenix.interop.torch.dtypes import is_abstract, to_jax, to_torch as to_tensor
 from neurenix.interop.torch.module import TorchModule
-from neurenix.interop.torch.programs import Programs
+from neurenix.interop.torch.programs import Programs, free_axes
 from neurenix.interop.torch.repeats import stacked_names
 from neurenix.interop.torch.storage import WeightView, plan_weights
 from neurenix.interop.torch.verify import verify
@@ -42,7 +47,8 @@ def from_torch(
             arguments. Their values do not matter, but for the comparison.
         example_kwargs: named arguments besides.
         dynamic_shapes: axes that may have other sizes later, as ``torch.export.export`` takes
-            them. By default the first axis of every tensor, the batch, may, where the model allows.
+            them. By default the first axis of every tensor, the batch, may, and the second of token
+            ids, the length, where the model allows.
         scan: compute layers that repeat as a loop, so that many compile like one.
         check: compare outputs, losses and gradients with PyTorch's on the example inputs.
 
@@ -68,6 +74,9 @@ def from_torch(
             f"nx.from_torch takes a torch.nn.Module; got {type(module).__name__}."
         )
     args, kwargs = example_arguments(module, example_inputs, example_kwargs)
+    if dynamic_shapes is None:
+        args, kwargs = several_rows(args, kwargs)
+        dynamic_shapes = free_axes(args, kwargs)
     programs = Programs(module, args, kwargs, dynamic_shapes=dynamic_shapes, scan=scan)
     training = programs.get(training=True)
     kinds, arrays = _weights(module, programs.names)
@@ -156,6 +165,22 @@ def example_arguments(
     if inputs is None:
         return (), named
     return (tuple(inputs) if isinstance(inputs, (tuple, list)) else (inputs,)), named
+
+
+def several_rows(
+    args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Return example inputs of one row with that row twice: the size 1 would be fixed."""
+    import torch
+
+    tensors = [t for t in (*args, *kwargs.values()) if isinstance(t, torch.Tensor) and t.ndim]
+    if not tensors or any(tensor.shape[0] != 1 for tensor in tensors):
+        return args, kwargs
+
+    def twice(leaf: Any) -> Any:
+        return torch.cat([leaf, leaf]) if isinstance(leaf, torch.Tensor) and leaf.ndim else leaf
+
+    return tuple(map(twice, args)), {name: twice(leaf) for name, leaf in kwargs.items()}
 
 
 def _named_tensors(module: Any) -> list[tuple[str, Any]]:

@@ -34,7 +34,10 @@ def jax_dtype(dtype: Any) -> np.dtype:
 
 def is_abstract(tensor: Any) -> bool:
     """Tell whether a tensor has a shape and no values: one on ``meta``, or a ``FakeTensor``."""
-    return getattr(getattr(tensor, "device", None), "type", "") == "meta" or type(tensor).__name__ == "FakeTensor"
+    return (
+        getattr(getattr(tensor, "device", None), "type", "") == "meta"
+        or type(tensor).__name__ == "FakeTensor"
+    )
 
 
 def to_shape(tensor: Any) -> jax.ShapeDtypeStruct:

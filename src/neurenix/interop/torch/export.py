@@ -7,6 +7,7 @@ PyTorch stays changed.
 
 from __future__ import annotations
 
+import inspect
 import operator
 import warnings
 from collections.abc import Iterator, Mapping
@@ -48,8 +49,9 @@ def export(
         warnings.simplefilter("ignore")  # what torch.export says of PyTorch's own code
         try:
             exported = torch.export.export(
-                module, args, dict(kwargs), dynamic_shapes=dynamic_shapes, strict=False
-            )
+                module, args, dict(kwargs), dynamic_shapes=_by_name(module, args, dynamic_shapes),
+                strict=False,
+            )  # fmt: skip
             _keep_no_grad(exported)
             table = {
                 target: rule
@@ -61,6 +63,30 @@ def export(
             raise
         except Exception as error:  # of many kinds, each worded for who writes PyTorch's compiler
             raise explain(error, module) from error
+
+
+def _by_name(module: Any, args: tuple[Any, ...], shapes: Any) -> Any:
+    """Return ``(of args, of kwargs)`` as the dict by argument that ``torch.export`` takes."""
+    if not (isinstance(shapes, tuple) and len(shapes) == 2 and isinstance(shapes[1], dict)):
+        return shapes
+    of_args, of_kwargs = shapes
+    parameters = inspect.signature(module.forward).parameters.values()
+    rest = list(of_args)
+    by_name: dict[str, Any] = {}
+    for parameter in parameters:
+        if not rest:
+            break
+        if parameter.kind is parameter.VAR_POSITIONAL:
+            by_name[parameter.name], rest = tuple(rest), []
+        elif parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD):
+            by_name[parameter.name] = rest.pop(0)
+    var = next((p.name for p in parameters if p.kind is p.VAR_KEYWORD), None)
+    known = {p.name for p in parameters}
+    extra = {name: value for name, value in of_kwargs.items() if name not in known}
+    by_name |= {name: value for name, value in of_kwargs.items() if name in known}
+    if extra and var is not None:
+        by_name[var] = extra
+    return by_name
 
 
 def _is_known(target: Any) -> bool:

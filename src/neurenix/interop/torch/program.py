@@ -333,5 +333,3 @@ def _layer(node: Any) -> tuple[str, int] | None:
         if found:
             return found[1] or "", int(found[2])
     return None
-
-

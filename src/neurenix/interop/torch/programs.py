@@ -106,6 +106,25 @@ class Exported:
         return self.gives.unflatten(iter(results))
 
 
+def free_axes(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    """Return the ``dynamic_shapes`` that leave the batch free, and the length of token ids.
+
+    ``torch.export`` fixes an axis that the model needs to be of one size.
+    """
+    import torch
+    from torch.utils import _pytree as pytree
+
+    free = torch.export.Dim.AUTO
+
+    def axes(leaf: Any) -> Any:
+        if not isinstance(leaf, torch.Tensor) or leaf.ndim == 0:
+            return None
+        ids = not leaf.is_floating_point() and not leaf.is_complex()
+        return {axis: free for axis in range(2 if ids and leaf.ndim == 2 else 1)}
+
+    return pytree.tree_map(axes, (args, dict(kwargs)))
+
+
 class Programs:
     """The programs of a module for training and for evaluation.
 
@@ -113,7 +132,7 @@ class Programs:
         module: the PyTorch module.
         args: positional example inputs.
         kwargs: named example inputs.
-        dynamic_shapes: as ``torch.export.export`` takes them.
+        dynamic_shapes: as ``torch.export.export`` takes them; ``free_axes`` by default.
         scan: make loops of repeated layers.
     """
 

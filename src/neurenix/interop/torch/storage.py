@@ -61,9 +61,9 @@ def plan_weights(
     for names in stacks:
         known = all(name in kinds for name in names)
         if known and len({(kinds[n], types[n].shape, types[n].dtype) for n in names}) == 1:
-            weights.append(Weight(
-                _stacked_path(names, weights), names, kinds[names[0]], types[names[0]].dtype
-            ))
+            weights.append(
+                Weight(_stacked_path(names, weights), names, kinds[names[0]], types[names[0]].dtype)
+            )
             taken |= set(names)
     weights += [
         Weight(name, (name,), kind, types[name].dtype)

@@ -36,9 +36,7 @@ def convolve(
     rank = weight.ndim - 2
     single = input.ndim == rank + 1  # no batch
     x = input[None] if single else input
-    pads = (
-        padding.upper() if isinstance(padding, str) else [(p, p) for p in _each(padding, rank)]
-    )
+    pads = padding.upper() if isinstance(padding, str) else [(p, p) for p in _each(padding, rank)]
     result = lax.conv_general_dilated(
         x,
         weight,

@@ -123,9 +123,11 @@ def _register_tables() -> None:
         operator(name)(lambda x, function=function: function(x))
     for name, function in _OF_TWO.items():
         operator(name)(
-            lambda x, other, function=function: function(*map(jnp.asarray, (x, other)))
-            if not hasattr(x, "dtype") and not hasattr(other, "dtype")
-            else function(x, other)
+            lambda x, other, function=function: (
+                function(*map(jnp.asarray, (x, other)))
+                if not hasattr(x, "dtype") and not hasattr(other, "dtype")
+                else function(x, other)
+            )
         )
 
 

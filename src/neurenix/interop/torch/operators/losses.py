@@ -141,7 +141,9 @@ def ctc_loss_raw(
     """Return the loss of each example: log_probs (T, N, C), targets (N, S) or joined."""
     lengths = jnp.asarray(target_lengths)
     if targets.ndim == 1:
-        most = int(max(target_lengths)) if isinstance(target_lengths, (list, tuple)) else targets.size
+        most = (
+            int(max(target_lengths)) if isinstance(target_lengths, (list, tuple)) else targets.size
+        )
         starts = jnp.cumsum(lengths) - lengths
         places = starts[:, None] + jnp.arange(most)[None]
         targets = jnp.take(targets, jnp.clip(places, 0, max(targets.size - 1, 0)))

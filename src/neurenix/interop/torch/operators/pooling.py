@@ -186,7 +186,9 @@ def upsample_linear(
     input: Any = None,
 ) -> Array:  # fmt: skip
     given = [s for s in (scales, scales_d, scales_h, scales_w) if s is not None]
-    return _linear(input if x is None else x, output_size, align_corners, scale_factors or given or None)
+    return _linear(
+        input if x is None else x, output_size, align_corners, scale_factors or given or None
+    )
 
 
 def _cubic_weights(part: np.ndarray) -> np.ndarray:

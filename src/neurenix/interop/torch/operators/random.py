@@ -84,7 +84,12 @@ def normal(
 
 @operator("uniform", random=always)
 def uniform(
-    x: Array, from_: float = 0.0, to: float = 1.0, generator: Any = None, rng: Any = None, **more: Any
+    x: Array,
+    from_: float = 0.0,
+    to: float = 1.0,
+    generator: Any = None,
+    rng: Any = None,
+    **more: Any,
 ) -> Array:
     low = more.get("from", from_)
     return jax.random.uniform(rng(), x.shape, x.dtype, low, to)

@@ -145,9 +145,7 @@ def diagonal(x: Array, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Array:
 
 
 @operator("diagonal_scatter")
-def diagonal_scatter(
-    x: Array, src: Array, offset: int = 0, dim1: int = 0, dim2: int = 1
-) -> Array:
+def diagonal_scatter(x: Array, src: Array, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Array:
     moved = jnp.moveaxis(x, (dim1, dim2), (-2, -1))
     count = src.shape[-1]
     rows = jnp.arange(count) + max(-offset, 0)
