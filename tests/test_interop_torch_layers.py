@@ -157,5 +157,5 @@ def test_a_layer_computes_what_pytorch_computes(name: str) -> None:
     make, inputs = LAYERS[name]
     found = from_torch(make(), inputs).verification
     assert found.outputs <= 1e-4 and found.gradients <= 1e-3
-    assert found.training is None if name == "Dropout" else found.training <= 1e-4
+    assert found.training is None if name in ("Dropout", "RReLU") else found.training <= 1e-4
     assert found.depends_on_input

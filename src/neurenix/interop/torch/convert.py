@@ -18,11 +18,12 @@ from neurenix._core.errors import (
     MissingExtraError,
 )
 from neurenix._nnx import nnx
-from neurenix.interop.torch.dtypes import is_abstract, to_jax, to_torch as to_tensor
+from neurenix.interop.torch.dtypes import is_abstract, to_jax
+from neurenix.interop.torch.dtypes import to_torch as to_tensor
 from neurenix.interop.torch.module import TorchModule
 from neurenix.interop.torch.programs import Programs, free_axes
 from neurenix.interop.torch.repeats import stacked_names
-from neurenix.interop.torch.storage import WeightView, plan_weights
+from neurenix.interop.torch.storage import plan_weights
 from neurenix.interop.torch.verify import verify
 
 

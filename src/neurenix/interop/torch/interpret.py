@@ -119,9 +119,10 @@ class _Computation:
     ) -> Any:
         positional, named = map_values(read, operation.arguments)
         known = operation.operator
-        if known is None:
-            assert operation.function is not None  # unknown operators were refused
+        if operation.function is not None:
             return operation.function(*positional, **named)
+        if known is None:
+            raise ArgumentError(f"{operation.name} at {operation.line} has no function here.")
         if known.nested:
             named["run"] = self._nested
         if known.random is not None:
@@ -179,7 +180,6 @@ def _standing_at(line: TorchLine) -> Callable[..., Any]:
     JAX records the lines behind an operation, and the TPU compiler passes them on: so they name the
     user's PyTorch code.
     """
-
     code = _CALL.replace(
         co_filename=line.file,
         co_firstlineno=line.line,

@@ -6,7 +6,6 @@ Does not own what is exported (``export``), nor how a program is computed (``int
 
 from __future__ import annotations
 
-import operator as python_operator
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field

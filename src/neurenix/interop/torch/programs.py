@@ -6,21 +6,20 @@ Owns what a program takes and gives back, by the nesting of the example inputs.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 
 from neurenix._core.errors import ArgumentTypeError, ConversionError, ShapeError
-from neurenix.interop.torch import operators, registry
+from neurenix.interop.torch import operators
 from neurenix.interop.torch.export import export
 from neurenix.interop.torch.program import Program, TorchLine, read_program
 from neurenix.interop.torch.repeats import Step, find_loops
 from neurenix.interop.torch.structure import Structure
 
-__all__ = ["Exported", "Programs", "example_arguments"]
+__all__ = ["Exported", "Programs", "free_axes"]
 
 
 @dataclasses.dataclass(eq=False)
@@ -162,7 +161,7 @@ class Programs:
         return self._known[training]
 
     def _export(self, training: bool) -> Exported:
-        assert operators is not None  # importing it fills the table
+        operators.load()
         exported = export(
             self._module,
             self._args,

@@ -53,7 +53,9 @@ def operator(
     Args:
         names: ``"add"`` for all overloads of ``aten.add``, ``"max.dim"`` for one of them,
             ``"torchvision::nms"`` for another namespace.
-        random, product, nested: as in ``Operator``.
+        random: as in ``Operator``.
+        product: as in ``Operator``.
+        nested: as in ``Operator``.
     """
 
     def register(function: Function) -> Function:

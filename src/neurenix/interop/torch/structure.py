@@ -1,6 +1,6 @@
 """Nested arguments and results of a PyTorch module as flat lists, and back.
 
-Owns ``Structure``, which is read from a ``TreeSpec`` of PyTorch once and needs no PyTorch later, and
+Owns ``Structure``, read once from a ``TreeSpec`` of PyTorch, which needs no PyTorch later, and
 ``Outputs``, which a model returns where its PyTorch module returns a dataclass.
 """
 

@@ -22,7 +22,13 @@ from neurenix.interop.torch.operators import (
     sorting,
 )
 
+
+def load() -> None:
+    """Fill the table of operators, which importing this package has done."""
+
+
 __all__ = [
+    "load",
     "attention",
     "control",
     "convolution",

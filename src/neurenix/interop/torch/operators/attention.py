@@ -22,7 +22,7 @@ def attention(
     query: Array, key: Array, value: Array, attn_mask: Any = None, dropout_p: float = 0.0,
     is_causal: bool = False, scale: float | None = None, enable_gqa: bool = False, rng: Any = None,
 ) -> Array:  # fmt: skip
-    """Queries (…, H, T, D), keys and values (…, K, S, D); K divides H with ``enable_gqa``."""
+    """Take queries (…, H, T, D), keys and values (…, K, S, D); with ``enable_gqa`` K divides H."""
     if _fits_kernel(query, key, value, attn_mask, is_causal) and not dropout_p:
         return _by_kernel(query, key, value, attn_mask, is_causal, scale)
     if enable_gqa and key.shape[-3] != query.shape[-3]:

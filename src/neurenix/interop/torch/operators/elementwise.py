@@ -292,8 +292,8 @@ def logit(x: Array, eps: float | None = None) -> Array:
     return jnp.log(x / (1 - x))
 
 
-@operator("alias", "clone", "contiguous", "detach_copy", "lift_fresh_copy", "view_of", "resolve_conj",
-          "resolve_neg", "lift_fresh", "positive")  # fmt: skip
+@operator("alias", "clone", "contiguous", "detach_copy", "lift_fresh_copy", "view_of",
+          "resolve_conj", "resolve_neg", "lift_fresh", "positive")  # fmt: skip
 def same(x: Array, **_: Any) -> Array:
     return x
 

@@ -28,8 +28,9 @@ def embedding(
 def embedding_bag(
     weight: Array, indices: Array, offsets: Array, scale_grad_by_freq: bool = False, mode: int = 0,
     sparse: bool = False, per_sample_weights: Any = None, include_last_offset: bool = False,
-    padding_idx: int = -1,
+    padding_idx: int | None = None,
 ) -> tuple[Array, ...]:  # fmt: skip
+    padding_idx = -1 if padding_idx is None else padding_idx
     bags = offsets.shape[0] - int(include_last_offset)
     bag = jnp.searchsorted(offsets[:bags], jnp.arange(indices.shape[0]), side="right") - 1
     rows = jnp.take(weight, indices, 0)
