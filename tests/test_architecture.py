@@ -54,6 +54,7 @@ FLOORS = {
     "neurenix.callbacks": 45,
     "neurenix.nn": 50,
     "neurenix.models": 55,
+    "neurenix.interop": 57,
     "neurenix.preflight": 60,
     "neurenix.cli": 70,
 }

@@ -36,6 +36,7 @@ if TYPE_CHECKING:  # for editors and type checkers; a test compares it with _EXP
     from neurenix._core.errors import ArtefactError as ArtefactError
     from neurenix._core.errors import CheckpointError as CheckpointError
     from neurenix._core.errors import CompilationError as CompilationError
+    from neurenix._core.errors import ConversionError as ConversionError
     from neurenix._core.errors import DataError as DataError
     from neurenix._core.errors import DeviceError as DeviceError
     from neurenix._core.errors import DeviceInitializationError as DeviceInitializationError
@@ -60,6 +61,9 @@ if TYPE_CHECKING:  # for editors and type checkers; a test compares it with _EXP
     from neurenix.device import device_of as device_of
     from neurenix.device import devices as devices
     from neurenix.device import to as to
+    from neurenix.interop.torch import from_torch as from_torch
+    from neurenix.interop.torch import register_torch_op as register_torch_op
+    from neurenix.interop.torch import to_torch as to_torch
     from neurenix.preflight import compile_for as compile_for
     from neurenix.preflight import spec as spec
     from neurenix.preflight.namespace import preflight as preflight
@@ -88,7 +92,8 @@ _MODULES = (
 
 _EXPORTS = {
     "neurenix._core.errors": (
-        "ArgumentError ArgumentTypeError ArtefactError CheckpointError CompilationError DataError "
+        "ArgumentError ArgumentTypeError ArtefactError CheckpointError CompilationError "
+        "ConversionError DataError "
         "DeviceError DeviceInitializationError DeviceNotFoundError IncompatibleVersionError "
         "MissingExtraError ModuleInUseError "
         "NeurenixError NotCompiledError OutOfMemoryError RecompilationError ShapeError "
@@ -97,6 +102,7 @@ _EXPORTS = {
     "neurenix._jit.recompilation": "RecompilationWarning",
     "neurenix.compiler.load_compiled": "LoadedProgram load_compiled",
     "neurenix.device": "Device DeviceType device_of devices to",
+    "neurenix.interop.torch": "from_torch register_torch_op to_torch",
     "neurenix.preflight": "compile_for spec",
     "neurenix.random": "FrozenDrawWarning seed",
     "neurenix.simulation": "SimulatedSlice simulate simulated",

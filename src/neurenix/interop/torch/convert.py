@@ -18,7 +18,7 @@ from neurenix._core.errors import (
     MissingExtraError,
 )
 from neurenix._nnx import nnx
-from neurenix.interop.torch.dtypes import is_abstract, to_jax
+from neurenix.interop.torch.dtypes import is_abstract, load_torch, to_jax
 from neurenix.interop.torch.dtypes import to_torch as to_tensor
 from neurenix.interop.torch.module import TorchModule
 from neurenix.interop.torch.programs import Programs, free_axes
@@ -141,7 +141,7 @@ def import_torch(purpose: str) -> Any:
         MissingExtraError: it is not installed.
     """
     try:
-        import torch
+        torch = load_torch()
     except ImportError as error:
         raise MissingExtraError("torch", "torch", purpose) from error
     return torch
@@ -172,7 +172,7 @@ def several_rows(
     args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Return example inputs of one row with that row twice: the size 1 would be fixed."""
-    import torch
+    torch = load_torch()
 
     tensors = [t for t in (*args, *kwargs.values()) if isinstance(t, torch.Tensor) and t.ndim]
     if not tensors or any(tensor.shape[0] != 1 for tensor in tensors):

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import importlib
 from typing import Any
 
 import jax
@@ -12,6 +13,21 @@ import jax.numpy as jnp
 import numpy as np
 
 from neurenix._core.errors import ArgumentError
+
+
+def load_torch(name: str = "torch") -> Any:
+    """Return PyTorch, or a module of it, imported at the first call.
+
+    Raises:
+        ImportError: it is not installed; ``import_torch`` says what to do.
+    """
+    return importlib.import_module(name)
+
+
+def schema_of(target: Any) -> Any:
+    """Return the schema of an operator of PyTorch, which has no public name; None for others."""
+    return getattr(target, "__dict__", {}).get("_schema")
+
 
 _ALIASES = {"float": "float32", "double": "float64", "half": "float16", "long": "int64"}
 
@@ -51,7 +67,7 @@ def to_jax(tensor: Any) -> Any:
     Raises:
         ArgumentError: an integer does not fit into 32 bits.
     """
-    import torch
+    torch = load_torch()
 
     tensor = tensor.detach()
     if is_abstract(tensor):
@@ -74,7 +90,7 @@ def to_jax(tensor: Any) -> Any:
 
 def to_torch(array: Any, like: Any) -> Any:
     """Return an array as a tensor with the dtype and device of another."""
-    import torch
+    torch = load_torch()
 
     values = np.asarray(array)
     if values.dtype == jnp.bfloat16:

@@ -16,6 +16,7 @@ from typing import Any
 
 from neurenix._core.errors import ConversionError
 from neurenix.interop.torch import registry
+from neurenix.interop.torch.dtypes import load_torch, schema_of
 from neurenix.interop.torch.program import source_line
 
 
@@ -39,7 +40,7 @@ def export(
     Raises:
         ConversionError: the module cannot be exported; the message names the user's line.
     """
-    import torch
+    torch = load_torch()
 
     with ExitStack() as stack:
         stack.enter_context(in_mode(module, training))
@@ -90,7 +91,7 @@ def _by_name(module: Any, args: tuple[Any, ...], shapes: Any) -> Any:
 
 
 def _is_known(target: Any) -> bool:
-    schema = getattr(target, "_schema", None)
+    schema = schema_of(target)
     if schema is None:
         return False
     namespace, _, name = schema.name.partition("::")
@@ -131,7 +132,7 @@ def _watched_functions() -> Iterator[None]:
 
     Its forward pass would be differentiated instead, which may be another gradient.
     """
-    import torch
+    torch = load_torch()
 
     kind = torch.autograd.Function
     original = vars(kind)["apply"]
@@ -161,7 +162,7 @@ def _keep_no_grad(exported: Any) -> None:
     ``run_decompositions`` merges such regions into the graph, and forgets that they had no
     gradient.
     """
-    import torch
+    torch = load_torch()
 
     for module in exported.graph_module.modules():
         if not isinstance(module, torch.fx.GraphModule):

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from neurenix._core.errors import ConversionError
 from neurenix._nnx import nnx
 from neurenix.interop.torch.interpret import compute
-from neurenix.interop.torch.programs import Programs
+from neurenix.interop.torch.programs import Exported, Programs
 from neurenix.interop.torch.storage import Weight, WeightView, variable_for
 from neurenix.interop.torch.verify import Verification
 from neurenix.nn.module import Module
@@ -49,6 +49,10 @@ class TorchModule(Module):
     def arrays(self) -> dict[str, Any]:
         """Return the array of every variable by its path here; those of repeated layers stacked."""
         return {w.path: _look_up(self, w.path).get_value() for w in self._weights}
+
+    def program(self, *, training: bool = True) -> Exported:
+        """Return the program for training or for evaluation; it is exported at the first call."""
+        return self._programs.get(training=training)
 
     def weight_view(self) -> WeightView:
         """Return the weights by their names in PyTorch."""

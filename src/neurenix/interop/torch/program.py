@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from neurenix.interop.torch import registry
-from neurenix.interop.torch.dtypes import jax_dtype, to_jax
+from neurenix.interop.torch.dtypes import jax_dtype, load_torch, schema_of, to_jax
 from neurenix.interop.torch.registry import Operator
 
 # Arguments that say where and how a tensor is stored, which XLA decides.
@@ -200,7 +200,7 @@ class _Reader:
 
     def convert(self, tree: Any) -> Any:
         """Return arguments with values, lists and dtypes of our own."""
-        import torch
+        torch = load_torch()
 
         def one(leaf: Any) -> Any:
             if isinstance(leaf, torch.fx.Node):
@@ -214,7 +214,7 @@ class _Reader:
         return map_values(one, tree)
 
     def _attribute(self, path: str) -> Any:
-        import torch
+        torch = load_torch()
 
         found = self._module
         for name in path.split("."):
@@ -227,7 +227,7 @@ class _Reader:
         line = source_line(node.meta.get("stack_trace"))
         scope = _scope(node)
         known, function, name, arguments = None, None, str(node.target), (node.args, node.kwargs)
-        schema = getattr(node.target, "_schema", None)
+        schema = schema_of(node.target)
         if schema is not None:
             namespace, _, packet = schema.name.partition("::")
             overload = schema.overload_name or "default"
@@ -287,13 +287,11 @@ def _named(schema: Any, args: Any, kwargs: Any) -> dict[str, Any]:
 
 
 def _is_higher_order(target: Any) -> bool:
-    from torch._ops import HigherOrderOperator
-
-    return isinstance(target, HigherOrderOperator)
+    return isinstance(target, load_torch("torch._ops").HigherOrderOperator)
 
 
 def _results(value: Any) -> Any:
-    import torch
+    torch = load_torch()
 
     if isinstance(value, torch.Tensor):
         shape = tuple(size if isinstance(size, int) else str(size) for size in value.shape)
@@ -305,7 +303,7 @@ def _results(value: Any) -> Any:
 
 def source_line(stack_trace: str | None) -> TorchLine | None:
     """Return the innermost line of a stack that is not PyTorch's own, or else the innermost."""
-    import torch
+    torch = load_torch()
 
     own = str(torch.__path__[0])
     frames = [f for f in _FRAME.findall(stack_trace or "") if not f[0].startswith(_GENERATED)]

@@ -14,6 +14,7 @@ import numpy as np
 
 from neurenix._core.errors import ArgumentTypeError, ConversionError, ShapeError
 from neurenix.interop.torch import operators
+from neurenix.interop.torch.dtypes import load_torch
 from neurenix.interop.torch.export import export
 from neurenix.interop.torch.program import Program, TorchLine, read_program
 from neurenix.interop.torch.repeats import Step, find_loops
@@ -110,8 +111,8 @@ def free_axes(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
 
     ``torch.export`` fixes an axis that the model needs to be of one size.
     """
-    import torch
-    from torch.utils import _pytree as pytree
+    torch = load_torch()
+    pytree = load_torch("torch.utils._pytree")
 
     free = torch.export.Dim.AUTO
 

@@ -193,7 +193,7 @@ class _Comparison:
             for row in zip(*self._blocks, strict=True)
         ]
         positions = list(self._carried)
-        last = [None] * len(positions)
+        last: list[int | None] = [None] * len(positions)
         collected: dict[int, list[int | None]] = {}
         for number, block in enumerate(self._blocks):
             inside = set(self._positions[number])

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from neurenix._nnx import nnx
-from neurenix.train.split import Frozen
+from neurenix.train.module_split import Frozen
 
 _NUMBER = re.compile(r"\.(\d+)(?=\.)|^(\d+)(?=\.)")
 

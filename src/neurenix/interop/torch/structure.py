@@ -131,9 +131,8 @@ def _names(spec: Any) -> tuple[Any, ...] | None:
         first = context[0] if len(context) and isinstance(context[0], (list, tuple)) else context
         if all(isinstance(name, str) for name in first):
             return tuple(first)
-    if hasattr(spec.type, "_fields"):
-        return tuple(spec.type._fields)
-    return None
+    fields = getattr(spec.type, "_fields", None)
+    return None if fields is None else tuple(fields)
 
 
 def _fields(tree: Any) -> dict[str, Any] | None:

@@ -15,7 +15,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from neurenix._core.errors import ConversionError
-from neurenix.interop.torch.dtypes import to_jax
+from neurenix.interop.torch.dtypes import load_torch, to_jax
+from neurenix.interop.torch.export import in_mode, without_cache
 from neurenix.interop.torch.interpret import compute
 from neurenix.interop.torch.programs import Exported
 from neurenix.interop.torch.storage import Weight, WeightView
@@ -168,9 +169,7 @@ class _Comparison:
     def _torchs(
         self, program: Exported, training: bool, gradients: bool, like: list[Any]
     ) -> tuple[list[Any], dict[str, Any], dict[str, Any]]:
-        import torch
-
-        from neurenix.interop.torch.export import in_mode, without_cache
+        torch = load_torch()
 
         module = self._module
         buffers = {n: b.detach().clone() for n, b in module.named_buffers()}
