@@ -18,8 +18,9 @@ from neurenix._core.unstable_names import find, need, need_attribute
 _TPU = "tpu"
 _FEATURE = "The TPU compiler"
 
-for _module in ("jaxlib.xla_client:", "jaxlib.mlir.ir:"):  # loaded before the first program comes
-    find(_module)
+# Loaded before the first program comes.
+for _name in ("jaxlib.xla_client:DeviceList", "jaxlib.mlir:ir"):
+    find(_name)
 
 
 def _load_compiler() -> None:
