@@ -24,6 +24,7 @@ from neurenix._core import unstable_names
 pytestmark = [pytest.mark.newest]
 
 NAME = re.compile(r"(jax|jaxlib|flax|libtpu)(\.\w+)*:[\w.]*")
+TORUS = "jax.experimental.mesh_utils:create_device_mesh"  # which loads JAX
 PROGRAM = Path(__file__).with_name("unstable_names_program.py")
 
 
@@ -51,6 +52,15 @@ NAMES = sorted(set().union(*map(names_of, (_jax, _jaxlib, _nnx))))
 def test_the_name_exists(name: str) -> None:
     """A name that is gone has been replaced in a tested version by another, or by none."""
     assert unstable_names.find(name) is not None
+
+
+def test_the_names_of_the_compiler_are_found_without_jax(run_python: Any) -> None:
+    code = (
+        "import sys\nfrom neurenix._core.unstable_names import find\n"
+        f"names = {sorted(names_of(_jaxlib) - {TORUS})!r}\n"
+        "print([name for name in names if find(name) is None], 'jax' in sys.modules)"
+    )
+    assert run_python(code=code).stdout.split() == ["[]", "False"]
 
 
 @pytest.fixture(scope="module")

@@ -23,7 +23,7 @@ import jax
 import optax  # noqa: F401  loaded before the forks
 from jaxlib.mlir.dialects import chlo, mhlo, sdy, stablehlo  # noqa: F401  JAX loads them late
 
-SLOT = "flax.nnx:Variable._raw_value"  # which Flax needs itself: hidden from our lookups alone
+SLOT = "flax.nnx:Variable._raw_value"
 FALLBACK = "jax.extend.core:get_opaque_trace_state"  # what is left for another name
 
 
@@ -40,14 +40,16 @@ class Without(types.ModuleType):
         return getattr(self._module, name)
 
 
+def is_ours_alone(name: str) -> bool:
+    """Return whether a name is hidden from our lookups alone: JAX or Flax needs it itself."""
+    return name == SLOT or name.endswith(":")
+
+
 def hide(names: list[str]) -> None:
     attributes: dict[str, set[str]] = {}
     for name in names:
         module, _, attribute = name.partition(":")
-        if attribute:
-            attributes.setdefault(module, set()).add(attribute)
-        else:
-            sys.modules[module] = None  # type: ignore[assignment]  an import of it fails
+        attributes.setdefault(module, set()).add(attribute)
     for module, hidden in attributes.items():
         with contextlib.suppress(ImportError):
             real = pkgutil.resolve_name(module + ":")
@@ -94,11 +96,11 @@ def case(name: str, hidden: list[str]) -> dict[str, Any]:
 
     def recorded(name: str) -> Any:
         looked_up.add(name)
-        if name == SLOT and SLOT in hidden:
+        if name in hidden and is_ours_alone(name):
             raise AttributeError(name)
         return resolve(name)
 
-    hide([name for name in hidden if name != SLOT])
+    hide([name for name in hidden if not is_ours_alone(name)])
     pkgutil.resolve_name = recorded
     if name == "one by one":
         from neurenix._cpu import tuning

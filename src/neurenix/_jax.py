@@ -355,7 +355,7 @@ def set_num_partitions(module: Any, num_devices: int, donated: Collection[int]) 
 
 def mlir_ir() -> Any:
     """Return the module that parses and builds operations of MLIR."""
-    return need("jaxlib.mlir:ir", _PREFLIGHT)
+    return need("jaxlib.mlir.ir:", _PREFLIGHT)
 
 
 def _attribute(operation: Any, name: str, kind: Any) -> Any:

@@ -19,7 +19,7 @@ _TPU = "tpu"
 _FEATURE = "The TPU compiler"
 
 # Loaded before the first program comes.
-for _name in ("jaxlib.xla_client:DeviceList", "jaxlib.mlir:ir"):
+for _name in ("jaxlib.xla_client:DeviceList", "jaxlib.mlir.ir:"):
     find(_name)
 
 
@@ -78,7 +78,7 @@ def compile_module(
     if dump_to:
         debugging = compile_options.executable_build_options.debug_options
         debugging.xla_dump_to, debugging.xla_dump_hlo_as_text = dump_to, True
-    parsed = need("jaxlib.mlir:ir", _FEATURE).Module.parse(module, _context())
+    parsed = need("jaxlib.mlir.ir:", _FEATURE).Module.parse(module, _context())
     ordered = need("jaxlib.xla_client:DeviceList", _FEATURE)(tuple(devices))
     return devices[0].client.compile(
         parsed, executable_devices=ordered, compile_options=compile_options
@@ -87,7 +87,7 @@ def compile_module(
 
 def _context() -> Any:
     """Return a context that can read what JAX writes: the dialects that it registers."""
-    ir = need("jaxlib.mlir:ir", _FEATURE)
+    ir = need("jaxlib.mlir.ir:", _FEATURE)
     context, registry = ir.Context(), ir.DialectRegistry()
     need("jaxlib.mlir._mlir_libs._jax_mlir_ext:register_dialects", _FEATURE)(registry)
     context.append_dialect_registry(registry)

@@ -17,6 +17,8 @@ from neurenix._core.errors import IncompatibleVersionError
 def find(name: str) -> Any:
     """Return the object that ``"package.module:attribute"`` names; None where it does not exist.
 
+    ``"package.module:"`` names the module, and imports it.
+
     Example:
         >>> find("math:pi"), find("math:tau_squared"), find("no_such_module:x")
         (3.141592653589793, None, None)
@@ -67,8 +69,9 @@ def missing(name: str, feature: str) -> IncompatibleVersionError:
         version = importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
         version = "(not installed)"
+    shown = name.replace(":", ".").rstrip(".")
     return IncompatibleVersionError(
-        f"{feature} uses {name.replace(':', '.')}, an internal name of {package} that {package} "
-        f"{version} does not have. Run `pip install --upgrade neurenix`, which installs versions "
-        "of jax, flax and libtpu that work together."
+        f"{feature} uses {shown}, an internal name of {package} that {package} {version} does not "
+        "have. Run `pip install --upgrade neurenix`, which installs versions of jax, flax and libtpu "
+        "that work together."
     )
