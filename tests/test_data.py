@@ -462,7 +462,7 @@ def test_an_iterator_given_cannot_go_back() -> None:
     iterator = StreamDataset(iter([X, X])).iterator()
     with pytest.raises(DataError, match="cannot be read again"):
         iterator.set_state(iterator.get_state())
-    with pytest.raises(DataError, match="no state of a stream"):
+    with pytest.raises(DataError, match="not the state of a stream"):
         iterator.set_state({"position": 1})
 
 

@@ -178,8 +178,21 @@ def test_several_batches_at_once_are_split_as_one_is(strategy: TPUStrategy) -> N
     stacked = batches.next_stacked(3)
     assert stacked.shape == (3, 16, 2)
     assert stacked.addressable_shards[0].data.shape == (3, 2, 2)
-    with pytest.raises(nx.DataError, match="after 1"):
+    assert batches.next_stacked(3).shape == (1, 16, 2)
+    with pytest.raises(StopIteration):
         batches.next_stacked(3)
+
+
+def test_a_custom_loop_resumes_from_a_saved_position(strategy: TPUStrategy) -> None:
+    def batches() -> Any:
+        data = nx.data.Dataset.from_arrays(np.arange(64.0)).shuffle(seed=0).batch(16)
+        return iter(strategy.distribute(data))
+
+    every, first, resumed = [np.asarray(batch) for batch in batches()], batches(), batches()
+    first.skip(2)
+    resumed.set_state(first.get_state())
+    assert isinstance(resumed, nx.data.BatchIterator)
+    np.testing.assert_array_equal(resumed.next_stacked(9), every[2:])
 
 
 def test_r2_over_replicas_is_that_of_all_examples(strategy: TPUStrategy) -> None:

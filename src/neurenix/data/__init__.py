@@ -1,16 +1,28 @@
-"""Data for training: datasets in arrays, grain pipelines, and the digits of scikit-learn."""
+"""Data for training: datasets in arrays, grain pipelines, and the digits of scikit-learn.
+
+``BatchSource`` and ``BatchIterator`` are the protocol that all of them speak.
+"""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
 from neurenix._core.names import names_of
+from neurenix.data.batch_iterator import BatchIterator, BatchSource
 from neurenix.data.dataset import Dataset
 from neurenix.data.digits import digits
 from neurenix.data.iterator import DatasetIterator
 from neurenix.data.stream import StreamDataset, StreamIterator
 
-__all__ = ["Dataset", "DatasetIterator", "StreamDataset", "StreamIterator", "digits"]
+__all__ = [
+    "BatchIterator",
+    "BatchSource",
+    "Dataset",
+    "DatasetIterator",
+    "StreamDataset",
+    "StreamIterator",
+    "digits",
+]
 
 # What other libraries call what is called otherwise here.
 _ARRAYS = "data.Dataset.from_arrays(x, y)"

@@ -1,4 +1,4 @@
-"""A dataset held in arrays: shuffled, repeated, mapped, batched and sharded without being copied.
+"""``Dataset``: arrays that are shuffled, repeated, mapped, batched and sharded without a copy.
 
 Owns the methods that users chain and their errors; it does not own how the order is computed
 (``neurenix.data.order``) nor how batches are read (``neurenix.data.iterator``).
@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import jax
@@ -35,12 +35,17 @@ from neurenix.random import current_seed
 
 
 class Dataset(metaclass=ToldOfClass):
-    """Examples in arrays, and the order and groups in which they are read.
+    """Examples in arrays, and the order and batches in which they are read: a ``BatchSource``.
 
-    Every method returns a new dataset on the same arrays. Before ``batch`` the methods speak of
-    rows, after it of batches: ``take(3)`` takes three rows or three batches. Iterating yields
-    NumPy arrays, in an order that depends on nothing but the seeds and the epoch: the first
-    ``iter()`` of a dataset is epoch 0, the second epoch 1 …; ``iterator(epoch=…)`` names it.
+    Every method returns a new dataset on the same arrays. Before ``batch`` the methods apply to
+    rows, after it to batches: ``take(3)`` takes three rows or three batches. Iterating yields
+    NumPy arrays, in an order that depends only on the seeds and the epoch: the first ``iter()`` of
+    a dataset is epoch 0, the second epoch 1 …; ``iterator(epoch=…)`` chooses one.
+
+    Attributes:
+        cardinality_is_exact: True.
+        read_once: False.
+        process_local: False: each process that reads the dataset yields the same batches.
 
     Example:
         >>> data = nx.data.Dataset.from_arrays([[1.0], [2.0], [3.0]], [0, 1, 0]).batch(2)
@@ -49,6 +54,10 @@ class Dataset(metaclass=ToldOfClass):
         [[1.0], [2.0]] [0 1]
         [[3.0]] [0]
     """
+
+    cardinality_is_exact: bool = True
+    read_once: bool = False
+    process_local: bool = False
 
     def __init__(self, plan: Plan, *others: object) -> None:
         if others or not isinstance(plan, Plan):
@@ -336,7 +345,7 @@ class Dataset(metaclass=ToldOfClass):
         return jax.tree.map(spec_of, next(self.iterator()))
 
     def iterator(self, *, epoch: int = 0) -> DatasetIterator:
-        """Return an iterator of one epoch that can say and restore where it is.
+        """Return an iterator of one epoch, whose position can be saved and restored.
 
         Args:
             epoch: 0 or more; shuffled datasets have another order in each.
@@ -347,7 +356,7 @@ class Dataset(metaclass=ToldOfClass):
         _at_least(0, "epoch", epoch)
         return DatasetIterator(self._plan, epoch=epoch)
 
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self) -> DatasetIterator:
         """Return an iterator of the next epoch, counted from 0 for each dataset."""
         return self.iterator(epoch=next(self._epochs))
 

@@ -1,4 +1,4 @@
-"""Reading a dataset: one batch, or many at once, from any place that a state names.
+"""Read the batches of a ``Dataset``, one or many at once, from any position.
 
 Owns the position; it does not own the order (``neurenix.data.order``) nor the transfer to devices
 (``neurenix.train``).
@@ -6,7 +6,7 @@ Owns the position; it does not own the order (``neurenix.data.order``) nor the t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +15,7 @@ import numpy as np
 
 from neurenix._core.errors import DataError
 from neurenix._core.keys import keys_explained
+from neurenix.data.batch_iterator import shapes_of, stack
 from neurenix.data.columns import WIDE, Columns, as_numbers
 from neurenix.data.order import EPOCHS, Batching, Numbers, Order
 
@@ -117,7 +118,7 @@ class Plan:
 
 
 class DatasetIterator(Iterator[Any]):
-    """Batches of one epoch, from NumPy arrays; never ends where the dataset never does.
+    """A ``BatchIterator`` of one epoch of a ``Dataset``; endless if the dataset is.
 
     Example:
         >>> from neurenix.data import Dataset
@@ -151,26 +152,25 @@ class DatasetIterator(Iterator[Any]):
         return item
 
     def skip(self, count: int) -> None:
-        """Leave out the next ``count`` batches, or as many as there are; none of them is read."""
+        """Skip the next ``count`` batches, or as many as are left, without reading them."""
         self._position = min(self._position + count, self._size)
 
     def next_stacked(self, count: int) -> Any:
-        """Return the next batches stacked, for many steps in one compiled call.
+        """Return the next batches stacked, for several steps in one compiled call.
 
-        A batch cannot be stacked with one of another size, nor with what is not there: fewer than
-        ``count`` batches come at the end of the data and before a partial last batch, which then
-        comes alone, or one to which a function of ``map`` gave another size. Look at the first
-        axis.
+        Fewer than ``count`` batches are returned at the end of the data, and before a batch of
+        another size: a partial last one, or one that a function of ``map`` made. The first axis
+        has the number of batches.
 
         Args:
-            count: how many batches at most, 1 or more.
+            count: the most batches to return, 1 or more.
 
         Returns:
             Fresh arrays of shape ``(k, batch_size, …)`` with ``1 <= k <= count``, the same as
             ``k`` calls of ``next``.
 
         Raises:
-            StopIteration: there is no batch left.
+            StopIteration: no batch is left.
             DataError: ``count`` is not positive.
 
         Example:
@@ -194,7 +194,7 @@ class DatasetIterator(Iterator[Any]):
         return stacked
 
     def get_state(self) -> dict[str, Any]:
-        """Return where this iterator is, as numbers and text that JSON can hold."""
+        """Return the position, as numbers and text that JSON can hold."""
         return {
             "epoch": self._epoch,
             "position": self._position,
@@ -202,17 +202,19 @@ class DatasetIterator(Iterator[Any]):
         }
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Go to where an iterator of the same dataset was; the next batch is the same as there.
+        """Move to the position of an iterator of the same dataset.
 
         Args:
             state: what ``get_state`` returned, in this process or another.
 
         Raises:
-            DataError: the state is of a dataset with other rows, another order or batch size.
+            DataError: the state belongs to a dataset with other rows, order or batch size.
         """
         missing = {"epoch", "position", "order"} - set(state)
         if missing:
-            raise DataError(f"This is no state of a dataset iterator: it lacks {sorted(missing)}.")
+            raise DataError(
+                f"This is not the state of a dataset iterator: it lacks {sorted(missing)}."
+            )
         if state["order"] != self._plan.fingerprint():
             raise DataError(
                 "The state belongs to a dataset that is read in another order.\n"
@@ -223,26 +225,3 @@ class DatasetIterator(Iterator[Any]):
 
 def _part(tree: Any, place: int) -> Any:
     return jax.tree.map(lambda leaf: leaf[place], tree)
-
-
-def shapes_of(batch: Any) -> list[tuple[int, ...]]:
-    """Return the shape of each array of a tree."""
-    return [np.shape(leaf) for leaf in jax.tree.leaves(batch)]
-
-
-def stack(items: Sequence[Any], what: str) -> Any:
-    """Stack trees of arrays leaf by leaf along a new first axis.
-
-    Raises:
-        DataError: they differ in structure or shape.
-
-    Example:
-        >>> stack([{"a": 1}, {"a": 2}], "rows")["a"]
-        array([1, 2])
-    """
-    try:
-        return jax.tree.map(lambda *leaves: np.stack(leaves), *items)
-    except ValueError as error:
-        raise DataError(
-            f"map() returned {what} that differ and cannot be stacked: {error}"
-        ) from error

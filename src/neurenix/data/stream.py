@@ -1,4 +1,4 @@
-"""Batches from elsewhere: a grain pipeline, a list of batches, a loader of another library.
+"""Batches of any other source: a grain pipeline, a list of batches, a loader of another library.
 
 Owns reading and resuming what others yield; it does not own shuffling and batching, which the
 source has done already (``neurenix.data.dataset`` does them for arrays).
@@ -6,7 +6,8 @@ source has done already (``neurenix.data.dataset`` does them for arrays).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sized
+import functools
+from collections.abc import Callable, Iterable, Iterator, Sized
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import jax
@@ -15,30 +16,47 @@ from neurenix._copy_host_arrays import owned
 from neurenix._core.errors import ArgumentTypeError, DataError
 from neurenix._core.libraries import library_of
 from neurenix._migration.tf_data import no_stream_attribute
+from neurenix.data.batch_iterator import BatchSource, shapes_of, stack
 from neurenix.data.columns import as_array
-from neurenix.data.iterator import shapes_of, stack
 
-# grain says 2**63 rows where it has no end, divided by those of a batch: 2**40 batches, one in a
-# millisecond, take 35 years.
+# grain reports 2**63 rows for an endless dataset, divided by those of a batch: 2**40 batches, one
+# in a millisecond, take 35 years.
 _ENDLESS = 2**40
 
 
+def as_batch_source(data: Any, *, convert: bool = True) -> BatchSource:
+    """Return ``data`` itself if it is a ``BatchSource``, else a ``StreamDataset`` of it.
+
+    Example:
+        >>> as_batch_source([np.zeros((2, 3)), np.ones((2, 3))]).cardinality
+        2
+    """
+    return data if isinstance(data, BatchSource) else StreamDataset(data, convert=convert)
+
+
 class StreamDataset:
-    """Any iterable of batches, with the reading interface of ``Dataset``.
+    """Any iterable of batches as a ``BatchSource``.
 
     A batch is an array, a dict, or a pair ``(x, y)`` or triple ``(x, y, sample_weight)``, whose
-    last entries may be None; lists of arrays, as loaders yield them, count as tuples. Numbers of 64
-    bits become those of 32, but for a ``jax.Array``. A source that knows its ``len`` has a
-    cardinality.
-    A batch is as it was when the source yielded it: NumPy arrays are copied, for a generator may
-    fill the same ones again; those of a list and of the loaders of PyTorch and grain need no copy.
+    last entries may be None; lists of arrays, as loaders yield them, count as tuples. 64-bit
+    numbers become 32-bit, except in a ``jax.Array``. A source with a ``len`` has a cardinality.
+    NumPy arrays are copied, because a generator may refill them; those of a list and of the loaders
+    of PyTorch and grain need no copy.
 
     Args:
-        source: a grain ``MapDataset`` or ``IterDataset`` that is batched, or any iterable of
-            batches. An iterator or a generator can be read once only.
+        source: a grain ``MapDataset`` or ``IterDataset`` that is batched, any iterable of batches,
+            or an object with ``len`` and ``[index]``, as Keras's ``PyDataset``, whose
+            ``on_epoch_end`` is called after the last batch. An iterator or a generator can be read
+            once only.
+        convert: False yields a copy of each batch as the source made it, of any structure.
+
+    Attributes:
+        process_local: False: each process that reads the source is given whole batches.
 
     Raises:
-        ArgumentTypeError: the source cannot be iterated.
+        ArgumentTypeError: the source cannot be iterated, or is a torch ``Dataset``, whose items are
+            single examples.
+        DataError: its length is 0.
 
     Example:
         >>> import numpy as np
@@ -47,33 +65,56 @@ class StreamDataset:
         ShapeDtypeStruct(shape=(2, 3), dtype=float32)
     """
 
-    def __init__(self, source: Iterable[Any]) -> None:
+    process_local: bool = False
+
+    def __init__(self, source: Iterable[Any], *, convert: bool = True) -> None:
+        if _is_of_examples(source):
+            raise ArgumentTypeError(
+                f"{type(source).__name__} is a torch Dataset, which is not batched: its items are "
+                "single examples. Give it to a torch DataLoader, DataLoader(dataset, "
+                "batch_size=32), or give its arrays."
+            )
         self._length = _length_of(source)
         # grain's MapDataset has no iterator with a state; what it turns into has.
         to_iter_dataset = getattr(source, "to_iter_dataset", None)
-        readable: object = to_iter_dataset() if callable(to_iter_dataset) else source
-        if not isinstance(readable, Iterable):
+        self._source: Any = to_iter_dataset() if callable(to_iter_dataset) else source
+        self._indexed = _is_indexed(self._source)
+        if not self._indexed and not isinstance(self._source, Iterable):
             raise ArgumentTypeError(
                 f"A dataset must be iterable; found {type(source).__name__}. "
                 "Call the function that makes the generator, or give its result as a list."
             )
-        self._source: Iterable[Any] = readable
+        self._convert = convert
+        # Loaders of torch and grain yield new arrays.
+        self._copies = not convert or not (
+            isinstance(source, list | tuple) or library_of(source, ("torch.utils.data", "grain"))
+        )
         self._read_once = isinstance(source, Iterator)
         self._spec: Any = None
         self._kept: StreamIterator | None = None
         self._read = False
-        if self._length == 0:
+        if self._length == 0 and convert:
             raise DataError("The dataset is empty: its source has length 0.")
 
     @property
     def batch_size(self) -> None:
-        """``None``: the source decides, and need not keep to one."""
+        """``None``: unknown, the source may yield batches of several sizes."""
+        return None
+
+    @property
+    def batches_are_whole(self) -> None:
+        """``None``: unknown."""
         return None
 
     @property
     def cardinality(self) -> int | None:
         """Batches of one epoch; ``None`` when the source does not know, or is endless."""
         return None if self.endless else self._length
+
+    @property
+    def cardinality_is_exact(self) -> bool:
+        """Whether ``cardinality`` is certain: that of a list, a tuple or an indexed source is."""
+        return self._indexed or isinstance(self._source, list | tuple)
 
     @property
     def endless(self) -> bool:
@@ -110,7 +151,7 @@ class StreamDataset:
         """Return an iterator from the source's beginning.
 
         Args:
-            epoch: of no consequence here: a source of others decides its own order.
+            epoch: ignored: the source decides its own order.
 
         Raises:
             DataError: the source can be read once only, and was.
@@ -125,9 +166,14 @@ class StreamDataset:
                 "epochs give something that can be iterated again: a list, a loader, a dataset."
             )
         self._read = True
-        return StreamIterator(self._source, can_restart=not self._read_once)
+        begin = functools.partial(_by_index if self._indexed else iter, self._source)
+        return StreamIterator(begin, can_restart=not self._read_once, prepare=self._prepared)
 
-    def __iter__(self) -> Iterator[Any]:
+    def _prepared(self, batch: Any) -> Any:
+        batch = _as_batch(batch) if self._convert else batch
+        return owned(batch) if self._copies else batch
+
+    def __iter__(self) -> StreamIterator:
         """Return an iterator from the source's beginning."""
         return self.iterator()
 
@@ -154,7 +200,13 @@ class StreamDataset:
 
 
 class StreamIterator(Iterator[Any]):
-    """Batches of a source, with a state: the source's own, or the number of batches read.
+    """A ``BatchIterator`` over any iterator; its state is that one's, or the batches read.
+
+    Args:
+        begin: returns the iterator from its beginning. Its own ``get_state`` and ``set_state`` are
+            used, where it has them.
+        can_restart: whether ``begin`` can be called again.
+        prepare: makes a batch of what the iterator yields.
 
     Example:
         >>> import numpy as np
@@ -165,13 +217,15 @@ class StreamIterator(Iterator[Any]):
         (array([1., 1.], dtype=float32), None, array([1., 1.], dtype=float32))
     """
 
-    def __init__(self, source: Iterable[Any], *, can_restart: bool) -> None:
-        self._source = source
-        self._can_restart = can_restart
-        self._inner = iter(source)
-        self._refilled = not (
-            isinstance(source, list | tuple) or library_of(source, _MAKE_THEIR_OWN)
-        )
+    def __init__(
+        self,
+        begin: Callable[[], Iterator[Any]],
+        *,
+        can_restart: bool,
+        prepare: Callable[[Any], Any] = lambda batch: batch,
+    ) -> None:
+        self._begin, self._can_restart, self._prepare = begin, can_restart, prepare
+        self._inner = begin()
         self._position = 0
         self._ahead: list[tuple[Any, Any]] = []  # one batch looked at, and the state before it
 
@@ -185,19 +239,18 @@ class StreamIterator(Iterator[Any]):
         return get_state() if callable(get_state) else None
 
     def peek(self) -> Any:
-        """Return the next batch and leave it to be read.
+        """Return the next batch, which ``next`` will return again.
 
         Raises:
-            StopIteration: there is none.
+            StopIteration: no batch is left.
         """
         if not self._ahead:
             state = self._inner_state()
-            batch = _as_batch(next(self._inner))
-            self._ahead.append((owned(batch) if self._refilled else batch, state))
+            self._ahead.append((self._prepare(next(self._inner)), state))
         return self._ahead[0][0]
 
     def skip(self, count: int) -> None:
-        """Read ``count`` batches, or as many as there are, and drop them."""
+        """Skip ``count`` batches, or as many as are left, by reading and dropping them."""
         for _ in range(count):
             if next(self, None) is None:
                 return
@@ -210,10 +263,10 @@ class StreamIterator(Iterator[Any]):
         return batch
 
     def next_stacked(self, count: int) -> Any:
-        """Return up to ``count`` batches of one shape, stacked; see ``DatasetIterator``.
+        """Return up to ``count`` batches of one shape, stacked; see ``BatchIterator``.
 
         Raises:
-            StopIteration: there is no batch left.
+            StopIteration: no batch is left.
             DataError: ``count`` is not positive.
         """
         if count < 1:
@@ -230,12 +283,12 @@ class StreamIterator(Iterator[Any]):
         return stack(batches, "batches")
 
     def get_state(self) -> dict[str, Any]:
-        """Return where this iterator is."""
+        """Return the position of the next batch."""
         inner = self._ahead[0][1] if self._ahead else self._inner_state()
         return {"position": self._position, "source": inner}
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Go to where an iterator of the same source was.
+        """Move to the position of an iterator of the same source.
 
         A source with a state of its own, as grain's have, is set at once; another is read again
         from its beginning up to there.
@@ -245,12 +298,12 @@ class StreamIterator(Iterator[Any]):
         """
         missing = {"position", "source"} - set(state)
         if missing:
-            raise DataError(f"This is no state of a stream: it lacks {sorted(missing)}.")
+            raise DataError(f"This is not the state of a stream: it lacks {sorted(missing)}.")
         set_state = getattr(self._inner, "set_state", None)
         if state["source"] is not None and callable(set_state):
             set_state(state["source"])
         elif self._can_restart:
-            self._inner = iter(self._source)
+            self._inner = self._begin()
             for skipped in range(state["position"]):
                 if next(self._inner, _END) is _END:
                     raise DataError(
@@ -264,8 +317,31 @@ class StreamIterator(Iterator[Any]):
 
 
 _END = object()
-# Their loaders yield new arrays.
-_MAKE_THEIR_OWN = ("torch.utils.data", "grain")
+
+
+def _by_index(batches: Any) -> Iterator[Any]:
+    """Yield the batches of an object that has ``len`` and ``[index]``; Keras's then reshuffle."""
+    for index in range(len(batches)):
+        yield batches[index]
+    on_epoch_end = getattr(batches, "on_epoch_end", None)
+    if callable(on_epoch_end):
+        on_epoch_end()
+
+
+def _is_indexed(source: Any) -> bool:
+    if isinstance(source, type) or hasattr(source, "__iter__"):
+        return False
+    return hasattr(source, "__getitem__") and hasattr(source, "__len__")
+
+
+def _is_of_examples(source: Any) -> bool:
+    """Return whether it is a map-style ``Dataset`` of torch, without importing torch."""
+    bases = {base.__name__ for base in type(source).__mro__ if _is_of_torch_data(base)}
+    return "Dataset" in bases and "IterableDataset" not in bases
+
+
+def _is_of_torch_data(base: type) -> bool:
+    return f"{base.__module__}.".startswith("torch.utils.data.")
 
 
 def _length_of(source: Any) -> int | None:

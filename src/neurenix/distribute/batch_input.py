@@ -1,36 +1,83 @@
-"""Batches on their way to the replicas.
+"""Place batches on the replicas, for custom loops and for ``fit``.
 
-Owns the placement of host batches, one or many at a time. It does not own reading, shuffling or
-batching (``neurenix.data``).
+Owns the placement of host batches, one or many at a time, and how batches are dealt out to replicas
+and processes. It does not own reading, shuffling or batching (``neurenix.data``).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import jax
 import numpy as np
 
-from neurenix._copy_host_arrays import owned
-from neurenix._core.errors import ArgumentTypeError, DataError, ShapeError
-from neurenix._jax import process_allgather
-from neurenix.distribute.mesh import place
+from neurenix._core.errors import ArgumentError, ArgumentTypeError, DataError, ShapeError
+from neurenix.data import BatchIterator, BatchSource, StreamIterator
+from neurenix.data.batch_iterator import next_exactly
+from neurenix.data.stream import StreamDataset, as_batch_source
 from neurenix.distribute.values import PerReplica, stack_replicas
 
 
 class BatchPlacement(Protocol):
-    """How many shares a batch has, and where they lie; a strategy is one."""
+    """The number of replicas and the sharding of a batch; a strategy is one."""
 
     @property
     def num_replicas_in_sync(self) -> int:
-        """Shares of a batch."""
+        """The number of replicas, over all processes."""
         ...
 
     def batch_sharding(self, *, leading: int = 0) -> jax.sharding.Sharding:
-        """Where a batch lies: axis number ``leading`` split over the replicas."""
+        """Return the sharding that splits axis number ``leading`` over the replicas."""
         ...
+
+
+def place_batch(
+    batch: Any, placement: BatchPlacement, *, leading: int = 0, process_local: bool = False
+) -> Any:
+    """Split a host batch over the replicas, asynchronously; nothing is sent between processes.
+
+    Args:
+        batch: a tree of arrays.
+        placement: the replicas.
+        leading: the axis to split; 1 for stacked batches.
+        process_local: whether ``batch`` is this process's share, and not the whole batch.
+    """
+    sharding = placement.batch_sharding(leading=leading)
+    if sharding.is_fully_addressable:
+        return jax.device_put(batch, sharding)
+
+    def put(leaf: Any) -> jax.Array:
+        if isinstance(leaf, jax.Array) and not leaf.is_fully_addressable:
+            return jax.device_put(leaf, sharding)
+        array = np.asarray(leaf)
+        array = array.astype(jax.dtypes.canonicalize_dtype(array.dtype), copy=False)
+        shape = None if process_local else array.shape
+        return jax.make_array_from_process_local_data(sharding, array, shape)
+
+    return jax.tree.map(put, batch)
+
+
+def replicas_per_process(placement: BatchPlacement) -> int:
+    """Return how many replicas have their devices in this process.
+
+    Raises:
+        ArgumentError: a replica has devices in several processes, so no process has its own.
+    """
+    replicas, sharding = placement.num_replicas_in_sync, placement.batch_sharding()
+    if sharding.is_fully_addressable:
+        return replicas
+    places = sharding.addressable_devices_indices_map((replicas,)).values()
+    here = len({index[0].indices(replicas)[0] for index in places if index is not None})
+    if here * jax.process_count() != replicas:
+        raise ArgumentError(
+            f"{replicas} replicas do not divide over {jax.process_count()} processes: this one has "
+            f"devices of {here}. Give every process whole batches, by strategy.distribute, or make "
+            'the axes "data" and "fsdp" of the mesh a multiple of the processes.'
+        )
+    return here
 
 
 def per_replica_batch_size(global_batch_size: int, replicas: int) -> int:
@@ -75,46 +122,55 @@ class InputContext:
 class DistributedDataset:
     """A dataset whose every batch is split over the replicas, as global arrays.
 
+    Attributes:
+        dataset: the dataset given.
+
     Raises:
         ArgumentTypeError: the dataset is one batch.
     """
 
     def __init__(self, dataset: Iterable[Any], placement: BatchPlacement) -> None:
-        self._dataset = _expect_batches(dataset)
+        self.dataset = dataset
+        self._epochs = _Epochs(dataset)
         self._placement = placement
 
     def __iter__(self) -> DistributedIterator:
-        return DistributedIterator(iter(self._dataset), self._placement)
+        return DistributedIterator(self._epochs.following(), self._placement)
 
     def __len__(self) -> int:
-        return len(self._dataset)  # type: ignore[arg-type]  # raises TypeError as len() should
+        return len(self.dataset)  # type: ignore[arg-type]  # raises TypeError as len() should
 
 
 class DistributedIterator(Iterator[Any]):
-    """Yields global batches; ``next_stacked`` takes many at once for ``nx.multi_step``."""
+    """A ``BatchIterator`` of global arrays; ``nx.multi_step`` takes many batches of it at once."""
 
-    def __init__(self, iterator: Iterator[Any], placement: BatchPlacement) -> None:
+    def __init__(self, iterator: BatchIterator, placement: BatchPlacement) -> None:
         self._iterator = iterator
         self._placement = placement
 
     def __next__(self) -> Any:
-        batch = next(self._iterator)
-        self._check(batch, axis=0)
-        if not hasattr(self._iterator, "next_stacked"):
-            batch = owned(batch)
-        return place(batch, self._placement.batch_sharding())
+        return self._placed(next(self._iterator), axis=0)
 
-    def next_stacked(self, steps: int) -> Any:
-        """Return the next ``steps`` batches as one tree of arrays (steps, batch, …).
+    def next_stacked(self, count: int) -> Any:
+        """Return up to ``count`` batches as one tree of arrays (k, batch, …).
 
-        Raises:
-            DataError: fewer than ``steps`` batches are left.
+        Fewer come before a batch of another shape and at the end; see ``BatchIterator``.
         """
-        batch = stacked(self._iterator, steps)
-        self._check(batch, axis=1)
-        return place(batch, self._placement.batch_sharding(leading=1))
+        return self._placed(self._iterator.next_stacked(count), axis=1)
 
-    def _check(self, batch: Any, *, axis: int) -> None:
+    def skip(self, count: int) -> None:
+        """Skip the next ``count`` batches, or as many as are left."""
+        self._iterator.skip(count)
+
+    def get_state(self) -> dict[str, Any]:
+        """Return the position in the dataset."""
+        return self._iterator.get_state()
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Move to a position that ``get_state`` returned; raises as the dataset's iterator."""
+        self._iterator.set_state(state)
+
+    def _placed(self, batch: Any, *, axis: int) -> Any:
         for path, leaf in jax.tree_util.tree_flatten_with_path(batch)[0]:
             shape = np.shape(leaf)
             if len(shape) <= axis:
@@ -131,6 +187,7 @@ class DistributedIterator(Iterator[Any]):
                     "divides, and batch(…, drop_remainder=True) when the last batch is smaller "
                     "(fit pads and masks it instead)."
                 )
+        return place_batch(batch, self._placement, leading=axis)
 
 
 class PerReplicaDataset:
@@ -138,85 +195,137 @@ class PerReplicaDataset:
 
     Raises:
         ArgumentTypeError: the dataset is one batch.
-        DataError: when iterated, some replicas would have no last batch: at once where the dataset
-            tells its length, else at its end.
+        DataError: when iterated, some replicas would have no last batch: at once where the length
+            of the dataset is known, else at its end.
     """
 
     def __init__(self, dataset: Iterable[Any], placement: BatchPlacement) -> None:
-        self._dataset = _expect_batches(dataset)
+        self._dataset = dataset
+        self._epochs = _Epochs(dataset)
         self._placement = placement
 
     def __iter__(self) -> Iterator[PerReplica]:
-        sharding = self._placement.batch_sharding()
-        return (stack_replicas(batches, sharding) for batches in self._dealt())
+        sharding, replicas = self._placement.batch_sharding(), replicas_per_process(self._placement)
+        _check_dealt(_length(self._dataset), replicas)
+        following = self._epochs.following()
+        return _Dealt(following, replicas, lambda batches: stack_replicas(batches, sharding))
 
-    def global_batches(self) -> Iterable[Any]:
-        """Return the batches of all replicas, end to end on the host, as ``fit`` takes them.
-
-        Like the function's dataset, they can be gone through again unless that is an iterator.
-
-        Raises:
-            ShapeError: when iterated, the replicas' batches do not go end to end.
-        """
-        if isinstance(self._dataset, Iterator):
-            return map(self._of_all, self._dealt())
-        return _GlobalBatches(self)
-
-    def _of_all(self, batches: list[Any]) -> Any:
-        """Return the replicas' batches end to end, those of other processes included."""
-        batch = _end_to_end(batches)
-        if self._placement.batch_sharding().is_fully_addressable:
-            return batch
-        return process_allgather(batch, tiled=True)
-
-    def _dealt(self) -> Iterator[list[Any]]:
-        iterator = iter(self._dataset)
-        replicas = self._placement.num_replicas_in_sync
-        if not self._placement.batch_sharding().is_fully_addressable:
-            replicas //= jax.process_count()
-        self._check(_length(self._dataset), replicas)
-        taken = 0
-        while True:
-            batches = [owned(one) for _, one in zip(range(replicas), iterator, strict=False)]
-            taken += len(batches)
-            if len(batches) < replicas:
-                self._check(taken, replicas)
-                return
-            yield batches
-
-    @staticmethod
-    def _check(count: int, replicas: int) -> None:
-        if count % replicas:
-            raise DataError(
-                f"The function's dataset has {count} batches for {replicas} replicas: "
-                f"{replicas - count % replicas} of them would have no last batch. Drop the rest "
-                f"with .take({count - count % replicas}) after .batch(…), .repeat() before it, or "
-                "choose a batch size that divides."
-            )
+    def process_batches(self) -> ProcessBatches:
+        """Return the batches of this process's replicas, concatenated, as ``fit`` takes them."""
+        local = not self._placement.batch_sharding().is_fully_addressable
+        source = as_batch_source(self._dataset)
+        return ProcessBatches(source, replicas_per_process(self._placement), process_local=local)
 
 
-class _GlobalBatches:
-    """The batches of all replicas; as a dataset that is gone through anew at each epoch."""
+class ProcessBatches:
+    """A ``BatchSource`` of per-replica batches, those of this process's replicas concatenated.
 
-    def __init__(self, dataset: PerReplicaDataset) -> None:
-        self._dataset = dataset
+    Args:
+        source: the per-replica batches.
+        replicas: those of this process.
+        process_local: whether other processes have replicas, too.
+    """
 
-    def __iter__(self) -> Iterator[Any]:
-        return map(self._dataset._of_all, self._dataset._dealt())
+    def __init__(self, source: BatchSource, replicas: int, *, process_local: bool) -> None:
+        self._source, self._replicas = source, replicas
+        self.process_local = process_local
+        self.read_once, self.endless = source.read_once, source.endless
+        self.batches_are_whole = source.batches_are_whole
+        self.cardinality_is_exact = source.cardinality_is_exact
+
+    @property
+    def batch_size(self) -> int | None:
+        """Rows of a full batch of this process."""
+        size = self._source.batch_size
+        return None if size is None else size * self._replicas
+
+    @property
+    def cardinality(self) -> int | None:
+        """Batches of one epoch; raises ``DataError`` if some replicas have no last batch."""
+        count = self._source.cardinality
+        if count is None:
+            return None
+        if self.cardinality_is_exact:
+            _check_dealt(count, self._replicas)
+        return count // self._replicas
+
+    def iterator(self, *, epoch: int = 0) -> BatchIterator:
+        """Return an iterator from the beginning of an epoch."""
+        return self._concatenated(self._source.iterator(epoch=epoch))
+
+    def __iter__(self) -> BatchIterator:
+        """Return an iterator of the following epoch."""
+        return self._concatenated(iter(self._source))
+
+    def _concatenated(self, iterator: BatchIterator) -> BatchIterator:
+        dealt = _Dealt(iterator, self._replicas, _concatenate)
+        return StreamIterator(lambda: dealt, can_restart=False)
 
 
-def _end_to_end(batches: list[Any]) -> Any:
+class _Dealt(Iterator[Any]):
+    """What ``combine`` makes of each group of so many batches."""
+
+    def __init__(
+        self, iterator: BatchIterator, replicas: int, combine: Callable[[list[Any]], Any]
+    ) -> None:
+        self._iterator, self._replicas, self._combine = iterator, replicas, combine
+        self._taken = 0
+
+    def __next__(self) -> Any:
+        batches = list(itertools.islice(self._iterator, self._replicas))
+        self._taken += len(batches)
+        _check_dealt(self._taken, self._replicas)
+        if not batches:
+            raise StopIteration
+        return self._combine(batches)
+
+    def get_state(self) -> dict[str, Any]:
+        return {"taken": self._taken, "source": self._iterator.get_state()}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        self._iterator.set_state(state["source"])
+        self._taken = state["taken"]
+
+
+class _Epochs:
+    """The iterators of a dataset for a custom loop; of a generator, one that goes on."""
+
+    def __init__(self, dataset: Any) -> None:
+        self._dataset = _expect_batches(dataset)
+        self._only: BatchIterator | None = dataset if isinstance(dataset, BatchIterator) else None
+
+    def following(self) -> BatchIterator:
+        if self._only is not None:
+            return self._only
+        source = as_batch_source(self._dataset, convert=False)
+        if not source.read_once:
+            return iter(source)
+        self._only = source.iterator()
+        return self._only
+
+
+def _check_dealt(count: int, replicas: int) -> None:
+    if count % replicas:
+        raise DataError(
+            f"The function's dataset has {count} batches for {replicas} replicas: "
+            f"{replicas - count % replicas} of them would have no last batch. Drop the rest "
+            f"with .take({count - count % replicas}) after .batch(…), .repeat() before it, or "
+            "choose a batch size that divides."
+        )
+
+
+def _concatenate(batches: list[Any]) -> Any:
     try:
         return jax.tree.map(lambda *leaves: np.concatenate(leaves), *batches)
     except ValueError as error:
         raise ShapeError(
-            f"The replicas' batches do not go end to end ({error}). They are alike but for the "
-            "number of their examples, which are the first axis of every array."
+            f"The replicas' batches cannot be concatenated ({error}). They may differ only in the "
+            "number of their examples, the first axis of every array."
         ) from error
 
 
 def _expect_batches(dataset: Any) -> Any:
-    """Return what goes through batches; a batch itself would be taken apart, entry by entry."""
+    """Return a dataset of batches; a batch itself would be taken apart, entry by entry."""
     one_batch = isinstance(dataset, (tuple, Mapping)) or hasattr(dataset, "shape")
     if one_batch or not hasattr(dataset, "__iter__"):
         raise ArgumentTypeError(
@@ -237,34 +346,9 @@ def _length(dataset: Any) -> int:
 def stacked(iterator: Iterator[Any], steps: int) -> Any:
     """Take ``steps`` batches from ``iterator`` as one tree of arrays (steps, batch, …).
 
-    Uses the iterator's own ``next_stacked`` where it has one: it gathers all in one go.
-
     Raises:
-        DataError: fewer than ``steps`` batches are left.
-        ShapeError: the batches have different shapes.
+        DataError: fewer than ``steps`` batches of one shape are left.
     """
-    own = getattr(iterator, "next_stacked", None)
-    if own is not None:
-        try:
-            batch = own(steps)
-            found = len(jax.tree.leaves(batch)[0])
-        except StopIteration:
-            found = 0
-    else:
-        batches = [owned(batch) for _, batch in zip(range(steps), iterator, strict=False)]
-        found = len(batches)
-    if found < steps:
-        raise DataError(
-            f"{steps} batches were to run in one compiled call, and the data ended (or a smaller "
-            f"last batch came) after {found}. Repeat the dataset, or batch with "
-            "drop_remainder=True and take a number of steps that divides its length."
-        )
-    if own is not None:
-        return batch
-    try:
-        return jax.tree.map(lambda *leaves: np.stack(leaves), *batches)
-    except ValueError as error:
-        raise ShapeError(
-            f"{steps} batches in a row do not have the same shapes ({error}): batch with "
-            "drop_remainder=True to run them in one compiled call."
-        ) from error
+    if not isinstance(iterator, BatchIterator):
+        iterator = StreamDataset(iterator, convert=False).iterator()
+    return next_exactly(iterator, steps)

@@ -1,7 +1,7 @@
-"""Batches from what a user gives: arrays, several of them, a dataset, or any iterable of batches.
+"""Make a ``BatchSource`` of user data: arrays, several of them, a dataset, an iterable of batches.
 
-Owns which of these a value is, and the mistakes that can be told from it. It does not own the size
-and number of the batches that a step takes (``epoch_iterator.py``).
+Owns which of these a value is, and the mistakes that show in it. It does not own the size and
+number of the batches that a step takes (``epoch_iterator.py``).
 """
 
 from __future__ import annotations
@@ -16,17 +16,18 @@ from neurenix import random
 from neurenix._core.errors import ArgumentError, DataError
 from neurenix._core.keys import keys_explained
 from neurenix._jit.training_mode import inputs_only
-from neurenix.data import Dataset, StreamDataset
+from neurenix.data import BatchSource, Dataset
 from neurenix.data.columns import as_array
+from neurenix.data.stream import StreamDataset, as_batch_source
+from neurenix.distribute import DistributedDataset, PerReplicaDataset
 from neurenix.train.batch import checked_weights, named_inputs
-from neurenix.train.data_length import stream_of
 
 DEFAULT_BATCH_SIZE = 32
 
 
 def make_dataset(
     x: Any, y: Any, sample_weight: Any, batch_size: int | None, *, shuffle: bool
-) -> Dataset | StreamDataset:
+) -> BatchSource:
     """Return batches from what ``fit`` was given: arrays, a dataset, or any iterable of batches.
 
     Arrays are shuffled by the seed of ``nx.seed``, and nothing is drawn from its stream.
@@ -37,7 +38,7 @@ def make_dataset(
     """
     known = isinstance(x, (Dataset, StreamDataset))
     if y is None and (known or not is_arrays(x)):
-        dataset = x if known else stream_of(x)
+        dataset = x if known else _source_of(x)
         if isinstance(dataset, Dataset) and dataset.batch_size is None:
             dataset = dataset.batch(batch_size or DEFAULT_BATCH_SIZE)
         elif batch_size is not None:
@@ -57,7 +58,14 @@ def make_dataset(
     return dataset.batch(batch_size or DEFAULT_BATCH_SIZE)
 
 
-def make_inputs(x: Any, batch_size: int | None, module: Any) -> Dataset | StreamDataset:
+def _source_of(data: Any) -> BatchSource:
+    if isinstance(data, PerReplicaDataset):
+        return data.process_batches()
+    # What a strategy splits, fit splits itself.
+    return as_batch_source(data.dataset if isinstance(data, DistributedDataset) else data)
+
+
+def make_inputs(x: Any, batch_size: int | None, module: Any) -> BatchSource:
     """Return batches to predict for; a dict of arrays is inputs by name, of which none is lost.
 
     Args:
@@ -77,7 +85,7 @@ def make_inputs(x: Any, batch_size: int | None, module: Any) -> Dataset | Stream
     return make_dataset(x, None, None, batch_size, shuffle=False)
 
 
-def make_validation_dataset(data: Any, batch_size: int) -> Dataset | StreamDataset:
+def make_validation_dataset(data: Any, batch_size: int) -> BatchSource:
     """Return batches from ``validation_data``: (x, y), (x, y, sample_weight), or a dataset.
 
     Raises:

@@ -183,15 +183,21 @@ class CompiledStep:
 
 
 class _Prediction:
-    """``predict`` of one step definition, compiled and watched."""
+    """``predict`` of one step definition, compiled and watched.
 
-    def __init__(self, definition: StepDefinition) -> None:
+    Where other processes take part, every device gets the outputs whole, and so every process.
+    """
+
+    def __init__(self, definition: StepDefinition, sharding: Sharding) -> None:
         self._watch = RecompilationWatch("predict")
         self._compilations = self._reported = 0
 
         def predict(model: Any, x: Any) -> Any:
             self._compilations += 1  # runs when JAX traces
-            return definition.predict(model, x)
+            out = definition.predict(model, x)
+            if not sharding.is_fully_addressable:
+                return jax.lax.with_sharding_constraint(out, sharding)
+            return out
 
         self._jitted = jax.jit(predict, compiler_options=_cpu.compiler_options())
 
@@ -214,7 +220,7 @@ class CompiledEvaluation:
             return definition.evaluate(model, sums, batch)
 
         self.evaluate = FlatFunction(evaluate, "evaluation_step", sharding)
-        self.predict = _Prediction(definition)
+        self.predict = _Prediction(definition, sharding)
 
 
 class CompiledFunctions:

@@ -17,7 +17,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from neurenix._jit.random_keys import like, numbers_of
+from neurenix._processes import concatenated
 from neurenix.distribute import Strategy
+from neurenix.distribute.batch_input import place_batch, replicas_per_process
 from neurenix.train.batch import Batch
 from neurenix.train.compiled_steps import CompiledStep
 from neurenix.train.epoch_iterator import Chunk
@@ -77,6 +79,7 @@ class EpochRun:
         on_batch_end: called with (optimizer steps so far in the epoch, logs), or None; True ends
             the epoch. It may give ``step.train`` another state to go on with.
         check: called with every batch on the host.
+        process_local: whether each process has its own share of every batch.
     """
 
     step: CompiledStep
@@ -84,6 +87,7 @@ class EpochRun:
     names: tuple[str, ...]
     on_batch_end: Callable[[int, Mapping[str, float]], bool] | None
     check: Callable[[Batch, int], None]
+    process_local: bool = False
 
     def run(
         self,
@@ -109,7 +113,7 @@ class EpochRun:
             self.check(chunk.batch, self.step.steps)
             if logs is None:
                 most = calls_in_flight(chunk.batch, self.strategy, self.step.steps)
-            batch = to_devices(chunk.batch, self.strategy, stacked=self.step.steps > 1)
+            batch = self._placed(chunk.batch)
             extra = (np.int32(chunk.count),) if takes_count else ()
             _, logs = train(train.leaves, batch, *extra)
             in_flight.append((logs, chunk, done))
@@ -125,6 +129,10 @@ class EpochRun:
         if logs is None:
             return {}, 0
         return dict(zip(self.names, map(float, np.asarray(logs)[1:]), strict=True)), done
+
+    def _placed(self, batch: Batch) -> Batch:
+        stacked, local = self.step.steps > 1, self.process_local
+        return to_devices(batch, self.strategy, stacked=stacked, process_local=local)
 
     @contextmanager
     def trial(self) -> Iterator[Callable[[Batch], list[np.ndarray] | None]]:
@@ -143,7 +151,7 @@ class EpochRun:
             leaves = changed + [one.array() for one in kept[trained:]]
             if steps > 1:
                 batch = jax.tree.map(lambda leaf: np.stack([leaf] * steps), batch)
-            batch = to_devices(batch, self.strategy, stacked=steps > 1)
+            batch = self._placed(batch)
             leaves, logs = train(leaves, batch, *extra)
             return None if np.asarray(logs)[0] else list(map(numbers_here, leaves))
 
@@ -172,14 +180,27 @@ def calls_in_flight(batch: Any, strategy: Strategy, steps: int = 1) -> int:
     return int(max(_LEAST_IN_FLIGHT, most))
 
 
-def to_devices(batch: Any, strategy: Strategy, *, stacked: bool) -> Any:
-    """Put a batch on the devices; from the host to one device the compiled call does it faster."""
+def to_devices(
+    batch: Any, strategy: Strategy, *, stacked: bool, process_local: bool = False
+) -> Any:
+    """Put a batch on the devices; from the host to one device the compiled call does it faster.
+
+    Args:
+        batch: the batch, or the share of it that this process has.
+        strategy: the devices.
+        stacked: whether the axis of the examples is the second.
+        process_local: whether it is a share.
+    """
     if strategy.num_replicas_in_sync == 1 and all(map(_on_host, jax.tree.leaves(batch))):
         return batch
-    rows = np.shape(jax.tree.leaves(batch)[0])[int(stacked)]
-    if rows % strategy.num_replicas_in_sync:  # a batch as it is: whole on every device
-        return jax.device_put(batch, strategy.state_sharding)
-    return jax.device_put(batch, strategy.batch_sharding(leading=int(stacked)))
+    axis = int(stacked)
+    rows = np.shape(jax.tree.leaves(batch)[0])[axis]
+    replicas = strategy.num_replicas_in_sync
+    if rows % (replicas_per_process(strategy) if process_local else replicas) == 0:
+        return place_batch(batch, strategy, leading=axis, process_local=process_local)
+    # A batch that must not be padded: whole on every device.
+    whole = concatenated(batch, axis=axis) if process_local else batch
+    return jax.device_put(whole, strategy.state_sharding)
 
 
 def _on_host(leaf: Any) -> bool:

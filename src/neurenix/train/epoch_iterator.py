@@ -1,8 +1,8 @@
-"""Batches for the loop: their number, their one size, and K of them at a time.
+"""Batches for the training loop: their number, their one size, and K of them at a time.
 
-Owns how batches become those of one shape, so that a step compiles once. It does not own how what a
-user gives becomes batches (``batch_sources.py``), nor shuffling and gathering (``neurenix.data``),
-nor placement on devices (``epoch.py``).
+Owns how batches become those of one shape, so that a step compiles once. It does not own how user
+data becomes batches (``batch_sources.py``), nor shuffling and gathering (``neurenix.data``), nor
+placement on devices (``epoch.py``).
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ import jax
 import numpy as np
 
 from neurenix._core.errors import ArgumentError, DataError, ShapeError
+from neurenix._processes import concatenated
 from neurenix._user_functions.batch_dependence import Coupling
-from neurenix.data import Dataset, DatasetIterator, StreamDataset, StreamIterator
+from neurenix.data import BatchIterator, BatchSource
 from neurenix.train.batch import Batch, as_batch, class_table, num_examples, pad, weighed
-from neurenix.train.data_length import exact_length, read_once
 
 
 @dataclass(frozen=True)
@@ -37,11 +37,11 @@ class Chunk:
 
 
 class EpochIterator:
-    """Batches of one size from a dataset.
+    """Batches of one size from a ``BatchSource``, for one or more epochs.
 
     Args:
         dataset: yields batches.
-        replicas: every batch is filled up to a multiple of it.
+        replicas: every batch is padded to a multiple of it, over all processes.
         class_weight: class index → weight.
         weighted: give every batch weights, so that batches that need none run the same program.
         passes: passes over the data made before: shuffled data goes on with the order of the next.
@@ -49,6 +49,8 @@ class EpochIterator:
     Attributes:
         passes: the same, with those begun here.
         batches_of_pass: batches that were taken of the pass begun last.
+        batch_size: rows of a batch, of this process alone where each has a share.
+        process_local: whether each process has its own share of every batch.
 
     Raises:
         DataError: the dataset is empty.
@@ -56,7 +58,7 @@ class EpochIterator:
 
     def __init__(
         self,
-        dataset: Dataset | StreamDataset,
+        dataset: BatchSource,
         *,
         replicas: int = 1,
         class_weight: Mapping[int, float] | None = None,
@@ -65,27 +67,56 @@ class EpochIterator:
     ) -> None:
         self._dataset = dataset
         self._class_weight = class_table(class_weight)
-        self._iterator: DatasetIterator | StreamIterator | None = None
+        self._iterator: BatchIterator | None = None
         self._held: list[Batch] = []
-        self._read_once = read_once(dataset)
         self._left_whole: list[tuple[str, Coupling]] = []
         self._taken = self._taken_before = 0
         self._asked: int | None = None
         self._goes_over = True
         self._may_fill: Callable[[Batch, int], bool] = _always
         self.passes, self.batches_of_pass = passes, 0
+        self.process_local = dataset.process_local
+        self._shares = jax.process_count() if self.process_local else 1
         first = self._peek()
-        size = num_examples(first)
-        whole: bool | None = None
-        if isinstance(dataset, Dataset) and dataset.batch_size:
-            whole = dataset.batches_are_whole
-            # Its functions of batches may have added rows to the first, or left some out.
-            size = max(size, dataset.batch_size)
+        size, whole = num_examples(first), dataset.batches_are_whole
+        # Functions of batches may have added rows to the first, or left some out.
+        size = max(size, dataset.batch_size or 0)
+        replicas //= self._shares
         self.batch_size = -(-size // replicas) * replicas
         self.uniform = self.batch_size == size and whole is True
         self._some_are_filled = whole is False or self.batch_size != size
         self.weighted = weighted or not self.uniform or first.weight is not None
         self.first = self._sized(first)
+
+    @property
+    def global_batch_size(self) -> int:
+        """Rows of a batch over all processes."""
+        return self.batch_size * self._shares
+
+    @property
+    def spec(self) -> Batch:
+        """Shapes and dtypes of a batch over all processes."""
+        return jax.tree.map(
+            lambda leaf: jax.ShapeDtypeStruct(
+                (leaf.shape[0] * self._shares, *leaf.shape[1:]), leaf.dtype
+            ),
+            self.first,
+        )
+
+    def whole(self, batch: Any) -> Any:
+        """Return a host batch with the shares of all processes; collective where they have some."""
+        return concatenated(batch) if self._shares > 1 else batch
+
+    def whole_size(self, chunk: Chunk) -> int:
+        """Return the rows of a single batch over all processes."""
+        return num_examples(chunk.batch) * self._shares
+
+    def rows_of(self, chunk: Chunk) -> Any:
+        """Return an index of the examples of a single batch, whole, among its added rows."""
+        size, shares = num_examples(chunk.batch), self._shares
+        if shares == 1 or chunk.examples == size:
+            return slice(chunk.examples * shares)
+        return np.arange(size * shares).reshape(shares, size)[:, : chunk.examples].reshape(-1)
 
     @property
     def steps(self) -> int | None:
@@ -94,8 +125,8 @@ class EpochIterator:
 
     @property
     def exact_steps(self) -> int | None:
-        """Batches of one pass where that is certain; None for what a foreign loader says."""
-        return exact_length(self._dataset)
+        """Batches of one pass where that is certain; None for the length that a loader gives."""
+        return self._dataset.cardinality if self._dataset.cardinality_is_exact else None
 
     @property
     def endless(self) -> bool:
@@ -121,7 +152,7 @@ class EpochIterator:
         self._left_whole.append((what, coupling))
         if coupling is Coupling.SCALAR:
             self.weighted = False
-        if isinstance(self._dataset, Dataset) and self._some_are_filled:
+        if self._dataset.batch_size is not None and self._some_are_filled:
             raise _not_whole("A batch must be filled up here", what, coupling)
         self.first = self._sized(self._held[0])
 
@@ -165,25 +196,25 @@ class EpochIterator:
 
         Of what can be read once nothing is left out: whoever reads it goes on by itself.
         """
-        if batches and self._iterator and not self._read_once:
+        if batches and self._iterator is not None and not self._dataset.read_once:
             self._held.clear()
             self._iterator.skip(batches - 1)  # the first was taken to look at
             self.batches_of_pass = batches
 
     def begin_at(self, passes: int, batches: int) -> None:
         """Begin anew after so many passes and batches of one more; what is read once goes on."""
-        if self._read_once:
+        if self._dataset.read_once:
             return
         self._held.clear()
         self.passes = passes
-        iterator: Any = self._start()
+        iterator = self._start()
         if batches:
             iterator.skip(batches)
             self.batches_of_pass = batches
 
     def rewind(self) -> None:
         """Begin the next epoch at the data's beginning; what can be read once goes on instead."""
-        if self._read_once:
+        if self._dataset.read_once:
             return
         self._iterator = None
         self._held.clear()
@@ -215,12 +246,11 @@ class EpochIterator:
         return Chunk(_stack(filled), len(sized), examples)
 
     def _next_stacked(self, count: int) -> Chunk | None:
-        gather = getattr(self._iterator, "next_stacked", None)
-        if gather is None:
+        if self._iterator is None:
             return None
         wanted = count - len(self._held)
         try:
-            element = gather(wanted)
+            element = self._iterator.next_stacked(wanted)
         except StopIteration:
             return None
         batch = weighed(as_batch(element), self._class_weight, axes=2)
@@ -264,15 +294,17 @@ class EpochIterator:
         self._iterator = None
         if may_end:
             return None
-        if self._read_once or not self._goes_over:
+        if self._dataset.read_once or not self._goes_over:
             raise self._ended()
         return self._take_from_start()
 
     def _ended(self) -> DataError:
         now = self._taken - self._taken_before
-        in_all = f" ({self._taken} in all)" if self._taken_before and self._read_once else ""
+        in_all = (
+            f" ({self._taken} in all)" if self._taken_before and self._dataset.read_once else ""
+        )
         ended = f"The data ended after {now} batches of the {self._asked} asked for{in_all}."
-        if not self._read_once:
+        if not self._dataset.read_once:
             return DataError(
                 f"{ended} One pass is made over it: ask for fewer steps, or leave their number out."
             )
@@ -290,7 +322,7 @@ class EpochIterator:
             )
         return weighed(as_batch(element), self._class_weight)
 
-    def _start(self) -> Iterator[Any]:
+    def _start(self) -> BatchIterator:
         self._iterator = self._dataset.iterator(epoch=self.passes)
         self.passes, self.batches_of_pass = self.passes + 1, 0
         return self._iterator

@@ -59,7 +59,7 @@ class EvaluationPass:
         in_flight = _InFlight(self, lambda vector: np.isnan(np.asarray(vector)[1]))
         for chunk in self._chunks("evaluate", self._totals_of):
             self.device.check.labels(chunk.batch, 1)
-            batch = to_devices(chunk.batch, self.device.strategy, stacked=False)
+            batch = self._placed(chunk.batch)
             leaves, vector = evaluate(leaves, self.model, batch)
             in_flight.add(chunk.batch.x, vector)
             self.progress.advance(1, vector, names)
@@ -70,7 +70,9 @@ class EvaluationPass:
         return logs
 
     def outputs(self) -> Any:
-        """Return the outputs for all examples, NumPy arrays (N, …).
+        """Return the outputs for all examples, NumPy arrays (N, …), whole on every process.
+
+        Of shares of several processes, each batch has those of process 0 first.
 
         Raises:
             DataError: an output is NaN, because a layer does not take the numbers of a batch.
@@ -88,17 +90,20 @@ class EvaluationPass:
 
         in_flight = _InFlight(self, has_nan, keep)
         for chunk in self._chunks("predict", self._outputs_of):
-            placed = to_devices(chunk.batch.x, self.device.strategy, stacked=False)
-            output = predict(self.model, placed)
-            size = len(jax.tree.leaves(chunk.batch.x)[0])
+            output = predict(self.model, self._placed(chunk.batch.x))
+            rows, size = self.batches.rows_of(chunk), self.batches.whole_size(chunk)
             jax.tree.map(lambda leaf, n=size: _check_examples(leaf.shape, n), output)
-            output = jax.tree.map(lambda leaf, n=chunk.examples: leaf[:n], output)
+            output = jax.tree.map(lambda leaf, rows=rows: leaf[rows], output)
             in_flight.add(chunk.batch.x, output)
             self.progress.advance(1, None, ())
         in_flight.end()
         joined = jax.tree.map(lambda *leaves: _joined(leaves), *found)
         self.progress.end({}, time.perf_counter() - began)
         return joined
+
+    def _placed(self, batch: Any) -> Any:
+        local = self.batches.process_local
+        return to_devices(batch, self.device.strategy, stacked=False, process_local=local)
 
     def _chunks(
         self, program: str, attempt: Callable[[Batch], list[np.ndarray]]
@@ -115,14 +120,14 @@ class EvaluationPass:
         """Return the sums over one batch, for a trial of other added rows."""
         start, evaluate = self.device.epoch_start(), self.device.evaluation().evaluate
         leaves = jax.tree.leaves((start["totals"], start["metrics"]))
-        batch = to_devices(batch, self.device.strategy, stacked=False)
-        return list(map(numbers_here, evaluate(leaves, self.model, batch)[0]))
+        return list(map(numbers_here, evaluate(leaves, self.model, self._placed(batch))[0]))
 
     def _outputs_of(self, batch: Batch) -> list[np.ndarray]:
         """Return the outputs for the examples of one batch, for the same."""
-        placed = to_devices(batch.x, self.device.strategy, stacked=False)
-        outputs = jax.tree.leaves(self.device.evaluation().predict(self.model, placed))
-        examples = np.asarray(batch.examples_and_weight()[0])
+        outputs = jax.tree.leaves(
+            self.device.evaluation().predict(self.model, self._placed(batch.x))
+        )
+        examples = np.asarray(self.batches.whole(batch).examples_and_weight()[0])
         return [
             np.asarray(leaf)[examples] if leaf.shape[:1] == examples.shape else np.asarray(leaf)
             for leaf in outputs
@@ -232,7 +237,7 @@ class _InFlight:
     def _explain(self, x: Any) -> None:
         """Call the model outside of a compiled program, where a layer can refuse its input."""
         try:
-            self._over.device.definition.predict(self._over.model, x)
+            self._over.device.definition.predict(self._over.model, self._over.batches.whole(x))
         except DataError as error:
             raise DataError(f"{error} It is in the batch {self._number} of the data.") from error
 

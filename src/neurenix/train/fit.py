@@ -20,6 +20,7 @@ from neurenix._core.errors import ArgumentError, DataError, ShapeError, Training
 from neurenix._core.output_encoding import shown
 from neurenix._jit.donated_arrays import gone_explained
 from neurenix._jit.random_keys import like, numbers_of
+from neurenix._processes import gathered
 from neurenix.train.batch_check import expect_one_part
 from neurenix.train.batch_sources import is_arrays, make_dataset
 from neurenix.train.callback import Callback
@@ -155,12 +156,12 @@ class FitRun:
         batches.go_on(position.batches)
         batches.check_end(steps_per_epoch, "steps_per_epoch")
         check.first(batches.first)
-        definition.expect_whole_parts(batches.batch_size)
+        definition.expect_whole_parts(batches.global_batch_size)
         if check.leave_whole(batches):
             expect_one_part(definition.loss, definition.accumulate_steps)
         self._validate = None
         if validation_data is not None:
-            size = options.validation_batch_size or batch_size or batches.batch_size
+            size = options.validation_batch_size or batch_size or batches.global_batch_size
             self._validate = validator(device, validation_data, size, options.validation_steps)
         validated = self._validate is not None
         check_watched(self.callbacks, definition.log_names, validated=validated)
@@ -170,8 +171,7 @@ class FitRun:
         per_call = state.config.options.steps_per_execution
         self._step = device.step(per_call, self.steps, averages)
         self.whole_calls = self._step.call.exact
-        spec = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), batches.first)
-        self.batch = tuple(part for part in spec if part is not None)
+        self.batch = tuple(part for part in batches.spec if part is not None)
         resumes = options.initial_epoch > 0 and not state.stop_training
         state.callbacks.begin(self.callbacks, goes_on=resumes)
         self._progress = Progress()
@@ -189,6 +189,7 @@ class FitRun:
             device.definition.log_names,
             self._batch_end if self._looks else None,
             device.check.labels,
+            self._batches.process_local,
         )
         try:
             return self._epochs(range(self._options.initial_epoch, last))
@@ -266,6 +267,7 @@ class FitRun:
         if self._step.steps > 1:
             inside = step - self._began - diverged.before
             batch = jax.tree.map(lambda leaf: leaf[inside], batch)
+        batch = self._batches.whole(batch)
         at = f"step {step} (epoch {epoch + 1})"
         kept = "The model keeps the weights of before that step."
         schedule = self._device.definition.schedule
@@ -420,8 +422,8 @@ def _owned_optimizer(new: Any, held: Any) -> Any:
 
 
 def _gathered(leaf: jax.Array) -> jax.Array:
-    """Return the array as one on the default device, not on those of the strategy."""
-    return like(leaf, jnp.asarray(np.asarray(numbers_of(leaf))))
+    """Return the whole array on the default device, not on those of the strategy."""
+    return like(leaf, jnp.asarray(gathered(numbers_of(leaf))))
 
 
 def _overrides(callback: Callback, name: str) -> bool:
