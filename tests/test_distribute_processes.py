@@ -1,4 +1,4 @@
-"""Replicas of two processes, which talk to each other through Gloo."""
+"""Two processes that compute together, and talk to each other through Gloo."""
 
 from __future__ import annotations
 
@@ -10,19 +10,26 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+
+import neurenix as nx
 
 pytestmark = [pytest.mark.multiprocess, pytest.mark.newest]
 
-PROGRAM = """
-import json, sys
+BEGIN = """
+import json, pathlib, sys
 import jax
 jax.config.update("jax_num_cpu_devices", 2)
 jax.config.update("jax_cpu_collectives_implementation", "gloo")
 jax.distributed.initialize(f"localhost:{sys.argv[1]}", 2, int(sys.argv[2]))
 import numpy as np
 import neurenix as nx
+"""
 
+REPLICAS = (
+    BEGIN
+    + """
 strategy = nx.distribute.MirroredStrategy(nx.devices("cpu"))
 context = nx.distribute.get_replica_context
 numbers = strategy.run(lambda: context().replica_id)
@@ -57,19 +64,106 @@ print(json.dumps({
     "weight": float(model.kernel[...].addressable_data(0)[0, 0]),
 }))
 """
+)
 
 
-@pytest.fixture(scope="module")
-def told(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+WHOLE = (
+    BEGIN
+    + """
+from flax import nnx
+from jax.experimental import multihost_utils
+gathers, gather = [], multihost_utils.process_allgather
+def counted(value, *args, **options):
+    gathers.append(jax.tree.map(np.shape, value))
+    return gather(value, *args, **options)
+multihost_utils.process_allgather = counted
+
+folder, process = sys.argv[3], jax.process_index()
+x = np.random.default_rng(0).normal(size=(40, 6)).astype(np.float32)
+y = x.sum(1, keepdims=True)
+
+def shares(context):
+    rows = nx.data.Dataset.from_arrays(x[:26], y[:26])
+    rows = rows.shard(context.input_pipeline_id, context.num_input_pipelines)
+    return rows.batch(context.per_replica_batch_size(16))
+
+# The batches that the shares make: of 16 rows, and of 5 of each process.
+order = [[*range(0, 16, 2), *range(1, 16, 2)], [*range(16, 26, 2), *range(17, 26, 2)]]
+ordered = [(x[rows], y[rows]) for rows in order]
+
+class Normed(nnx.Module):
+    def __init__(self):
+        self.norm = nnx.BatchNorm(6, rngs=nnx.Rngs(0))  # which no row may be added to
+        self.linear = nnx.Linear(6, 1, rngs=nnx.Rngs(0))
+    def __call__(self, x):
+        return self.linear(self.norm(x))
+
+def normed():
+    with nx.distribute.Strategy(nx.devices("cpu")).scope():
+        return nx.Trainer(Normed(), optimizer="sgd", loss="mse")
+
+def model_of(strategy):
+    with strategy.scope():
+        nx.seed(0)
+        model = nx.nn.Sequential(nx.nn.Linear(6, 8), nx.nn.ReLU(), nx.nn.Linear(8, 1))
+        return model.compile("adam", "mse", metrics=["mae"])
+
+strategy = nx.distribute.Strategy(nx.devices("cpu"), mesh={"fsdp": 4})
+model = model_of(strategy)
+told = {"losses": model.fit(
+    x, y, batch_size=16, epochs=2, verbose=False,
+    callbacks=[nx.callbacks.CSVLogger(f"{folder}/log.csv"), nx.callbacks.EMA(0.5)],
+)["loss"]}
+kernel = model.layers[0].kernel[...]
+told["divided"] = not kernel.is_fully_replicated
+gathers.clear()
+told["predicted"] = model.predict(x, batch_size=16).tolist()
+told["loss"], told["mae"] = model.evaluate(x, y, batch_size=16).values()
+told["gathers"] = list(gathers)
+
+model.save(f"{folder}/model.safetensors")
+model.trainer.save(f"{folder}/trainer.safetensors")
+told["there"] = pathlib.Path(f"{folder}/trainer.safetensors").stat().st_size > 0
+again = model_of(strategy)
+again.load(f"{folder}/model.safetensors")
+told["loaded"] = again.predict(x, batch_size=16).tolist()
+again = model_of(strategy)
+again.trainer.load(f"{folder}/trainer.safetensors")
+model.load(f"{folder}/trainer.safetensors")  # where its arrays are, in both processes
+told["reloaded"] = model.predict(x, batch_size=16).tolist()
+more = dict(batch_size=16, epochs=3, initial_epoch=2, verbose=False)
+told["resumed"] = again.fit(x, y, callbacks=[nx.callbacks.EMA(0.5)], **more)["loss"]
+told["straight"] = model.fit(x, y, callbacks=[nx.callbacks.EMA(0.5)], **more)["loss"]
+try:
+    model.save(f"{folder}/log.csv/no.safetensors")
+except nx.CheckpointError as error:
+    told["refused"] = str(error)
+
+gathers.clear()
+own = strategy.distribute_from_function(shares)
+told["of_shares"] = model.predict(own).tolist()
+told["loss_of_shares"] = model.evaluate(own)["loss"]
+told["of_ordered"] = model.predict(iter([x for x, _ in ordered])).tolist()
+told["loss_of_ordered"] = model.evaluate(ordered)["loss"]
+told["losses_of_both"] = [
+    normed().fit(data, epochs=2, verbose=False)["loss"] for data in (own, ordered)
+]
+told["gathers_of_shares"] = list(gathers)
+print(json.dumps(told))
+"""
+)
+
+
+def run_in_two_processes(program: str, folder: Path) -> list[dict[str, Any]]:
     with socket.socket() as free:
         free.bind(("localhost", 0))
         port = str(free.getsockname()[1])
-    script: Path = tmp_path_factory.mktemp("two") / "program.py"
-    script.write_text(PROGRAM)
+    script = folder / "program.py"
+    script.write_text(program)
     environment = {k: v for k, v in os.environ.items() if k not in ("NPROC", "XLA_FLAGS")}
     started = [
         subprocess.Popen(
-            [sys.executable, str(script), port, str(process)],
+            [sys.executable, str(script), port, str(process), str(folder)],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -77,10 +171,19 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
         )
         for process in range(2)
     ]
-    ended = [process.communicate(timeout=300) for process in started]
+    try:
+        ended = [process.communicate(timeout=300) for process in started]
+    finally:
+        for process in started:
+            process.kill()
     for process, (_, said) in zip(started, ended, strict=True):
         assert process.returncode == 0, said
     return [json.loads(out.splitlines()[-1]) for out, _ in ended]
+
+
+@pytest.fixture(scope="module")
+def told(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    return run_in_two_processes(REPLICAS, tmp_path_factory.mktemp("two"))
 
 
 def test_each_process_has_the_values_of_its_own_replicas(told) -> None:
@@ -103,3 +206,52 @@ def test_each_process_deals_out_its_own_batches(told) -> None:
 def test_fit_takes_the_batches_of_all_processes(told) -> None:
     assert [process["steps"] for process in told] == [1, 1]
     assert told[0]["weight"] == told[1]["weight"]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("whole")
+
+
+@pytest.fixture(scope="module")
+def both(folder: Path) -> dict[str, Any]:
+    """Return what both processes say, which is the same but for an error's message."""
+    first, second = run_in_two_processes(WHOLE, folder)
+    assert "Not a directory" in first.pop("refused")
+    assert second.pop("refused") == "Process 0 could not write the file; its own error says why."
+    assert first == second
+    return first
+
+
+def test_each_process_has_the_predictions_of_a_divided_model_whole(both, folder: Path) -> None:
+    assert both["divided"]
+    x = np.random.default_rng(0).normal(size=(40, 6)).astype(np.float32)
+    y = x.sum(1, keepdims=True)
+    alone = nx.nn.Sequential(nx.nn.Linear(6, 8), nx.nn.ReLU(), nx.nn.Linear(8, 1))
+    alone.compile("adam", "mse", metrics=["mae"]).load(folder / "model.safetensors")
+    np.testing.assert_allclose(both["predicted"], alone.predict(x), rtol=1e-4, atol=1e-6)
+    found = [both["loss"], both["mae"]]
+    np.testing.assert_allclose(found, list(alone.evaluate(x, y).values()), rtol=1e-5)
+
+
+def test_process_0_writes_what_both_have_and_both_can_read_it(both, folder: Path) -> None:
+    assert both["there"], "when save returns, in whichever process"
+    assert both["loaded"] == both["reloaded"] == both["predicted"]
+    assert both["resumed"] == both["straight"]
+    rows = (folder / "log.csv").read_text().splitlines()
+    assert len(rows) == 3, "a table of two epochs, written once"
+
+
+def test_shares_of_the_processes_are_the_batches_that_they_make(both) -> None:
+    np.testing.assert_allclose(both["of_shares"], both["of_ordered"], rtol=1e-5)
+    assert len(both["of_shares"]) == 26
+    assert both["loss_of_shares"] == pytest.approx(both["loss_of_ordered"], rel=1e-5)
+    of_shares, of_ordered = both["losses_of_both"]
+    assert of_shares == pytest.approx(of_ordered, rel=1e-5)
+
+
+def test_no_process_is_sent_the_batches_of_others(both) -> None:
+    assert not any(both["gathers"]), "only numbers"
+    text = json.dumps(both["gathers_of_shares"])
+    assert "[8, 6]" not in text and "[16, 6]" not in text
+    assert "[5, 6]" in text, "but for a batch without padding that the replicas do not divide"

@@ -18,6 +18,7 @@ import safetensors.flax
 
 from neurenix._core.errors import ArgumentTypeError, CheckpointError, did_you_mean
 from neurenix._core.files import write_whole
+from neurenix._processes import by_first, gathered, is_shared
 from neurenix.checkpoint.file_formats import check_name, described
 
 TRAINER = "neurenix-trainer"
@@ -35,6 +36,9 @@ def write_tensors(
 ) -> None:
     """Write a safetensors file with a checksum, atomically.
 
+    Arrays that several processes share are gathered, process 0 writes the file, and the others
+    wait for it: all of them must call this function.
+
     Args:
         tensors: the arrays by name.
         path: the file; a missing folder is created.
@@ -48,8 +52,18 @@ def write_tensors(
     """
     target = _path(path)
     check_name(target)
-    data = safetensors.flax.save(tensors, about | {"crc32": str(_checksum(tensors, about))})
-    write_whole(target, data, error=CheckpointError, what=what)
+    shared = any(map(is_shared, tensors.values()))
+    if shared:
+        tensors = {name: gathered(tensor) for name, tensor in tensors.items()}
+
+    def write() -> None:
+        data = safetensors.flax.save(tensors, about | {"crc32": str(_checksum(tensors, about))})
+        write_whole(target, data, error=CheckpointError, what=what)
+
+    if shared:
+        by_first(write)
+    else:
+        write()
 
 
 def read_tensors(

@@ -15,8 +15,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from neurenix._core.errors import CheckpointError
+from neurenix._jit.process_arrays import put
 from neurenix._jit.random_keys import numbers_of
 from neurenix._nnx import nnx
+from neurenix._processes import gathered
 from neurenix.checkpoint.safetensors_file import (
     TRAINER,
     differences,
@@ -31,6 +33,9 @@ WEIGHTS = "weights."
 
 def save_weights(module: nnx.Module, path: str | os.PathLike[str]) -> None:
     """Write every array of ``module`` except random streams. The file is written atomically.
+
+    Every process must call it for a module whose arrays several processes share; see
+    ``write_tensors``.
 
     Args:
         module: any NNX module.
@@ -136,7 +141,8 @@ def is_held(module: nnx.Module, arrays: dict[str, Any]) -> bool:
     """Return whether the variables of ``module`` equal ``arrays`` bit for bit."""
     held = variables_held(module)
     return held.keys() == arrays.keys() and all(
-        np.array_equal(numbers_of(held[name]), numbers_of(array)) for name, array in arrays.items()
+        np.array_equal(gathered(numbers_of(held[name])), gathered(numbers_of(array)))
+        for name, array in arrays.items()
     )
 
 
@@ -147,6 +153,6 @@ def put_into(variables: dict[str, Any], values: dict[str, Any]) -> None:
     for name, array in old.items():
         value = values[name]
         value = value if value.dtype == array.dtype else value.astype(array.dtype)
-        new[name] = jax.device_put(value, array.sharding)
+        new[name] = put(value, array.sharding)
     for name, variable in variables.items():
         variable[...] = new[name]

@@ -11,6 +11,7 @@ from typing import Any, Protocol
 
 from neurenix._core.errors import UnknownNameError, unknown_name
 from neurenix._core.names import OptionsExplained
+from neurenix.distribute import Strategy
 
 _OTHER_NAMES = {
     "dirpath": "path, with the name of the file",
@@ -60,6 +61,11 @@ class CallbackTrainer(Protocol):
     @property
     def module(self) -> Any:
         """The module that is trained."""
+        ...
+
+    @property
+    def strategy(self) -> Strategy:
+        """The strategy that places its arrays."""
         ...
 
     @property

@@ -127,7 +127,8 @@ class EvaluationPass:
         outputs = jax.tree.leaves(
             self.device.evaluation().predict(self.model, self._placed(batch.x))
         )
-        examples = np.asarray(self.batches.whole(batch).examples_and_weight()[0])
+        weight = self.batches.whole(batch.weight)
+        examples = np.asarray(Batch(None, weight=weight).examples_and_weight()[0])
         return [
             np.asarray(leaf)[examples] if leaf.shape[:1] == examples.shape else np.asarray(leaf)
             for leaf in outputs

@@ -1,7 +1,8 @@
 """Callbacks that write files: weights, a table of numbers, TensorBoard events.
 
-Owns the files' names and when they are written. It does not own the format of weights
-(``neurenix.checkpoint``), nor of a trainer's state (``trainer_checkpoint.py``).
+Owns the files' names and when they are written; of processes that train together, process 0 writes
+them. It does not own the format of weights (``neurenix.checkpoint``), nor of a trainer's state
+(``trainer_checkpoint.py``).
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from typing import Any
 from neurenix._core.errors import ArgumentError, CheckpointError, MissingExtraError
 from neurenix._core.files import check_writable
 from neurenix._core.number_checks import check_number
+from neurenix._processes import is_first
 from neurenix.checkpoint.file_formats import check_name
 from neurenix.checkpoint.weights import save_weights
 from neurenix.train.callback import Callback
@@ -162,6 +164,8 @@ class CSVLogger(Callback):
             ArgumentError: the file cannot be written, or is no table of CSVLogger's.
         """
         self._names, self._replaces = None, not self.append
+        if not _writes(self):
+            return
         with self._explained():
             check_writable(self.path)
             self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -183,6 +187,8 @@ class CSVLogger(Callback):
 
         A file that does not begin with what was written is begun, or appended to, as in a new run.
         """
+        if not _writes(self):
+            return
         with self._explained():
             data = self.path.read_bytes()[: state["bytes"]]
             if (len(data), zlib.crc32(data)) != (state["bytes"], state["crc32"]):
@@ -193,7 +199,7 @@ class CSVLogger(Callback):
 
     def on_epoch_begin(self, epoch: int) -> None:
         """Empty the file of an earlier run."""
-        if self._replaces:
+        if self._replaces and _writes(self):
             with self._explained(), self.path.open("w", encoding="utf-8"):
                 self._replaces = False
 
@@ -203,6 +209,8 @@ class CSVLogger(Callback):
         Raises:
             ArgumentError: the file that was there lacks a column, or cannot be written any more.
         """
+        if not _writes(self):
+            return
         row = {"epoch": epoch, **logs}
         missing = [name for name in row if self._names is not None and name not in self._names]
         if self._found and missing:
@@ -284,7 +292,10 @@ class TensorBoard(Callback):
             check_writable(self.directory / part / "events", what="TensorBoard events")
 
     def on_epoch_end(self, epoch: int, logs: Mapping[str, float]) -> None:
-        """Write one point of each curve; what callbacks added that is no number is left out."""
+        """Write one point of each curve; values that are not numbers are left out."""
+        self._next = epoch + 1
+        if not _writes(self):
+            return
         for name, value in logs.items():
             try:
                 point = float(value)
@@ -299,7 +310,6 @@ class TensorBoard(Callback):
                     filename_suffix=f".{time.time_ns()}",
                 )
             self._writers[part].add_scalar(f"epoch_{name.removeprefix('val_')}", point, epoch)
-        self._next = epoch + 1
         for writer in self._writers.values():
             writer.flush()
 
@@ -308,3 +318,8 @@ class TensorBoard(Callback):
         for writer in self._writers.values():
             writer.close()
         self._writers.clear()
+
+
+def _writes(callback: Callback) -> bool:
+    """Return whether this process writes files: the first of those that train together."""
+    return is_first() or callback.trainer.strategy.state_sharding.is_fully_addressable

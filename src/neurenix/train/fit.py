@@ -19,8 +19,7 @@ import numpy as np
 from neurenix._core.errors import ArgumentError, DataError, ShapeError, TrainingDivergedError
 from neurenix._core.output_encoding import shown
 from neurenix._jit.donated_arrays import gone_explained
-from neurenix._jit.random_keys import like, numbers_of
-from neurenix._processes import gathered
+from neurenix._jit.process_arrays import put, uncommitted
 from neurenix.train.batch_check import expect_one_part
 from neurenix.train.batch_sources import is_arrays, make_dataset
 from neurenix.train.callback import Callback
@@ -277,7 +276,7 @@ class FitRun:
                 "the first step has the number 0."
             )
         try:
-            model = jax.tree.map(_gathered, (state.parameters, state.model_state))
+            model = jax.tree.map(uncommitted, (state.parameters, state.model_state))
             local = state._replace(parameters=model[0], model_state=model[1])
             where = explain(self._device.definition, local, batch)
         except DataError as error:
@@ -407,7 +406,7 @@ def _owned(new: Any, held: Any) -> Any:
             )
         copy = jnp.copy(now)
         copy = copy if copy.dtype == held.dtype else copy.astype(held.dtype)
-        return jax.device_put(copy, held.sharding)
+        return put(copy, held.sharding)
 
     return jax.tree.map(own, new, held)
 
@@ -419,11 +418,6 @@ def _owned_optimizer(new: Any, held: Any) -> Any:
             "set it, or has frozen, unfrozen or replaced layers. Do that between two calls of fit."
         )
     return _owned((new,), (held,))[0]
-
-
-def _gathered(leaf: jax.Array) -> jax.Array:
-    """Return the whole array on the default device, not on those of the strategy."""
-    return like(leaf, jnp.asarray(gathered(numbers_of(leaf))))
 
 
 def _overrides(callback: Callback, name: str) -> bool:

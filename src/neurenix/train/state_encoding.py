@@ -15,6 +15,7 @@ import numpy as np
 
 from neurenix._core.errors import ArgumentError, ArgumentTypeError
 from neurenix._jit.random_keys import is_key
+from neurenix._processes import gathered
 
 # What JAX reads as it was written, whether or not it is told to use 64 bits.
 _READABLE = (
@@ -87,11 +88,11 @@ def _packed_array(value: Any, name: str, arrays: dict[str, Any], where: str) -> 
     while name in arrays:  # the keys 1 and "1" of a dict
         name += "_"
     if isinstance(value, jax.Array) and is_key(value):
-        arrays[name] = np.asarray(jax.random.key_data(value))
+        arrays[name] = gathered(jax.random.key_data(value))
         return {"array": name, "kind": "key", "key": str(jax.random.key_impl(value))}
     kind = "jax" if isinstance(value, jax.Array) else "scalar" if value.shape == () else "numpy"
     kind = "numpy" if kind == "scalar" and isinstance(value, np.ndarray) else kind
-    held = np.asarray(value)
+    held = gathered(value)
     about = {"array": name, "kind": kind}
     if held.dtype.name not in _READABLE:
         if held.dtype.hasobject or held.dtype.names:

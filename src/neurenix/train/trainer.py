@@ -320,6 +320,8 @@ class Trainer:
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the whole state to a safetensors file, atomically.
 
+        With several processes, all of them call it: process 0 writes, and the others wait.
+
         The file holds the module's parameters, other state and random streams, the optimizer's
         state, the number of steps and the place in the data, the learning rate if it was set, and
         the states of the callbacks of the latest ``fit`` (``Callback.state``).

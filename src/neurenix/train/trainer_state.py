@@ -19,6 +19,7 @@ import optax
 from neurenix import losses, optim
 from neurenix._core.errors import CheckpointError
 from neurenix._jit.flat_modules import apart
+from neurenix._jit.process_arrays import put
 from neurenix._jit.random_keys import is_key, like, numbers_of
 from neurenix._nnx import nnx
 from neurenix.checkpoint.safetensors_file import differences
@@ -340,9 +341,12 @@ class DeviceState(BuiltStep):
 
     def put(self, tree: Any) -> Any:
         """Put a tree of arrays on the devices, sharded as the state is."""
-        if self.placement is not None:
-            return jax.device_put(tree, self.placement.shardings(tree))
-        return jax.device_put(tree, self.sharding)
+        sharding = self.sharding
+        where = sharding if self.placement is None else self.placement.shardings(tree)
+        if sharding.is_fully_addressable:
+            return jax.device_put(tree, where)
+        where = jax.tree.map(lambda _: sharding, tree) if self.placement is None else where
+        return jax.tree.map(put, tree, where)
 
     def model(self) -> Any:
         """Return the module's parameters and other state, on the devices."""
