@@ -18,8 +18,9 @@ import pytest
 
 from neurenix import random
 from neurenix._core.errors import ArgumentTypeError, DataError
-from neurenix.data import Dataset, StreamDataset, digits
+from neurenix.data import BatchIterator, BatchSource, Dataset, StreamDataset, digits
 from neurenix.data.order import Sequential, Shuffled, rows_of
+from neurenix.distribute.batch_input import ProcessBatches
 
 pytestmark = pytest.mark.pure
 
@@ -445,6 +446,52 @@ def test_a_stream_is_stacked_up_to_a_batch_of_another_shape(name: str) -> None:
     read_back = [batch for stacked in stacks for batch in stacked]
     for batch, want in zip(read_back, expected, strict=True):
         np.testing.assert_array_equal(batch, want["y"])
+
+
+BATCHES: dict[str, Callable[[], Any]] = {
+    **SOURCES,
+    "arrays": lambda: Dataset.from_arrays(np.arange(20)).shuffle(seed=1).batch(3),
+    "indexed": lambda: StreamDataset(Indexed([np.arange(n, n + 3) for n in range(5)])),  # type: ignore[arg-type]
+    "replicas": lambda: ProcessBatches(
+        Dataset.from_arrays(np.arange(48)).shuffle(seed=1).batch(2), 8, process_local=False
+    ),
+}
+
+
+class Indexed:
+    def __init__(self, batches: list[Any]) -> None:
+        self.batches = batches
+
+    def __len__(self) -> int:
+        return len(self.batches)
+
+    def __getitem__(self, index: int) -> Any:
+        return self.batches[index]
+
+
+@pytest.mark.parametrize("name", BATCHES)
+def test_every_source_of_batches_keeps_the_protocol(name: str) -> None:
+    source = BATCHES[name]()
+    assert isinstance(source, BatchSource) and isinstance(iter(source), BatchIterator)
+    assert not source.endless and not source.read_once and not source.process_local
+    every = list(BATCHES[name]().iterator(epoch=1))
+    assert source.cardinality in (len(every), None)
+    for skipped in range(len(every) + 1):
+        iterator, other = source.iterator(epoch=1), source.iterator(epoch=1)
+        iterator.skip(skipped)
+        assert iter(iterator) is iterator
+        other.set_state(json.loads(json.dumps(iterator.get_state())))
+        left, stacked = every[skipped:], []
+        while len(stacked) < len(left):
+            several = other.next_stacked(2)
+            count = len(jax.tree.leaves(several)[0])
+            assert 1 <= count <= 2
+            stacked += [jax.tree.map(lambda leaf, n=n: leaf[n], several) for n in range(count)]
+        for want, found, again in zip(left, iterator, stacked, strict=True):
+            assert same(found, want) and same(again, want)
+        for ended in (lambda i=iterator: next(i), lambda o=other: o.next_stacked(1)):
+            with pytest.raises(StopIteration):
+                ended()
 
 
 @pytest.mark.parametrize("first", ["batch", "repeat"])
