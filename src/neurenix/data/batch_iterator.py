@@ -6,8 +6,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, Protocol, Self, runtime_checkable
+from collections.abc import Iterator, Sequence
+from typing import Any, Protocol, runtime_checkable
 
 import jax
 import numpy as np
@@ -24,7 +24,7 @@ class BatchIterator(Protocol):
     can, and does not depend on how many workers or hosts read.
     """
 
-    def __iter__(self) -> Self:
+    def __iter__(self) -> Iterator[Any]:
         """Return the iterator itself."""
         ...
 
