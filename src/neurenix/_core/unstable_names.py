@@ -72,6 +72,6 @@ def missing(name: str, feature: str) -> IncompatibleVersionError:
     shown = name.replace(":", ".").rstrip(".")
     return IncompatibleVersionError(
         f"{feature} uses {shown}, an internal name of {package} that {package} {version} does not "
-        "have. Run `pip install --upgrade neurenix`, which installs versions of jax, flax and libtpu "
-        "that work together."
+        "have. Run `pip install --upgrade neurenix`, which installs versions of jax, flax and "
+        "libtpu that work together."
     )

@@ -153,7 +153,7 @@ def get(metric: str | Metric | type[Metric] | Callable) -> Metric:
     _refuse_methods_of_keras(metric)
     if isinstance(metric, Metric):
         _check_update(metric)
-        fresh = nnx.clone(metric)
+        fresh: Any = nnx.clone(metric)
         fresh.reset()
         return fresh
     if isinstance(metric, str):

@@ -26,13 +26,15 @@ _OTHER_NAMES = {
 
 
 class CallbackTrainer(Protocol):
-    """The trainer as a callback sees it; ``nx.Trainer`` is one.
+    """The trainer as a callback sees it; ``nx.Trainer`` is one."""
 
-    Attributes:
-        stop_training: set it to True to end ``fit``.
-    """
+    @property
+    def stop_training(self) -> bool:
+        """Whether ``fit`` ends; set it to True to end it."""
+        ...
 
-    stop_training: bool
+    @stop_training.setter
+    def stop_training(self, value: bool) -> None: ...
 
     @property
     def learning_rate(self) -> float:

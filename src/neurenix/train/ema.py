@@ -68,7 +68,7 @@ class EMA(Callback):
         >>> x, y = nx.ones((8, 2)), nx.ones((8, 1))
         >>> model = nn.Linear(2, 1).compile("sgd", "mse")
         >>> ema = nx.callbacks.EMA(0.99, swap=["validation"])
-        >>> _ = model.fit(x, y, epochs=2, validation_data=(x, y), callbacks=ema)
+        >>> _ = model.fit(x, y, epochs=2, validation_data=(x, y), callbacks=ema, verbose=0)
         >>> with ema.swapped():
         ...     logs = model.evaluate(x, y)
         >>> averaged = ema.averaged()  # a model of its own
