@@ -105,7 +105,7 @@ COMMANDS: list[tuple[tuple[str, ...], str]] = [
     (("train.py", *ON, "--batch", "0"), "--batch: '0' is not a positive integer"),
     (("train.py", *ON, "--xla", "foo"), "'foo' is not of the form name=value."),
     (("train.py", *ON, "--examples", "5"), "--examples requires --deadline-hours"),
-    (("train.py", *ON, "--deadline-hours", "5"), "give --examples too"),
+    (("train.py", *ON, "--deadline-hours", "5"), "--deadline-hours requires --examples"),
     (("train.py", *ON, "--examples", "5", "--deadline-hours", "-1"), "hours must be positive"),
     (("train.py", *ON, "--budget", "0"), "--budget must be positive"),
     (("train.py", *ON, "--region", "mars"), "There is no region named 'mars'"),
