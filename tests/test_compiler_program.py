@@ -94,7 +94,7 @@ def test_a_line_inside_of_a_program_is_part_of_it() -> None:
     ("shape", "partition", "message"),
     [
         ((10, 4), ("data",), r"10 over 8 devices leaves 2.*such as 8"),
-        ((8,), (None, "data"), "a partition for 2 axes"),
+        ((8,), (None, "data"), "a partition of 2 axes"),
         ((8,), ("model",), "mesh axis 'model'; the mesh has data=8"),
     ],
 )
@@ -228,7 +228,7 @@ def test_bad_specs() -> None:
         spec((-1, 2))
     with pytest.raises(ShapeError):
         spec((1.5,))
-    with pytest.raises(ArgumentTypeError, match="no dtype 'float33'"):
+    with pytest.raises(ArgumentTypeError, match="Unknown dtype 'float33'"):
         spec((1,), "float33")
     with pytest.raises(ArgumentTypeError, match=r"one mesh axis or a tuple .*got \{'data'\}"):
         spec((8, 8), partition=({"data"}, None))  # pyright: ignore[reportArgumentType]

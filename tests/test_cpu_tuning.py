@@ -23,6 +23,7 @@ print(keep_freed_memory())
 """
 # The page faults of the median of steps, which want some 40 MiB for the backward pass. Now and then
 # a thread that had none yet takes the call: its heap is new, and that step has all faults again.
+# On a busy machine that takes some forty steps until every thread has had a call.
 FAULTS = """
 import resource, statistics
 import jax, jax.numpy as jnp
@@ -35,11 +36,11 @@ def loss(w, x):
 step = jax.jit(lambda w, x: w - 0.1 * jax.grad(loss)(w, x), donate_argnums=0)
 w, x = jnp.eye(16), jnp.ones((96 * 2 ** 10, 16))
 faults = []
-for _ in range(20):
+for _ in range(90):
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
     w = step(w, x).block_until_ready()
     faults.append(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
-print(int(statistics.median(faults[5:])))
+print(int(statistics.median(faults[45:])))
 """
 
 

@@ -262,7 +262,8 @@ def from_jax(jax_device: Any) -> Device:
         >>> nx.device.from_jax(jax.devices()[3])
         Device('tpu:3')
     """
-    likely_first = sorted(_AVAILABILITY, key=lambda kind: kind.value != jax_device.platform)
+    platform = getattr(jax_device, "platform", "")
+    likely_first = sorted(_AVAILABILITY, key=lambda kind: kind.value != platform)
     for kind in likely_first:
         if kind not in _WITHOUT_ARRAYS:
             found = _jax_devices(kind)
