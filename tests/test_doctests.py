@@ -56,6 +56,8 @@ def is_public(name: str) -> bool:
 
 @pytest.mark.parametrize("name", modules_with_examples())
 def test_examples_in_docstrings(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    if name.startswith("neurenix.interop."):  # its examples use the other framework
+        pytest.importorskip(name.split(".")[2])
     monkeypatch.chdir(tmp_path)
     module = importlib.import_module(name)
     flags = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE | doctest.IGNORE_EXCEPTION_DETAIL
