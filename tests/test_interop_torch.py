@@ -34,23 +34,31 @@ def tensor(*shape: int, seed: int = 0) -> Any:
     return torch.from_numpy(array(*shape, seed=seed))
 
 
+class Block(torch.nn.Module):
+    """A layer with a residual connection."""
+
+    def __init__(self, width: int, p: float) -> None:
+        super().__init__()
+        self.linear = torch.nn.Linear(width, width)
+        self.norm = torch.nn.BatchNorm1d(width)
+        self.dropout = torch.nn.Dropout(p)
+
+    def forward(self, x: Any) -> Any:
+        return x + torch.tanh(self.dropout(self.norm(self.linear(x))))
+
+
 class Stack(torch.nn.Module):
     """Equal blocks, one after the other."""
 
     def __init__(self, depth: int, width: int = 8, p: float = 0.0) -> None:
         super().__init__()
         self.first = torch.nn.Linear(4, width)
-        self.blocks = torch.nn.ModuleList(
-            torch.nn.Sequential(
-                torch.nn.Linear(width, width), torch.nn.BatchNorm1d(width), torch.nn.Dropout(p)
-            )
-            for _ in range(depth)
-        )
+        self.blocks = torch.nn.ModuleList(Block(width, p) for _ in range(depth))
 
     def forward(self, x: Any) -> Any:
         x = self.first(x)
         for block in self.blocks:
-            x = x + torch.tanh(block(x))
+            x = block(x)
         return x
 
 
@@ -113,8 +121,8 @@ def test_layers_that_repeat_are_one_loop_with_the_same_results() -> None:
     loops = [s for s in folded.program(training=True).steps if isinstance(s, Loop)]
     assert [loop.count for loop in loops] == [5]
     assert not any(isinstance(s, Loop) for s in flat.program(training=True).steps)
-    assert "blocks.0-4.0.weight" in folded.parameters()
-    assert folded.parameters()["blocks.0-4.0.weight"].shape == (5, 8, 8)
+    assert "blocks.0-4.linear.weight" in folded.parameters()
+    assert folded.parameters()["blocks.0-4.linear.weight"].shape == (5, 8, 8)
     np.testing.assert_allclose(
         folded(jnp.asarray(x.numpy())), flat(jnp.asarray(x.numpy())), rtol=1e-5, atol=1e-6
     )
@@ -231,7 +239,7 @@ def test_a_module_on_meta_becomes_a_module_of_shapes() -> None:
     with torch.device("meta"):
         net = Stack(6, width=16)
     model = from_torch(net, (torch.zeros(8, 4, device="meta"),))
-    found = model.parameters()["blocks.0-5.0.weight"]
+    found = model.parameters()["blocks.0-5.linear.weight"]
     assert isinstance(found, jax.ShapeDtypeStruct) and found.shape == (6, 16, 16)
     assert model.num_parameters == sum(p.numel() for p in net.parameters())
 
@@ -342,7 +350,7 @@ class Refused(torch.nn.Module):
         "autograd": "Double is a torch.autograd.Function",
         "if": r"decides by the values.*test_interop_torch\.py:\d+",
         "numpy": "cannot export Refused",
-        "mask": "Refused",
+        "mask": r"boolean mask, x\[mask\]",
     }.items(),
 )
 def test_what_cannot_be_converted_is_told_before_the_first_step(kind: str, said: str) -> None:
@@ -372,8 +380,7 @@ def test_mixed_precision_multiplies_in_bfloat16() -> None:
     model.compile(optimizer="sgd", loss="mse", precision="bfloat16")
     model.fit(array(8, 4), array(8, 2), verbose=False)
     assert model.parameters()["0.weight"].dtype == jnp.float32
-    text = str(
-        jax.make_jaxpr(lambda x: model.to(dtype="bfloat16")(x))(jnp.ones((2, 4), jnp.bfloat16))
-    )
+    model.to(dtype="bfloat16").eval()
+    text = str(jax.make_jaxpr(lambda x: model(x))(jnp.ones((2, 4), jnp.bfloat16)))
     products = [line for line in text.splitlines() if "dot_general" in line]
     assert products and all("bf16" in line for line in products)

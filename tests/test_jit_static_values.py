@@ -370,7 +370,7 @@ def test_the_warning_names_the_argument_and_the_users_line() -> None:
     assert Path(__file__).read_text().splitlines()[warning.lineno - 1].strip().startswith("step(")
     text = str(warning.message)
     assert f"{__file__}:{warning.lineno}" in text
-    assert "['optimizer']" in text and "OwnRate(0.4) → OwnRate(0.5)" in text
+    assert "['optimizer']" in text and "BaseLearningRate(0.4) → BaseLearningRate(0.5)" in text
 
 
 def test_the_warning_of_fit_names_the_users_line() -> None:

@@ -6,6 +6,7 @@ loss is the sum of all floating-point outputs, each times a fixed random number.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -175,7 +176,12 @@ class _Comparison:
         buffers = {n: b.detach().clone() for n, b in module.named_buffers()}
         before = {n: p.grad for n, p in module.named_parameters()}
         random = torch.random.get_rng_state()
-        with in_mode(module, training), without_cache(module), torch.set_grad_enabled(gradients):
+        quiet = warnings.catch_warnings()  # of PyTorch's own kernels
+        with (
+            quiet, in_mode(module, training), without_cache(module),
+            torch.set_grad_enabled(gradients),
+        ):  # fmt: skip
+            warnings.simplefilter("ignore")
             try:
                 for parameter in module.parameters():
                     parameter.grad = None

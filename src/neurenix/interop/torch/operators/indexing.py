@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from neurenix._core.errors import ConversionError
 from neurenix.interop.torch.registry import operator
 
 Array = Any
@@ -136,6 +137,12 @@ def _places(indices: Any) -> tuple[Any, ...]:
 
 @operator("index", "_unsafe_index")
 def index(x: Array, indices: Any) -> Array:
+    if any(each is not None and each.dtype == bool for each in indices):
+        raise ConversionError(
+            "The model indexes with a boolean mask, x[mask], whose result has as many elements as "
+            "the mask has true ones; a compiled program has fixed sizes. Write torch.where(mask, "
+            "x, 0), or multiply by the mask."
+        )
     return x[_places(indices)]
 
 
