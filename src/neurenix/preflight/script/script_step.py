@@ -173,6 +173,6 @@ def _answers(request: Request) -> list[Program | Exception]:
 def _environment(before: Mapping[str, str]) -> dict[str, str]:
     """Return the environment without a simulated slice and with this package on the path."""
     environment = {k: v for k, v in before.items() if k != SLICE_VARIABLE}
-    root = str(Path(__file__).resolve().parents[2])
+    root = str(Path(__file__).resolve().parents[3])
     paths = [root, *filter(None, [environment.get("PYTHONPATH")])]
     return environment | {"PYTHONPATH": os.pathsep.join(paths)}
