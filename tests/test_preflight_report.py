@@ -85,7 +85,10 @@ def early(refused: Report) -> Report:
 
 @pytest.mark.parametrize(
     ("version", "said"),
-    [("9.9.9", "is libtpu 9.9.9; the numbers"), (None, "is a libtpu of an unknown version; the")],
+    [
+        ("9.9.9", "is libtpu 9.9.9; chip data"),
+        (None, "is a libtpu of an unknown version; chip data"),
+    ],
 )
 def test_another_compiler_than_the_numbers_are_for_is_told(
     version: str | None, said: str, monkeypatch, tmp_path: Path
