@@ -86,7 +86,8 @@ def describe_step(
         placement: how the state is sharded.
         call: which program.
     """
-    definition.expect_whole_parts(num_examples(batch))
+    if definition.accumulate_steps > 1:
+        definition.expect_whole_parts(num_examples(batch))
     mesh = placement.mesh
     state: StepState = jax.eval_shape(definition.initial, *definition.model.read())
     keys = jax.tree.map(lambda leaf: jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key), state)
