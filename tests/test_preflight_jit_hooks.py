@@ -443,7 +443,7 @@ def _second_runs_of(number: int) -> Iterator[int]:
     for children in Path(f"/proc/{number}/task").glob("*/children"):
         for child in children.read_text().split():
             with contextlib.suppress(FileNotFoundError, ProcessLookupError):
-                if "preflight.rerun" in Path(f"/proc/{child}/cmdline").read_text():
+                if "script_subprocess" in Path(f"/proc/{child}/cmdline").read_text():
                     yield int(child)
 
 
