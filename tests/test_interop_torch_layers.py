@@ -139,6 +139,8 @@ LAYERS: dict[str, tuple[Any, tuple[Any, ...]]] = {
     ),
     "TripletMarginLoss": (lambda: Calls(nn.TripletMarginLoss()), (X, X + 1, X - 1)),
     "MultiMarginLoss": (lambda: Calls(nn.MultiMarginLoss()), (X, torch.tensor([1, 0, 5]))),
+    "MultiLabelMarginLoss": (
+        lambda: Calls(nn.MultiLabelMarginLoss()), (X, torch.tensor([[1, 0, -1, 2, 3, 4]] * 3))),
     "MultiLabelSoftMarginLoss": (
         lambda: Calls(nn.MultiLabelSoftMarginLoss()), (X, (X > 0).float())),
     "weight_norm": (lambda: nn.utils.parametrizations.weight_norm(nn.Linear(6, 4)), (X,)),

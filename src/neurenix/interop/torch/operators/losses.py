@@ -118,6 +118,27 @@ def kl_div(x: Array, target: Array, reduction: int = 1, log_target: bool = False
     return _reduce(jax.scipy.special.xlogy(target, target) - target * x, reduction)
 
 
+@operator("multilabel_margin_loss_forward")
+def multilabel_margin_loss_forward(x: Array, target: Array, reduction: int) -> tuple[Array, Array]:
+    """Return the loss, and which classes are targets; the first -1 ends the targets of an example.
+
+    PyTorch's own decomposition counts what stands behind that -1 (2.13.0).
+    """
+    valid = jnp.cumprod(target != -1, -1).astype(bool)
+    classes = jnp.arange(x.shape[-1])
+    is_target = ((target[..., None] == classes) & valid[..., None]).any(-2)
+    picked = jnp.take_along_axis(x, jnp.where(valid, target, 0), -1)
+    margins = jax.nn.relu(1 - picked[..., :, None] + x[..., None, :])
+    counts = valid[..., :, None] & ~is_target[..., None, :]
+    values = jnp.where(counts, margins, 0).sum((-2, -1)) / x.shape[-1]
+    return _reduce(values, reduction), is_target.astype(x.dtype)
+
+
+@operator("multilabel_margin_loss")
+def multilabel_margin_loss(x: Array, target: Array, reduction: int = 1) -> Array:
+    return multilabel_margin_loss_forward(x, target, reduction)[0]
+
+
 @operator("poisson_nll_loss")
 def poisson_nll_loss(
     input: Array, target: Array, log_input: bool, full: bool, eps: float, reduction: int
