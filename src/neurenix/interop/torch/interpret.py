@@ -16,7 +16,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from neurenix._core.errors import ArgumentError
-from neurenix.interop.torch.program import Operation, Program, TorchLine, Value, map_values
+from neurenix._core.source_files import SourceLine
+from neurenix.interop.torch.program import Operation, Program, Value, map_values
 from neurenix.interop.torch.repeats import Carried, Local, Loop, Stacked
 
 Key = Callable[[], jax.Array]
@@ -174,7 +175,7 @@ def _called(function: Callable[..., Any], positional: Any, named: Any) -> Any:
 
 
 @functools.lru_cache(maxsize=4096)
-def _standing_at(line: TorchLine) -> Callable[..., Any]:
+def _standing_at(line: SourceLine) -> Callable[..., Any]:
     """Return a function that calls another one from a line of the user's.
 
     JAX records the lines behind an operation, and the TPU compiler passes them on: so they name the

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from neurenix._core.source_files import SourceLine
 from neurenix.interop.torch import registry
 from neurenix.interop.torch.dtypes import jax_dtype, load_torch, schema_of, to_jax
 from neurenix.interop.torch.registry import Operator
@@ -26,18 +27,6 @@ class Value:
     """A value of a program, by its number."""
 
     index: int
-
-
-@dataclass(frozen=True)
-class TorchLine:
-    """A line of the user's PyTorch code."""
-
-    file: str
-    line: int
-    function: str
-
-    def __str__(self) -> str:
-        return f"{self.file}:{self.line}"
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,7 +51,7 @@ class Operation:
     arguments: tuple[tuple[Any, ...], dict[str, Any]]
     output: int
     results: Any
-    line: TorchLine | None
+    line: SourceLine | None
     scope: str
     layer: tuple[str, int] | None
 
@@ -109,8 +98,8 @@ class Program:
     constants: dict[int, Any] = field(default_factory=dict)
     types: dict[int, Any] = field(default_factory=dict)
     num_values: int = 0
-    unknown: dict[str, TorchLine | None] = field(default_factory=dict)
-    narrowed: dict[str, TorchLine | None] = field(default_factory=dict)
+    unknown: dict[str, SourceLine | None] = field(default_factory=dict)
+    narrowed: dict[str, SourceLine | None] = field(default_factory=dict)
 
 
 def read_program(exported: Any, names: Mapping[str, str]) -> Program:
@@ -254,7 +243,7 @@ class _Reader:
             layer=_layer(node),
         )
 
-    def _note_narrowing(self, value: Any, line: TorchLine | None) -> None:
+    def _note_narrowing(self, value: Any, line: SourceLine | None) -> None:
         for each in value if isinstance(value, (list, tuple)) else (value,):
             dtype = str(getattr(each, "dtype", ""))
             if dtype in ("torch.int64", "torch.float64", "torch.complex128"):
@@ -301,7 +290,7 @@ def _results(value: Any) -> Any:
     return None
 
 
-def source_line(stack_trace: str | None) -> TorchLine | None:
+def source_line(stack_trace: str | None) -> SourceLine | None:
     """Return the innermost line of a stack that is not PyTorch's own, or else the innermost."""
     torch = load_torch()
 
@@ -311,7 +300,7 @@ def source_line(stack_trace: str | None) -> TorchLine | None:
     if not users:
         return None
     file, line, function = users[-1]
-    return TorchLine(file, int(line), function)
+    return SourceLine(file, int(line), function)
 
 
 def _stack(node: Any) -> list[str]:

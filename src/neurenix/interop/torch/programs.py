@@ -16,7 +16,7 @@ from neurenix._core.errors import ArgumentTypeError, ConversionError, ShapeError
 from neurenix.interop.torch import operators
 from neurenix.interop.torch.dtypes import load_torch
 from neurenix.interop.torch.export import export
-from neurenix.interop.torch.program import Program, TorchLine, read_program
+from neurenix.interop.torch.program import Program, read_program
 from neurenix.interop.torch.repeats import Step, find_loops
 from neurenix.interop.torch.structure import Structure
 
@@ -200,7 +200,7 @@ def shared_names(module: Any) -> dict[str, str]:
     return {name: first.setdefault(id(tensor), name) for name, tensor in tensors}
 
 
-def unknown_operators(unknown: Mapping[str, TorchLine | None]) -> ConversionError:
+def unknown_operators(unknown: Mapping[str | None]) -> ConversionError:
     """Return the error that names every operator without a function here, with its line."""
     lines = [f"  - {name}" + (f" at {line}" if line else "") for name, line in unknown.items()]
     first = next(iter(unknown)).rpartition(".")[0]
