@@ -25,6 +25,8 @@ os.environ.setdefault("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")
 # No machine here is a Cloud TPU VM: do not wait for its metadata server.
 os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")
 os.environ.pop("NEURENIX_SIMULATE", None)
+# Progress is another in CI, and CI runs these tests; those of it set the variable themselves.
+os.environ.pop("CI", None)
 # Most of a test of a model is XLA's time to optimise a program for the CPU that runs a few times.
 # What runs in a process of its own (examples, the demo, commands) is optimised as a user's is, and
 # what is compiled for a TPU is the same either way.
