@@ -188,7 +188,8 @@ def test_tied_weights_are_one_parameter() -> None:
     other = copy.deepcopy(net)
     model.embed.weight.set_value(jnp.ones((7, 4)))
     to_torch(model, other)
-    assert other.head.weight is other.embed.weight and float(other.head.weight.sum()) == 28
+    assert other.head.weight is other.embed.weight
+    assert other.head.weight.sum().item() == 28
 
 
 def test_named_arguments_and_dataclasses() -> None:

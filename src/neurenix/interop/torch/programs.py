@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from neurenix._core.errors import ArgumentTypeError, ConversionError, ShapeError
+from neurenix._core.source_files import SourceLine
 from neurenix.interop.torch import operators
 from neurenix.interop.torch.dtypes import load_torch
 from neurenix.interop.torch.export import export
@@ -200,7 +201,7 @@ def shared_names(module: Any) -> dict[str, str]:
     return {name: first.setdefault(id(tensor), name) for name, tensor in tensors}
 
 
-def unknown_operators(unknown: Mapping[str | None]) -> ConversionError:
+def unknown_operators(unknown: Mapping[str, SourceLine | None]) -> ConversionError:
     """Return the error that names every operator without a function here, with its line."""
     lines = [f"  - {name}" + (f" at {line}" if line else "") for name, line in unknown.items()]
     first = next(iter(unknown)).rpartition(".")[0]
