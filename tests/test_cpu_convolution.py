@@ -11,8 +11,8 @@ import pytest
 from jax import lax
 from scipy.signal import correlate
 
-from neurenix._cpu.convolution import channels_last, use_channels_last
-from neurenix._jax import cpu_lowering
+from neurenix._cpu.convolution import LOWERING, channels_last
+from neurenix._jax import cpu_lowering, replace_cpu_lowering
 
 pytestmark = [pytest.mark.cpu8, pytest.mark.newest]
 
@@ -30,7 +30,7 @@ def arranged(array: np.ndarray, source: str, target: str) -> np.ndarray:
 
 @pytest.mark.parametrize("layout", LAYOUTS, ids="-".join)
 def test_every_layout_gives_what_scipy_gives(layout: tuple[str, str, str]) -> None:
-    use_channels_last()
+    replace_cpu_lowering(*LOWERING)
     assert cpu_lowering(lax.conv_general_dilated_p) is channels_last
     generator = np.random.default_rng(0)
     x = generator.normal(size=(2, 7, 6, 3)).astype(np.float32)
@@ -49,7 +49,7 @@ def test_every_layout_gives_what_scipy_gives(layout: tuple[str, str, str]) -> No
 @pytest.mark.parametrize("stride", [1, 2])
 @pytest.mark.parametrize("groups", [1, 2])
 def test_gradients_in_a_loop_are_those_outside(stride: int, groups: int) -> None:
-    use_channels_last()
+    replace_cpu_lowering(*LOWERING)
     generator = np.random.default_rng(0)
     x = generator.normal(size=(3, 2, 9, 8, 4)).astype(np.float32)
     w = generator.normal(size=(3, 3, 4 // groups, 6)).astype(np.float32)
@@ -70,7 +70,7 @@ def test_gradients_in_a_loop_are_those_outside(stride: int, groups: int) -> None
 
 
 def test_convolutions_in_a_loop_have_the_form_of_the_fast_kernel() -> None:
-    use_channels_last()
+    replace_cpu_lowering(*LOWERING)
     x, w = jnp.ones((4, 8, 8, 8, 2)), jnp.ones((3, 3, 2, 4))
 
     def body(w: Any, x: Any) -> Any:

@@ -12,7 +12,7 @@ from jax import lax
 from jax.interpreters import mlir
 
 from neurenix._cpu import max_pool_gradient
-from neurenix._jax import cpu_lowering
+from neurenix._jax import cpu_lowering, replace_cpu_lowering
 from neurenix._jax import max_pool_gradient_primitive as max_pool_gradient_p
 
 pytestmark = [pytest.mark.cpu8, pytest.mark.newest]
@@ -98,14 +98,14 @@ def test_it_is_used_unless_somebody_has_set_a_rule_of_their_own() -> None:
     present = cpu_lowering(max_pool_gradient_p)
     try:
         mlir.register_lowering(max_pool_gradient_p, max_pool_gradient._standard, platform="cpu")
-        max_pool_gradient.use_elementwise_gradient()
+        replace_cpu_lowering(*max_pool_gradient.LOWERING)
         assert cpu_lowering(max_pool_gradient_p) is max_pool_gradient.elementwise_gradient
 
         def their_own(ctx: Any, *operands: Any, **params: Any) -> Any:
             return max_pool_gradient._standard(ctx, *operands, **params)
 
         mlir.register_lowering(max_pool_gradient_p, their_own, platform="cpu")
-        max_pool_gradient.use_elementwise_gradient()
+        replace_cpu_lowering(*max_pool_gradient.LOWERING)
         assert cpu_lowering(max_pool_gradient_p) is their_own
     finally:
         mlir.register_lowering(max_pool_gradient_p, present, platform="cpu")

@@ -13,7 +13,7 @@ from jax.interpreters import mlir
 
 from neurenix import _cpu
 from neurenix._cpu import weight_gradient
-from neurenix._jax import cpu_lowering
+from neurenix._jax import cpu_lowering, replace_cpu_lowering
 
 pytestmark = [pytest.mark.cpu8, pytest.mark.newest]
 
@@ -148,14 +148,14 @@ def test_it_is_used_unless_somebody_has_set_a_rule_of_their_own() -> None:
     present = cpu_lowering(lax.dot_general_p)
     try:
         mlir.register_lowering(lax.dot_general_p, weight_gradient._standard, platform="cpu")
-        weight_gradient.use_turned_products()
+        replace_cpu_lowering(*weight_gradient.LOWERING)
         assert cpu_lowering(lax.dot_general_p) is weight_gradient.turned_product
 
         def their_own(ctx: Any, *operands: Any, **params: Any) -> Any:
             return weight_gradient._standard(ctx, *operands, **params)
 
         mlir.register_lowering(lax.dot_general_p, their_own, platform="cpu")
-        weight_gradient.use_turned_products()
+        replace_cpu_lowering(*weight_gradient.LOWERING)
         assert cpu_lowering(lax.dot_general_p) is their_own
     finally:
         mlir.register_lowering(lax.dot_general_p, present, platform="cpu")

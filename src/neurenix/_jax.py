@@ -197,9 +197,10 @@ def replace_cpu_lowering(
 
     Does nothing where somebody has set another rule, or where a name of JAX is missing.
     """
+    is_standard = standard is not None and cpu_lowering(primitive) is standard
     register = find("jax.interpreters.mlir:register_lowering")
-    names = (register, find("jax.interpreters.mlir:lower_fun"), standard)
-    if None not in names and cpu_lowering(primitive) is standard:
+    lower_fun = find("jax.interpreters.mlir:lower_fun")  # which the rule itself needs
+    if is_standard and register is not None and lower_fun is not None:
         register(primitive, rule, platform="cpu")
 
 

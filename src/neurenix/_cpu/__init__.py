@@ -12,7 +12,6 @@ On the first call of a compiled function on a CPU, Neurenix
 outside Neurenix: it draws the same numbers with fewer compilations.
 """
 
-from neurenix._cpu.convolution import use_channels_last
 from neurenix._cpu.random_bits import drawn
 from neurenix._cpu.tuning import compiled, compiler_options, is_tuned, use_fast_lowerings
 
@@ -21,6 +20,5 @@ __all__ = [
     "compiler_options",
     "drawn",
     "is_tuned",
-    "use_channels_last",
     "use_fast_lowerings",
 ]

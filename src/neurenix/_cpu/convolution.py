@@ -14,12 +14,7 @@ from typing import Any
 import numpy as np
 from jax import lax
 
-from neurenix._jax import (
-    convolution_primitive,
-    cpu_lowering,
-    lowering_of,
-    replace_cpu_lowering,
-)
+from neurenix._jax import convolution_primitive, cpu_lowering, lowering_of
 
 _primitive: Any = convolution_primitive
 _standard: Any = cpu_lowering(_primitive)
@@ -48,9 +43,8 @@ def channels_last(ctx: Any, lhs: Any, rhs: Any, **params: Any) -> Any:
     return lowering_of(convolve)(ctx, lhs, rhs)
 
 
-def use_channels_last() -> None:
-    """Lower the CPU's convolutions with ``channels_last``, unless another rule was set."""
-    replace_cpu_lowering(_primitive, _standard, channels_last)
+LOWERING = _primitive, _standard, channels_last
+"""The arguments of ``replace_cpu_lowering``."""
 
 
 def _wanted(rank: int) -> lax.ConvDimensionNumbers:

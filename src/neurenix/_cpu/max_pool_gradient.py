@@ -15,12 +15,7 @@ from typing import Any
 import numpy as np
 from jax import lax
 
-from neurenix._jax import (
-    cpu_lowering,
-    lowering_of,
-    max_pool_gradient_primitive,
-    replace_cpu_lowering,
-)
+from neurenix._jax import cpu_lowering, lowering_of, max_pool_gradient_primitive
 
 _standard: Any = cpu_lowering(max_pool_gradient_primitive)
 # Each element of a window is one comparison more in the compiled loop.
@@ -41,9 +36,8 @@ def elementwise_gradient(ctx: Any, source: Any, operand: Any, **params: Any) -> 
     return lowering_of(spread)(ctx, source, operand)
 
 
-def use_elementwise_gradient() -> None:
-    """Lower the CPU's with ``elementwise_gradient``, unless another rule was set."""
-    replace_cpu_lowering(max_pool_gradient_primitive, _standard, elementwise_gradient)
+LOWERING = max_pool_gradient_primitive, _standard, elementwise_gradient
+"""The arguments of ``replace_cpu_lowering``."""
 
 
 def _chosen(operand: Any, out: Sequence[int], window: Sequence[int], better: Any) -> Any:

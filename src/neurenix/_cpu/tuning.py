@@ -12,10 +12,9 @@ from functools import cache
 
 import jax
 
+from neurenix._cpu import convolution, max_pool_gradient, weight_gradient
 from neurenix._cpu.allocator import keep_freed_memory
-from neurenix._cpu.convolution import use_channels_last
-from neurenix._cpu.max_pool_gradient import use_elementwise_gradient
-from neurenix._cpu.weight_gradient import use_turned_products
+from neurenix._jax import replace_cpu_lowering
 
 VARIABLE = "NEURENIX_CPU_TUNING"
 
@@ -38,9 +37,12 @@ def is_tuned() -> bool:
 def use_fast_lowerings() -> None:
     """Lower convolutions and the gradients of weights and pooling for the CPU by fast rules."""
     if is_tuned():
-        use_channels_last()
-        use_elementwise_gradient()
-        use_turned_products()
+        for lowering in (
+            convolution.LOWERING,
+            max_pool_gradient.LOWERING,
+            weight_gradient.LOWERING,
+        ):
+            replace_cpu_lowering(*lowering)
 
 
 def compiler_options() -> dict[str, str] | None:

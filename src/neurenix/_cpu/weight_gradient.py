@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from jax import lax
 
-from neurenix._jax import cpu_lowering, lowering_of, product_primitive, replace_cpu_lowering
+from neurenix._jax import cpu_lowering, lowering_of, product_primitive
 
 _primitive: Any = product_primitive
 _standard: Any = cpu_lowering(_primitive)
@@ -50,9 +50,8 @@ def turned_product(ctx: Any, lhs: Any, rhs: Any, **params: Any) -> Any:
     return lowering_of(product)(ctx, lhs, rhs)
 
 
-def use_turned_products() -> None:
-    """Lower the CPU's products with ``turned_product``, unless another rule was set."""
-    replace_cpu_lowering(_primitive, _standard, turned_product)
+LOWERING = _primitive, _standard, turned_product
+"""The arguments of ``replace_cpu_lowering``."""
 
 
 def _leading_axes(params: Any) -> int:

@@ -18,10 +18,12 @@ import jax
 import numpy as np
 
 from neurenix import _cpu
+from neurenix._cpu import convolution
 from neurenix._jax import (
     convolution_primitive,
     needed_cpu_lowering,
     product_primitive,
+    replace_cpu_lowering,
     round_operand,
     set_cpu_lowering,
 )
@@ -41,7 +43,7 @@ def use_tpu_numerics(on: bool) -> None:
         IncompatibleVersionError: this version of JAX hides how it lowers an operation.
     """
     if _cpu.is_tuned():
-        _cpu.use_channels_last()
+        replace_cpu_lowering(*convolution.LOWERING)
     if on and not _exact:
         rules = {p: needed_cpu_lowering(p) for p in (product_primitive, convolution_primitive)}
         _exact.update(rules)
