@@ -7,11 +7,13 @@ predictions themselves (``neurenix.losses.base.paired``).
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+
+from neurenix._jaxpr import walk
 
 
 def aligned(function: Callable[..., Any], y_true: Any, y_pred: Any) -> Any:
@@ -46,18 +48,5 @@ def _largest(function: Callable[..., Any], *arrays: Any) -> float:
         traced = jax.make_jaxpr(function)(*arrays)
     except Exception:  # the call itself raises it
         return math.inf
-    made = (variable.aval for one in equations_of(traced.jaxpr) for variable in one.outvars)
+    made = (variable.aval for site in walk(traced) for variable in site.equation.outvars)
     return max((math.prod(getattr(aval, "shape", ())) for aval in made), default=0)
-
-
-def equations_of(jaxpr: Any) -> Iterator[Any]:
-    """Yield the equations of a jaxpr, and those of the jaxprs inside."""
-    for equation in jaxpr.eqns:
-        yield equation
-        for value in jax.tree.leaves(list(equation.params.values()), is_leaf=_is_program):
-            if _is_program(value):
-                yield from equations_of(getattr(value, "jaxpr", value))
-
-
-def _is_program(value: Any) -> bool:
-    return hasattr(value, "eqns") or hasattr(value, "jaxpr")

@@ -18,7 +18,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from neurenix._user_functions.alignment import aligned, equations_of
+from neurenix._jaxpr import walk
+from neurenix._user_functions.alignment import aligned
 
 _TOLERANCE = 1e-3  # relative; float32 sums in another order differ by far less
 _MAX_NUMBERS = 2**24  # entries of the drawn output
@@ -173,7 +174,7 @@ def _takes(function: Callable[..., Any], specs: Any) -> bool:
 def _constants(whole: Callable[..., Any], specs: Any) -> list[float]:
     """Return NaN and the first finite numbers in a function's program."""
     traced = jax.make_jaxpr(whole)(*specs)
-    atoms = [atom for equation in equations_of(traced.jaxpr) for atom in equation.invars]
+    atoms = [atom for site in walk(traced) for atom in site.equation.invars]
     values = [*traced.consts, *(atom.val for atom in atoms if hasattr(atom, "val"))]
     numbers = [np.ravel(np.asarray(one)) for one in values if np.size(one) <= _MAX_CONSTANTS]
     real = [one.astype(float) for one in numbers if one.dtype.kind in "biuf"]

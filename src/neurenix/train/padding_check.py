@@ -20,6 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from neurenix._jax import process_allgather
+from neurenix._jaxpr import open_jaxpr, subjaxprs
 from neurenix._jit.random_keys import numbers_of
 from neurenix.train.batch import Batch, num_examples, pad
 from neurenix.train.module_split import ModuleSplit
@@ -285,7 +286,7 @@ def _same_numbers(one: Any, other: Any) -> bool:
     consts = zip(getattr(one, "consts", ()), getattr(other, "consts", ()), strict=False)
     if not all(_same(a, b) for a, b in consts):
         return False
-    one, other = getattr(one, "jaxpr", one), getattr(other, "jaxpr", other)
+    one, other = open_jaxpr(one), open_jaxpr(other)
     return len(one.eqns) == len(other.eqns) and all(map(_same_equation, one.eqns, other.eqns))
 
 
@@ -295,18 +296,8 @@ def _same_equation(one: Any, other: Any) -> bool:
     atoms = zip(one.invars, other.invars, strict=True)
     if not all(_same(getattr(a, "val", None), getattr(b, "val", None)) for a, b in atoms):
         return False
-    inside, others = list(_programs(one.params)), list(_programs(other.params))
+    inside, others = subjaxprs(one), subjaxprs(other)
     return len(inside) == len(others) and all(map(_same_numbers, inside, others))
-
-
-def _programs(params: Any) -> Iterator[Any]:
-    for value in jax.tree.leaves(list(params.values()), is_leaf=_is_program):
-        if _is_program(value):
-            yield value
-
-
-def _is_program(value: Any) -> bool:
-    return hasattr(value, "eqns") or hasattr(value, "jaxpr")
 
 
 def _same(one: Any, other: Any) -> bool:
