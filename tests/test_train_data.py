@@ -11,7 +11,7 @@ import pytest
 
 import neurenix as nx
 from neurenix import nn
-from neurenix.data.iterator import DatasetIterator
+from neurenix.data import DatasetIterator
 from neurenix.train.epoch_iterator import EpochIterator
 
 pytestmark = pytest.mark.cpu8

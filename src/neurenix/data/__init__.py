@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING
 
 from neurenix._core.names import names_of
 from neurenix.data.batch_iterator import BatchIterator, BatchSource
-from neurenix.data.dataset import Dataset
+from neurenix.data.dataset import Dataset, DatasetIterator
 from neurenix.data.digits import digits
-from neurenix.data.iterator import DatasetIterator
 from neurenix.data.stream import StreamDataset, StreamIterator
 
 __all__ = [

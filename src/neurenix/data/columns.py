@@ -12,7 +12,6 @@ from typing import Any
 
 import jax
 import numpy as np
-import numpy.typing as npt
 
 from neurenix._core.errors import DataError
 from neurenix._core.keys import keys_explained
@@ -43,16 +42,6 @@ class Columns:
     leaves: tuple[np.ndarray, ...]
     structure: Any
     rows: int
-
-    def gather(self, rows: npt.NDArray[np.int64] | np.int64) -> Any:
-        """Return a fresh copy of some rows, in the structure; ``(*rows.shape, …)`` each.
-
-        Example:
-            >>> as_columns({"x": [[1.0], [2.0], [3.0]]}, "x").gather(np.array([2, 0]))["x"]
-            array([[3.],
-                   [1.]], dtype=float32)
-        """
-        return self.structure.unflatten([leaf.take(rows, axis=0) for leaf in self.leaves])
 
 
 def as_columns(data: Any, name: str) -> Columns:

@@ -1,7 +1,7 @@
 """``Dataset``: arrays that are shuffled, repeated, mapped, batched and sharded without a copy.
 
-Owns the methods that users chain and their errors; it does not own how the order is computed
-(``neurenix.data.order``) nor how batches are read (``neurenix.data.iterator``).
+Owns the methods that users chain and their errors, and the position of an iterator. Does not own
+how the order is computed and batches are read (``neurenix.data.order``).
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import jax
@@ -18,11 +18,11 @@ import numpy as np
 from neurenix._core.errors import ArgumentTypeError, DataError
 from neurenix._migration.tf_data import ToldOfClass, no_attribute, of_element
 from neurenix.data.columns import Columns, as_columns
-from neurenix.data.iterator import DatasetIterator, Plan
 from neurenix.data.order import (
     MOST_PLACES,
     Batching,
     Order,
+    Plan,
     Repeated,
     Sequential,
     Sharded,
@@ -368,6 +368,112 @@ class Dataset(metaclass=ToldOfClass):
     def __repr__(self) -> str:
         batched = "" if self.batch_size is None else f", batch_size={self.batch_size}"
         return f"Dataset(rows={self._plan.columns.rows}{batched}, cardinality={self.cardinality})"
+
+
+class DatasetIterator(Iterator[Any]):
+    """A ``BatchIterator`` of one epoch of a ``Dataset``; endless if the dataset is.
+
+    Example:
+        >>> from neurenix.data import Dataset
+        >>> iterator = Dataset.from_arrays([10, 11, 12, 13]).batch(2).iterator()
+        >>> state = iterator.get_state()
+        >>> next(iterator)
+        array([10, 11], dtype=int32)
+        >>> iterator.set_state(state)
+        >>> next(iterator)
+        array([10, 11], dtype=int32)
+    """
+
+    def __init__(self, plan: Plan, *, epoch: int = 0) -> None:
+        self._plan = plan
+        self._size = plan.outer.size
+        self._epoch = int(epoch)
+        self._position = 0
+
+    @property
+    def position(self) -> int:
+        """How many batches of this epoch have been read."""
+        return self._position
+
+    def __next__(self) -> Any:
+        """Return the next batch: fresh arrays of shape ``(batch_size, …)``."""
+        position = self._position
+        if position >= self._size:
+            raise StopIteration
+        item = self._plan.item(self._epoch, position)
+        self._position = position + 1
+        return item
+
+    def skip(self, count: int) -> None:
+        """Skip the next ``count`` batches, or as many as are left, without reading them."""
+        self._position = min(self._position + count, self._size)
+
+    def next_stacked(self, count: int) -> Any:
+        """Return the next batches stacked, for several steps in one compiled call.
+
+        Fewer than ``count`` batches are returned at the end of the data, and before a batch of
+        another size: a partial last one, or one that a function of ``map`` made. The first axis
+        has the number of batches.
+
+        Args:
+            count: the most batches to return, 1 or more.
+
+        Returns:
+            Fresh arrays of shape ``(k, batch_size, …)`` with ``1 <= k <= count``, the same as
+            ``k`` calls of ``next``.
+
+        Raises:
+            StopIteration: no batch is left.
+            DataError: ``count`` is not positive.
+
+        Example:
+            >>> from neurenix.data import Dataset
+            >>> iterator = Dataset.from_arrays(list(range(7))).batch(2).iterator()
+            >>> iterator.next_stacked(10)
+            array([[0, 1],
+                   [2, 3],
+                   [4, 5]], dtype=int32)
+            >>> iterator.next_stacked(10)
+            array([[6]], dtype=int32)
+        """
+        if count < 1:
+            raise DataError(f"count must be 1 or more, found {count}.")
+        count = min(count, self._size - self._position)
+        if count <= 0:
+            raise StopIteration
+        places = np.arange(self._position, self._position + count)
+        stacked = self._plan.stacked(self._epoch, places)
+        self._position += len(jax.tree.leaves(stacked)[0])
+        return stacked
+
+    def get_state(self) -> dict[str, Any]:
+        """Return the position, as numbers and text that JSON can hold."""
+        return {
+            "epoch": self._epoch,
+            "position": self._position,
+            "order": self._plan.fingerprint(),
+        }
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Move to the position of an iterator of the same dataset.
+
+        Args:
+            state: what ``get_state`` returned, in this process or another.
+
+        Raises:
+            DataError: the state belongs to a dataset with other rows, order or batch size.
+        """
+        missing = {"epoch", "position", "order"} - set(state)
+        if missing:
+            raise DataError(
+                f"This is not the state of a dataset iterator: it lacks {sorted(missing)}."
+            )
+        if state["order"] != self._plan.fingerprint():
+            raise DataError(
+                "The state belongs to a dataset that is read in another order.\n"
+                f"  state:   {state['order']}\n  dataset: {self._plan.fingerprint()}"
+            )
+        self._epoch, self._position = int(state["epoch"]), int(state["position"])
 
 
 def _at_least(least: int, name: str, value: int) -> None:

@@ -1,21 +1,27 @@
-"""Which row comes when: shuffling, repeating, taking and sharding as arithmetic on positions.
+"""The order of a dataset, computed from positions, and the rows and batches at a position.
 
-Owns the order of a dataset, and nothing of its contents. No order holds a list of what it yields:
-each maps places to places of the order below it, thousands at a time.
-
-Where a row is, is said by two numbers: its epoch, and its place in that epoch. So a repeated order
-gives each repetition an epoch of the order below, a shuffled one knows the epoch, and an iterator's
-whole state is these two. An infinite order is one of 2**48 places, which nobody reaches the end of.
+No order stores a list of what it yields: it maps positions to positions of the order below it,
+thousands at a time. A position is an epoch and a place in that epoch: a repeated order gives each
+repetition an epoch of the order below, a shuffled order depends on the epoch, and both numbers are
+an iterator's whole state. An infinite order has 2**48 places. ``Plan`` reads, maps and batches the
+rows in this order.
 """
 
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+import jax
 import numpy as np
 import numpy.typing as npt
+
+from neurenix._core.errors import DataError
+from neurenix._core.keys import keys_explained
+from neurenix.data.batch_iterator import shapes_of, stack
+from neurenix.data.columns import WIDE, Columns, as_numbers
 
 Numbers = npt.NDArray[np.int64]
 
@@ -304,3 +310,109 @@ class Batching:
         """Return the source's rows of ``k`` whole batches, shape ``(k, batch_size)``."""
         rows = places[:, None] * self.batch_size + np.arange(self.batch_size)
         return self.inner.locate(epochs[:, None], rows)[1]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a dataset's iterators do: gather rows in an order, map them, batch them, map batches.
+
+    Args:
+        columns: the arrays.
+        order: of the rows.
+        element_maps: functions of one row.
+        batching: how rows make batches, or ``None`` for single rows.
+        batch_order: of the batches; ``batching`` itself when they are in no other order.
+        batch_maps: functions of one batch.
+    """
+
+    columns: Columns
+    order: Order
+    element_maps: tuple[Callable[[Any], Any], ...] = ()
+    batching: Batching | None = None
+    batch_order: Order | None = None
+    batch_maps: tuple[Callable[[Any], Any], ...] = ()
+
+    @property
+    def outer(self) -> Order:
+        """The order of what the iterator yields: batches, or rows when they are not batched."""
+        return self.batch_order or self.order
+
+    def item(self, epoch: int, place: int) -> Any:
+        """Return the batch (or row) at a place of an epoch."""
+        epochs, places = self.outer.locate(np.array([epoch % EPOCHS]), np.array([place]))
+        if self.batching is None:
+            return self._read(places[0])
+        members = self.batching.members(int(epochs[0]), int(places[0]))
+        return self._mapped(self._read(members), int(places[0]))
+
+    def stacked(self, epoch: int, places: Numbers) -> Any:
+        """Return several items of an epoch stacked along a new first axis, ``(k, batch_size, …)``.
+
+        Fewer than asked are returned when a batch of another size stands in the way.
+        """
+        epochs, numbers = self.outer.locate(np.full_like(places, epoch % EPOCHS), places)
+        if self.batching is None:
+            return self._read(numbers)
+        partial = np.flatnonzero(self.batching.is_partial(numbers))
+        if partial.size and partial[0] == 0:
+            members = self.batching.members(int(epochs[0]), int(numbers[0]))
+            read = self._mapped(self._read(members), int(numbers[0]))
+            return jax.tree.map(lambda leaf: np.asarray(leaf)[None], read)
+        whole = slice(partial[0] if partial.size else None)
+        read = self._read(self.batching.members_of_whole(epochs[whole], numbers[whole]))
+        if not self.batch_maps:
+            return read
+        batches: list[Any] = []
+        for place, number in enumerate(numbers[whole]):
+            batch = self._mapped(_part(read, place), int(number))
+            if batches and shapes_of(batch) != shapes_of(batches[0]):
+                break
+            batches.append(batch)
+        return stack(batches, "batches")
+
+    def _read(self, rows: Numbers) -> Any:
+        if not self.element_maps:
+            return self._gather(rows)
+        elements = [
+            self._applied(self.element_maps, self._gather(row), f"row {row}")
+            for row in rows.reshape(-1)
+        ]
+        if rows.ndim == 0:
+            return elements[0]
+        read = stack(elements, "rows")
+        return jax.tree.map(lambda leaf: leaf.reshape(*rows.shape, *leaf.shape[1:]), read)
+
+    def _gather(self, rows: Numbers | np.int64) -> Any:
+        """Return a fresh copy of some rows, ``(*rows.shape, …)`` for each array."""
+        taken = [leaf.take(rows, axis=0) for leaf in self.columns.leaves]
+        return self.columns.structure.unflatten(taken)
+
+    def _mapped(self, batch: Any, place: int) -> Any:
+        if not self.batch_maps:
+            return batch
+        return self._applied(self.batch_maps, batch, f"batch {place}")
+
+    def _applied(self, functions: tuple[Callable[[Any], Any], ...], item: Any, which: str) -> Any:
+        """Return what the functions make of an item: numbers, as ``as_columns`` has them."""
+        for function in functions:
+            item = function(item)
+            if item is None:
+                raise DataError(f"map() returned None for {which}: is a return missing?")
+        name = f"The result of map() for {which}"
+        # Only arrays of JAX are wide here, whose type was chosen: so is that of what they become.
+        narrow = not any(leaf.dtype in WIDE for leaf in self.columns.leaves)
+
+        def number(leaf: Any) -> Any:
+            return leaf if isinstance(leaf, jax.Array) else as_numbers(leaf, name, narrow=narrow)
+
+        with keys_explained(item):
+            return jax.tree.map(number, item)
+
+    def fingerprint(self) -> str:
+        """Return a text that differs where the order of the items differs."""
+        order = f"{self.columns.rows} rows, {self.outer!r}"
+        return order if self.batching is None else f"{order}, {self.batching!r}"
+
+
+def _part(tree: Any, place: int) -> Any:
+    return jax.tree.map(lambda leaf: leaf[place], tree)
