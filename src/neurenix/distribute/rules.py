@@ -120,7 +120,7 @@ def _named(axes: Sequence[Any], by: str) -> list[Any]:
     return named
 
 
-def as_rules(rules: ShardingRules | Sequence[Rule] | None) -> ShardingRules | None:
+def as_rules(rules: ShardingRules | Sequence[Rule]) -> ShardingRules:
     """Return rules as ``ShardingRules``.
 
     Raises:
@@ -130,7 +130,7 @@ def as_rules(rules: ShardingRules | Sequence[Rule] | None) -> ShardingRules | No
         >>> as_rules([("bias$", (None,))])
         ShardingRules(rules=(('bias$', (None,)),))
     """
-    if rules is None or isinstance(rules, ShardingRules):
+    if isinstance(rules, ShardingRules):
         return rules
     if not isinstance(rules, Sequence):
         raise ArgumentTypeError(

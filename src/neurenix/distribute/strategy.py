@@ -14,21 +14,18 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextvars import ContextVar
 from functools import cached_property
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import jax
-import jax.numpy as jnp
-import numpy as np
 
 from neurenix._core.errors import (
     ArgumentError,
     ArgumentTypeError,
     ShapeError,
-    unknown_name,
 )
 from neurenix._core.names import OptionsExplained
 from neurenix._jit.recompilation import AnewWatch
-from neurenix.device import Device, DeviceType, device_of, devices, from_jax
+from neurenix.device import Device, DeviceType, devices, from_jax
 from neurenix.distribute.batch_input import (
     DistributedDataset,
     InputContext,
@@ -52,9 +49,8 @@ from neurenix.distribute.rules import Rule, ShardingRules, as_rules
 from neurenix.distribute.run_replicas import ReplicatedFunction
 from neurenix.distribute.scope import Scope
 from neurenix.distribute.state_sharding import Placement
-from neurenix.distribute.values import PerReplica
+from neurenix.distribute.values import reduced
 
-_REDUCTIONS = {"sum": jnp.sum, "mean": jnp.mean, "max": jnp.max, "min": jnp.min}
 _REMEMBERED_FUNCTIONS = 64
 
 
@@ -69,6 +65,9 @@ class Strategy(OptionsExplained):
         rules: sharding rules for parameters; by default those of the model's ``sharding_rules()``,
             or the largest axis that ``"fsdp"`` divides. ``fit`` applies them; with ``nx.jit`` and
             ``run``, parameters stay replicated.
+
+    Attributes:
+        num_replicas_in_sync: number of replicas, each of which processes one share of a batch.
 
     Raises:
         DeviceNotFoundError: ``devices`` is empty, or a device does not exist.
@@ -92,31 +91,44 @@ class Strategy(OptionsExplained):
         mesh: Mapping[str, int] | None = None,
         rules: ShardingRules | Sequence[Rule] | None = None,
     ) -> None:
-        self.devices = checked_devices(devices)
-        self._axes = None if mesh is None else axes_over(mesh, len(self.devices))
-        self.rules = as_rules(rules)
+        self._set_up([device.jax_device for device in checked_devices(devices)], mesh)
+        self.rules = None if rules is None else as_rules(rules)
+
+    def _set_up(self, devices: Iterable[Any], mesh: Mapping[str, int] | None) -> None:
+        self._jax_devices = list(devices)
+        self._axes = axes = None if mesh is None else axes_over(mesh, len(self._jax_devices))
+        self.num_replicas_in_sync = (
+            len(self._jax_devices)
+            if axes is None
+            else math.prod(axes.get(name, 1) for name in BATCH_AXES)
+        )
+        self.rules: ShardingRules | None = None
         self._functions: OrderedDict[Any, ReplicatedFunction] = OrderedDict()
         self._anew = AnewWatch()
+
+    @classmethod
+    def _over(cls, devices: Iterable[Any], mesh: Mapping[str, int] | None = None) -> Self:
+        """Return the strategy for devices of JAX: they exist, so nothing is looked up."""
+        strategy = cls.__new__(cls)
+        strategy._set_up(devices, mesh)
+        return strategy
+
+    @cached_property
+    def devices(self) -> tuple[Device, ...]:
+        """The devices, one for each replica where there is no mesh."""
+        return tuple(map(from_jax, self._jax_devices))
 
     @cached_property
     def mesh(self) -> jax.sharding.Mesh:
         """The devices as a mesh, by default with one axis, ``"data"``."""
-        devices = [device.jax_device for device in self.devices]
+        devices = self._jax_devices
         return data_mesh(devices) if self._axes is None else device_mesh(devices, self._axes)
-
-    @property
-    def num_replicas_in_sync(self) -> int:
-        """Number of replicas, each of which processes one share of a batch."""
-        axes = self._axes
-        if axes is None:
-            return len(self.devices)
-        return math.prod(axes.get(name, 1) for name in BATCH_AXES)
 
     @property
     def state_sharding(self) -> jax.sharding.Sharding:
         """The sharding of state without a rule: replicated."""
-        if len(self.devices) == 1:
-            return jax.sharding.SingleDeviceSharding(self.devices[0].jax_device)
+        if len(self._jax_devices) == 1:
+            return jax.sharding.SingleDeviceSharding(self._jax_devices[0])
         return replicated(self.mesh)
 
     def mesh_axes(self, num_devices: int) -> dict[str, int]:
@@ -125,7 +137,7 @@ class Strategy(OptionsExplained):
         Raises:
             ShapeError: the product of the other axes does not divide ``num_devices``.
         """
-        axes = dict(self._axes or {DATA_AXIS: len(self.devices)})
+        axes = dict(self._axes or {DATA_AXIS: len(self._jax_devices)})
         grown = next((name for name in BATCH_AXES if name in axes), next(iter(axes)))
         others = math.prod(size for name, size in axes.items() if name != grown)
         if num_devices % others:
@@ -135,6 +147,11 @@ class Strategy(OptionsExplained):
             )
         return axes | {grown: num_devices // others}
 
+    @property
+    def may_shard_state(self) -> bool:
+        """Whether ``placement`` may shard the state of a model: there is a mesh of devices."""
+        return self._axes is not None and len(self._jax_devices) > 1
+
     def placement(self, parameters: Any, rules: ShardingRules | None = None) -> Placement | None:
         """Return the shardings of a model's state, or None if all of it is replicated.
 
@@ -142,15 +159,15 @@ class Strategy(OptionsExplained):
             parameters: of the model, arrays or shapes.
             rules: of the model, used if the strategy has none.
         """
-        if self._axes is None or len(self.devices) == 1:
+        if not self.may_shard_state:
             return None
         placement = Placement(self.mesh, parameters, self.rules or rules)
         return placement if placement.divides else None
 
     def batch_sharding(self, *, leading: int = 0) -> jax.sharding.Sharding:
         """Return the sharding of a batch: axis ``leading`` is sharded over the replicas."""
-        if len(self.devices) == 1:
-            return jax.sharding.SingleDeviceSharding(self.devices[0].jax_device)
+        if len(self._jax_devices) == 1:
+            return jax.sharding.SingleDeviceSharding(self._jax_devices[0])
         return batch_sharded(self.mesh, leading=leading)
 
     def per_replica_batch_size(self, global_batch_size: int) -> int:
@@ -260,19 +277,7 @@ class Strategy(OptionsExplained):
             >>> strategy.reduce("sum", ones, axis=-1)
             Array([24., 24.], dtype=float32)
         """
-        if op not in _REDUCTIONS:
-            raise unknown_name("reduction", op, _REDUCTIONS)
-
-        def reduce_one(item: Any) -> Any:
-            if not isinstance(item, PerReplica):
-                raise ArgumentTypeError(
-                    f"strategy.reduce: expected PerReplica values, got {type(item).__name__}."
-                )
-            return jax.tree.map(
-                lambda x: _REDUCTIONS[op](x, axis=_reduced_axes(axis, np.ndim(x))), item.stacked
-            )
-
-        return jax.tree.map(reduce_one, value, is_leaf=lambda item: isinstance(item, PerReplica))
+        return reduced(op, value, axis)
 
     def distribute(self, dataset: Iterable[Any]) -> DistributedDataset:
         """Return ``dataset`` with every (global) batch sharded over the replicas.
@@ -455,7 +460,7 @@ def strategy_for(array: jax.Array) -> Strategy:
     """
     sharding = array.sharding
     if len(sharding.device_set) == 1:
-        return OneDeviceStrategy(device_of(array))
+        return OneDeviceStrategy._over(sharding.device_set)
     mesh = getattr(sharding, "mesh", None)
     if not isinstance(mesh, jax.sharding.Mesh):
         mesh = None
@@ -466,26 +471,13 @@ def strategy_for(array: jax.Array) -> Strategy:
                 "strategy says how: train inside of strategy.scope(), or give "
                 "TrainOptions(strategy=…)."
             )
-        strategy = Strategy([from_jax(one) for one in mesh.devices.flat], mesh=mesh.shape)
+        strategy = Strategy._over(mesh.devices.flat, mesh.shape)
         strategy.mesh = mesh  # a new mesh may have another device order
         return strategy
     used = sorted(sharding.device_set, key=lambda device: device.id)
     if mesh is not None:
         used = list(mesh.devices.flat)  # in the order of the original strategy
-    return Strategy([from_jax(device) for device in used])
-
-
-def _reduced_axes(axis: int | None, ndim: int) -> tuple[int, ...]:
-    """Return the axes of the stacked array, of rank ``ndim``, that ``Strategy.reduce`` reduces."""
-    if axis is None:
-        return (0,)
-    if isinstance(axis, bool) or not isinstance(axis, (int, np.integer)):
-        raise ArgumentTypeError(f"strategy.reduce: axis is {axis!r}, expected a whole number.")
-    own = ndim - 1
-    if not -own <= axis < own:
-        has = f"the axes 0 to {own - 1}" if own else "no axes; leave axis out"
-        raise ArgumentError(f"strategy.reduce: axis is {axis}; each replica's value has {has}.")
-    return (0, int(axis) % own + 1)
+    return Strategy._over(used)
 
 
 def _has_hash(value: Any) -> bool:

@@ -6,10 +6,13 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Sharding
 
-from neurenix._core.errors import ArgumentError, ArgumentTypeError, ShapeError
+from neurenix._core.errors import ArgumentError, ArgumentTypeError, ShapeError, unknown_name
+
+_REDUCTIONS = {"sum": jnp.sum, "mean": jnp.mean, "max": jnp.max, "min": jnp.min}
 
 
 class PerReplica:
@@ -148,3 +151,33 @@ def _unflatten(stacked: Any) -> PerReplica:
     value = object.__new__(PerReplica)
     value.stacked = stacked
     return value
+
+
+def reduced(op: str, value: Any, axis: int | None) -> Any:
+    """Reduce a tree of ``PerReplica`` values; see ``Strategy.reduce``."""
+    if op not in _REDUCTIONS:
+        raise unknown_name("reduction", op, _REDUCTIONS)
+
+    def reduce_one(item: Any) -> Any:
+        if not isinstance(item, PerReplica):
+            raise ArgumentTypeError(
+                f"strategy.reduce: expected PerReplica values, got {type(item).__name__}."
+            )
+        return jax.tree.map(
+            lambda x: _REDUCTIONS[op](x, axis=_reduced_axes(axis, np.ndim(x))), item.stacked
+        )
+
+    return jax.tree.map(reduce_one, value, is_leaf=lambda item: isinstance(item, PerReplica))
+
+
+def _reduced_axes(axis: int | None, ndim: int) -> tuple[int, ...]:
+    """Return the axes of the stacked array, of rank ``ndim``, that ``reduced`` reduces."""
+    if axis is None:
+        return (0,)
+    if isinstance(axis, bool) or not isinstance(axis, (int, np.integer)):
+        raise ArgumentTypeError(f"strategy.reduce: axis is {axis!r}, expected a whole number.")
+    own = ndim - 1
+    if not -own <= axis < own:
+        has = f"the axes 0 to {own - 1}" if own else "no axes; leave axis out"
+        raise ArgumentError(f"strategy.reduce: axis is {axis}; each replica's value has {has}.")
+    return (0, int(axis) % own + 1)
