@@ -57,3 +57,8 @@ def whole_number(name: str, value: Any, *, least: int = 1) -> int:
     if number is None or number < least:
         raise ArgumentError(f"{name} must be a whole number from {least}, got {value!r}.")
     return number
+
+
+def optional_number(name: str, value: Any) -> int | None:
+    """Return ``whole_number(name, value)``, and None for None."""
+    return None if value is None else whole_number(name, value)

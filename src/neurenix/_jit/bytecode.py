@@ -4,24 +4,13 @@ from __future__ import annotations
 
 import dis
 from collections.abc import Iterator
-from types import CodeType, FunctionType
+from types import CodeType
 from typing import Any
 
 _LOCAL = ("LOAD_FAST", "LOAD_DEREF")
 _GLOBAL = ("LOAD_GLOBAL", "LOAD_NAME")
 _SUBSCRIPT = {"BINARY_SUBSCR": "[]"}  # from Python 3.14 a BINARY_OP printed as "[]"
 _CONSTANT = ("LOAD_CONST", "LOAD_SMALL_INT")
-
-
-def cells(function: FunctionType) -> dict[str, Any]:
-    """Return the closure variables of a function by name."""
-    found = {}
-    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
-        try:
-            found[name] = cell.cell_contents
-        except ValueError:  # not assigned yet
-            continue
-    return found
 
 
 def loads(code: CodeType, local: set[str]) -> Iterator[tuple[str, list[Any]]]:

@@ -15,8 +15,9 @@ from types import FunctionType, MethodType, ModuleType
 from typing import Any
 
 from neurenix._core.errors import ArgumentError
-from neurenix._jit.bytecode import cells, loads
+from neurenix._jit.bytecode import loads
 from neurenix._jit.flat_modules import is_module
+from neurenix._jit.static_keys import closure_variables
 from neurenix._nnx import nnx
 
 _ABSENT = object()
@@ -157,7 +158,7 @@ def _of_function(function: FunctionType, known: dict[str, Any], seen: set[Any]) 
     if key in seen:
         return
     seen.add(key)
-    names = known | cells(function)
+    names = known | closure_variables(function)
     others = {} if _is_library(function) else function.__globals__
     for root, steps in loads(function.__code__, set(names)):
         value = names.get(root, others.get(root, _ABSENT))

@@ -4,10 +4,9 @@ There is one listener for the first step of ``Trainer.fit`` and one for the firs
 by ``nx.jit`` or ``strategy.run``. ``neurenix preflight script.py`` sets them.
 
     >>> from neurenix._jit import hooks
-    >>> def listener(trainer, batch, steps, whole_calls): print(steps)
-    >>> with hooks.listening(on_first_step=listener):
-    ...     hooks.first_step(None, (), 8, whole_calls=True)
-    8
+    >>> with hooks.listening(on_first_call=lambda function, args: print(args)):
+    ...     hooks.first_call(len, ([],))
+    ([],)
 """
 
 from __future__ import annotations
@@ -17,6 +16,9 @@ from contextlib import contextmanager
 from typing import Any
 
 FirstStep = Callable[[Any, tuple[Any, ...], "int | None", bool], None]
+"""Takes the trainer, the shapes of its batches (inputs, targets and, if the step takes them,
+weights), the steps of an epoch (None if unknown), and whether every compiled call runs
+``steps_per_execution`` steps."""
 
 on_first_step: FirstStep | None = None
 on_first_call: Callable[[Callable[..., Any], tuple[Any, ...]], None] | None = None
@@ -42,21 +44,6 @@ def listening(
         yield
     finally:
         module["on_first_step"], module["on_first_call"] = before
-
-
-def first_step(
-    trainer: Any, batch: tuple[Any, ...], steps_per_epoch: int | None, *, whole_calls: bool
-) -> None:
-    """Call the listener, if any, before a trainer's first step.
-
-    Args:
-        trainer: the trainer.
-        batch: shapes of inputs, targets and, if the step takes them, weights.
-        steps_per_epoch: None if unknown.
-        whole_calls: whether every compiled call runs ``steps_per_execution`` steps.
-    """
-    if on_first_step is not None:
-        on_first_step(trainer, batch, steps_per_epoch, whole_calls)
 
 
 def first_call(function: Callable[..., Any], args: tuple[Any, ...]) -> None:

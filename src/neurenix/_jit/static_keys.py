@@ -22,7 +22,7 @@ import numpy as np
 from jax.core import Tracer
 
 from neurenix._core.source_files import is_library
-from neurenix._jit.bytecode import cells, imported, loads
+from neurenix._jit.bytecode import imported, loads
 from neurenix._nnx import nnx
 
 _ABSENT = object()
@@ -200,7 +200,7 @@ class _Walk:
         return self._object(kind, value)
 
     def _function(self, function: types.FunctionType) -> Any:
-        code, held = function.__code__, cells(function)
+        code, held = function.__code__, closure_variables(function)
         parts: list[Any] = [types.FunctionType, code]
         parts.append(self.key((function.__defaults__, function.__kwdefaults__, vars(function))))
         if _of_library(code.co_filename):
@@ -247,6 +247,17 @@ class _Walk:
         if _has_equality(kind):
             return Equal(value)
         raise _NotComparable
+
+
+def closure_variables(function: types.FunctionType) -> dict[str, Any]:
+    """Return the closure variables of a function by name."""
+    found = {}
+    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+        try:
+            found[name] = cell.cell_contents
+        except ValueError:  # not assigned yet
+            continue
+    return found
 
 
 @functools.lru_cache(1024)

@@ -26,6 +26,10 @@ import numpy as np
 from neurenix._core.errors import ArgumentTypeError
 from neurenix._nnx import nnx
 
+Explain = Callable[
+    [Exception, Callable[..., Any], tuple[Any, ...], dict[str, Any]], Exception | None
+]
+
 # Arguments that set the mode, and their values in training.
 _IN_TRAINING = {"training": True, "train": True, "deterministic": False}
 MARK = "_training"  # attribute of a Module that train() and eval() set or remove
@@ -65,15 +69,24 @@ def set_mode(module: nnx.Module, *, training: bool) -> None:
     """Set the mode of ``module`` and of every module inside it.
 
     For a module whose call takes a mode argument, an unset mode differs from training. For any
-    other module they are the same, so that one compiled program serves both.
+    other module they are the same, so that one compiled program serves both. In training, frozen
+    layers keep their running statistics.
     """
     for _, node in nnx.iter_graph(module):
+        if training and FROZEN in getattr(node, "__dict__", ()):
+            keep_statistics(node)
         if not hasattr(type(node), MARK):  # another library's, or not a module
             continue
         if not training or getattr(type(node).__call__, "takes_mode", False):
             object.__setattr__(node, MARK, training)
         elif MARK in vars(node):
             object.__delattr__(node, MARK)
+
+
+def keep_statistics(layer: Any) -> None:
+    """Make a frozen layer use its running statistics without updating them."""
+    if hasattr(layer, "use_running_average"):
+        layer.use_running_average = True
 
 
 def arguments_of_mode(parameters: Iterable[inspect.Parameter]) -> tuple[str, ...]:
@@ -117,11 +130,18 @@ def give_mode(arguments: inspect.BoundArguments, names: Iterable[str], training:
             arguments.arguments[name] = _IN_TRAINING[name] is training
 
 
-def following_mode(call: Callable[..., Any]) -> Callable[..., Any]:
+def following_mode(
+    call: Callable[..., Any], *, explain: Explain | None = None
+) -> Callable[..., Any]:
     """Return a module's ``__call__`` with missing mode arguments filled in.
 
     The result accepts ``training=``, as in Keras. If ``call`` has no such parameter, the mode
     applies to the layers that it calls.
+
+    Args:
+        call: the ``__call__``.
+        explain: returns the error to raise instead of one of ``call``, or None to keep it; takes
+            the error, ``call``, its positional arguments (the module first) and its named ones.
 
     Raises:
         ArgumentTypeError: when called, if ``training`` is not True, False or None.
@@ -139,19 +159,31 @@ def following_mode(call: Callable[..., Any]) -> Callable[..., Any]:
         training = None
         if not own_training and "training" in named:
             training = _flag(self, named.pop("training"))
-        if not names:
+        if names:
+            training, args = filled(self, training, args, named)
+        try:
             if training is None:
                 return call(self, *args, **named)
             with _telling(self, training):
                 return call(self, *args, **named)
+        except Exception as error:
+            explained = explain and explain(error, call, (self, *args), named)
+            if explained is None:
+                raise
+            raise explained from error
+
+    def filled(
+        module: Any, training: bool | None, args: tuple[Any, ...], named: dict[str, Any]
+    ) -> tuple[bool | None, tuple[Any, ...]]:
+        """Return the mode that the call sets, and its positional arguments; fill ``named``."""
         given = {**dict(zip(by_position, args, strict=False)), **named}
         values = {name: given[name] for name in names if given.get(name) is not None}
         if not all(map(_is_flag, values.values())):  # traced, for example: left to the module
-            return call(self, *args, **named)
+            return None, args
         said = next((bool(v) is _IN_TRAINING[name] for name, v in values.items()), training)
-        mode = mode_of(self) if said is None else said
+        mode = mode_of(module) if said is None else said
         if mode is None:
-            return call(self, *args, **named)
+            return None, args
         first = [
             _IN_TRAINING[name] is mode if name in names and value is None else value
             for name, value in zip(by_position, args, strict=False)
@@ -159,8 +191,7 @@ def following_mode(call: Callable[..., Any]) -> Callable[..., Any]:
         for name in names:
             if given.get(name) is None and name not in by_position[: len(args)]:
                 named[name] = _IN_TRAINING[name] is mode
-        with _telling(self, said):
-            return call(self, *first, *args[len(first) :], **named)
+        return said, (*first, *args[len(first) :])
 
     vars(called)["takes_mode"] = bool(names)
     return called

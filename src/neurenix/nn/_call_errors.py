@@ -1,13 +1,11 @@
-"""Calls of layers that fail in JAX's words, told in the user's.
+"""Explain errors of JAX in the call of a layer in terms of the layer.
 
-Owns the causes that a layer knows and JAX does not: weights that another module's step has given
-away, weights and inputs on different devices, tensors and arguments of another library. A call that
-succeeds pays for one more Python frame.
+The causes: weights that another module's step has donated, weights and inputs on different devices,
+tensors and arguments of another library, too little memory.
 """
 
 from __future__ import annotations
 
-import functools
 import inspect
 from collections.abc import Callable, Mapping
 from typing import Any, NoReturn
@@ -21,34 +19,22 @@ from neurenix._nnx import nnx
 from neurenix.hardware.allocation import PROGRAM, out_of_memory
 
 
-def explained(call: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the ``__call__`` of a layer with its errors told.
-
-    Raises:
-        ArgumentError: when called: an array of the layer was given away.
-        OutOfMemoryError: when called: there is less memory than its result takes.
-        DeviceError: when called: the layer and its inputs lie on different devices.
-        ArgumentTypeError: when called: an input is a tensor of PyTorch or TensorFlow, or there is
-            an argument that the layer does not take.
-    """
-
-    @functools.wraps(call)
-    def explaining(self: Any, *args: Any, **named: Any) -> Any:
-        try:
-            return call(self, *args, **named)
-        except Exception as error:
-            told = _cause(error, call, (self, *args), named)
-            if told is None:
-                raise
-            raise told from error
-
-    return explaining
-
-
-def _cause(
+def cause(
     error: Exception, call: Callable[..., Any], args: tuple[Any, ...], named: Mapping[str, Any]
 ) -> NeurenixError | None:
-    """Return the error to raise instead of ``error``, or None where nothing is known."""
+    """Return the error to raise instead of ``error``, or None where nothing is known.
+
+    Args:
+        error: raised by ``call``.
+        call: the ``__call__`` of a layer.
+        args: the layer and its positional arguments.
+        named: its keyword arguments.
+
+    Returns:
+        ArgumentError: an array of the layer was donated. OutOfMemoryError: there is less memory
+        than its result takes. DeviceError: the layer and its inputs are on different devices.
+        ArgumentTypeError: an input is a tensor of PyTorch or TensorFlow, or an argument is unknown.
+    """
     if isinstance(error, NeurenixError):
         return None
     layer: nnx.Module = args[0]

@@ -187,4 +187,5 @@ class Flatten(Module):
 
 
 def _name(layer: Callable[..., Any]) -> str:
-    return getattr(layer, "__name__", type(layer).__name__)
+    kind = type(layer).__name__
+    return kind if isinstance(layer, nnx.Module) else getattr(layer, "__name__", kind)

@@ -1,7 +1,7 @@
 """Parameters that are not trained: the implementation of ``Module.freeze`` and ``unfreeze``.
 
 Changes the type of a variable in place: training updates every ``nnx.Param`` and skips ``Frozen``
-ones. Also sets the mode of frozen layers during training.
+ones.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 
 import jax
 
-from neurenix._jit.training_mode import FROZEN  # a change that bound functions notice
+from neurenix._jit.training_mode import FROZEN, keep_statistics
 from neurenix._nnx import nnx, set_variable_type
 from neurenix.nn.summary import Summary
 from neurenix.train.module_split import Frozen
@@ -47,9 +47,9 @@ def freeze(module: nnx.Module) -> None:
             variable.set_metadata(_KIND, type(variable))
         set_variable_type(variable, Frozen)
     for node in _modules(module):
-        if thawed or not hasattr(node, FROZEN):
+        if thawed or not hasattr(node, FROZEN):  # bound functions notice the new number
             setattr(node, FROZEN, getattr(node, FROZEN, 0) + 1)
-    keep_statistics(module)
+        keep_statistics(node)
 
 
 def unfreeze(module: nnx.Module) -> None:
@@ -63,13 +63,6 @@ def unfreeze(module: nnx.Module) -> None:
     for node in _modules(module):
         if hasattr(node, FROZEN):
             delattr(node, FROZEN)
-
-
-def keep_statistics(module: nnx.Module) -> None:
-    """Make frozen layers use their running statistics without updating them."""
-    for node in _modules(module):
-        if hasattr(node, FROZEN) and hasattr(node, "use_running_average"):
-            node.use_running_average = True
 
 
 def num_parameters(module: nnx.Module) -> int:

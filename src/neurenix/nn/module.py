@@ -28,7 +28,7 @@ from neurenix.distribute import get_strategy
 from neurenix.distribute.strategy import made_in
 from neurenix.hardware.allocation import out_of_memory_told
 from neurenix.nn import freezing
-from neurenix.nn._call_errors import explained, no_container, not_called
+from neurenix.nn._call_errors import cause, no_container, not_called
 from neurenix.nn.summary import Summary, summarize
 from neurenix.train import (
     History,
@@ -100,7 +100,7 @@ class Module(_Slots, nnx.Module, metaclass=_ModuleMeta):
         if other and (owner is None or owner.__module__.startswith(_NEVER_CALLING)):
             layer.__call__ = property(functools.partial(not_called, other))
         elif cls.__module__.startswith("neurenix.nn.") and "__call__" in vars(cls):
-            layer.__call__ = following_mode(explained(layer.__call__))
+            layer.__call__ = following_mode(layer.__call__, explain=cause)
         elif owner is not None and (owner is cls or not issubclass(owner, Module)):
             if callable(own := vars(owner)["__call__"]) and not isinstance(own, staticmethod):
                 layer.__call__ = following_mode(own)
@@ -325,7 +325,6 @@ class Module(_Slots, nnx.Module, metaclass=_ModuleMeta):
             return self.eval(**attributes)
         super().train(**attributes)
         set_mode(self, training=True)
-        freezing.keep_statistics(self)
         return self
 
     def eval(self, **attributes: Any) -> Self:

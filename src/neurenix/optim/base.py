@@ -12,12 +12,14 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
+from jax.core import Tracer
 
 from neurenix._core.errors import ArgumentError, ArgumentTypeError
 from neurenix._core.names import MissingAttributeError, OptionsExplained
 from neurenix._migration.optimizers import METHODS_OF_SPEC, OPTIONS
-from neurenix.optim.checks import check_eps, check_number, check_rate, checked_mask
+from neurenix.optim.checks import check_number, check_rate, checked_mask
 from neurenix.optim.moments import check_floating, held_in
 
 LearningRate = float | optax.Schedule
@@ -145,7 +147,7 @@ class OptimizerSpec(OptionsExplained, ABC):
 
         def init(params: Any) -> Any:
             for leaf in jax.tree.leaves(params):
-                check_eps(type(self).__name__, eps, jnp.result_type(leaf))
+                _check_eps(type(self).__name__, eps, jnp.result_type(leaf))
             return rule.init(params)
 
         return rule._replace(init=init)
@@ -172,3 +174,25 @@ def matrices_only(params: Any) -> Any:
         return leaf.ndim >= 2 and not vector
 
     return jax.tree.map_with_path(decays, params)
+
+
+def _check_eps(optimizer: str, eps: Any, dtype: Any) -> None:
+    """Check that ``eps`` is not 0 in a parameter's dtype, which many rules compute in.
+
+    Args:
+        optimizer: its name.
+        eps: added to a divisor; traced scalars are not checked.
+        dtype: of the parameter.
+
+    Raises:
+        ArgumentError: ``eps`` is 0, so a gradient of 0 would make the parameter NaN.
+    """
+    kind = jnp.dtype(dtype)
+    if isinstance(eps, Tracer) or not jnp.issubdtype(kind, jnp.floating):
+        return
+    if float(np.asarray(eps).astype(kind)) == 0:
+        raise ArgumentError(
+            f"{optimizer}'s eps={eps} is 0 in {kind}, the dtype of a parameter, and a gradient of "
+            f'0 would make that NaN. Give {optimizer}(moment_dtype="float32"), which computes in '
+            "float32, or hold the parameters in float32 or bfloat16."
+        )

@@ -35,8 +35,7 @@ def check_number(
 ) -> None:
     """Check that ``value`` is a finite number in [low, high), or (low, high) with ``open_low``.
 
-    The value is checked as a float32; ``check_eps`` checks smaller dtypes. Traced scalars are not
-    checked.
+    The value is checked as a float32; traced scalars are not checked.
 
     Raises:
         ArgumentTypeError: ``value`` is not a number.
@@ -68,31 +67,6 @@ got 1e-50, which is 0.0 in float32.
         why = f", which is {number} in float32" if vanishes else ""
         raise ArgumentError(
             f"The argument `{name}` must be a finite number {bound}; got {value}{why}."
-        )
-
-
-def check_eps(optimizer: str, eps: Any, dtype: Any) -> None:
-    """Check that ``eps`` is not 0 in a parameter's dtype, which many rules compute in.
-
-    Args:
-        optimizer: its name.
-        eps: added to a divisor; traced scalars are not checked.
-        dtype: of the parameter.
-
-    Raises:
-        ArgumentError: ``eps`` is 0, so a gradient of 0 would make the parameter NaN.
-
-    Example:
-        >>> check_eps("Adam", 1e-8, "bfloat16")
-    """
-    kind = jnp.dtype(dtype)
-    if isinstance(eps, Tracer) or not jnp.issubdtype(kind, jnp.floating):
-        return
-    if float(np.asarray(eps).astype(kind)) == 0:
-        raise ArgumentError(
-            f"{optimizer}'s eps={eps} is 0 in {kind}, the dtype of a parameter, and a gradient of "
-            f'0 would make that NaN. Give {optimizer}(moment_dtype="float32"), which computes in '
-            "float32, or hold the parameters in float32 or bfloat16."
         )
 
 

@@ -162,10 +162,10 @@ class FitRun:
         if validation_data is not None:
             size = options.validation_batch_size or batch_size or batches.global_batch_size
             self._validate = validator(device, validation_data, size, options.validation_steps)
-        validated = self._validate is not None
-        check_watched(self.callbacks, definition.log_names, validated=validated)
+        validated, self._names = self._validate is not None, definition.log_names
+        check_watched(self.callbacks, self._names, validated=validated)
         self._steps_per_epoch, self.steps = steps_per_epoch, steps_per_epoch or batches.exact_steps
-        self._emas = averaging(self.callbacks)
+        self._emas = averaging(self.callbacks) if self.callbacks else []
         averages = tuple(ema.rule for ema in self._emas)
         per_call = state.config.options.steps_per_execution
         self._step = device.step(per_call, self.steps, averages)
@@ -185,7 +185,7 @@ class FitRun:
         self._epoch_run = EpochRun(
             step,
             device.strategy,
-            device.definition.log_names,
+            self._names,
             self._batch_end if self._looks else None,
             device.check.labels,
             self._batches.process_local,
@@ -235,7 +235,7 @@ class FitRun:
         self._call("on_epoch_begin", epoch)
         state = self._step.train.state._replace(**self._device.epoch_start())
         self._step.train.flatten(state)
-        self._progress.begin(f"Epoch {epoch + 1}/{last}", steps or batches.steps)
+        self._progress.begin(f"Epoch {epoch + 1}/{last}", self.steps or batches.steps)
         self._began, self._snapshot = self._state.steps_made, None
         began = time.perf_counter()
         try:

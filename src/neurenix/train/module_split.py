@@ -15,7 +15,7 @@ import jax
 
 from neurenix._core.errors import ArgumentError, ArgumentTypeError, RecompilationError
 from neurenix._jit.flat_modules import Binding
-from neurenix._jit.training_mode import give_mode, inputs_only, set_mode
+from neurenix._jit.training_mode import MARK, give_mode, inputs_only, set_mode
 from neurenix._nnx import nnx
 
 Tree = Any
@@ -60,11 +60,9 @@ class ModuleSplit:
         self._name = type(module).__name__
         before = [(node, dict(vars(node))) for _, node in nnx.iter_graph(module)
                   if isinstance(node, nnx.Pytree)]  # fmt: skip
-        set_mode(module, training=False)  # of modules inside of another library's too
-        module.eval()
+        _switch(module, training=False)
         evaluation = Binding((module,), keys)
-        set_mode(module, training=True)
-        module.train()
+        _switch(module, training=True)
         self._binding = Binding((module,), keys)
         self._training, self._evaluation = self._binding.structure, evaluation.structure
         for node, attributes in before:
@@ -237,6 +235,12 @@ class ModuleSplit:
             )
         ]
         return leaves, list(rest)
+
+
+def _switch(module: Any, *, training: bool) -> None:
+    (module.train if training else module.eval)()
+    if not hasattr(type(module), MARK):  # of another library: it may contain modules of ours
+        set_mode(module, training=training)
 
 
 def _insert(tree: dict[Any, Any], path: tuple[Any, ...], leaf: Any) -> None:

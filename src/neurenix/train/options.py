@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from neurenix._core.errors import ArgumentError, ArgumentTypeError, did_you_mean, unknown_name
-from neurenix._core.number_checks import whole_number
+from neurenix._core.number_checks import optional_number, whole_number
 from neurenix.distribute import Strategy
 from neurenix.train.progress import check_verbose
 
@@ -102,11 +102,6 @@ class FitOptions:
         object.__setattr__(self, "initial_epoch", first)
         for name in ("validation_steps", "validation_batch_size"):
             object.__setattr__(self, name, optional_number(name, getattr(self, name)))
-
-
-def optional_number(name: str, value: Any) -> int | None:
-    """Return ``whole_number(name, value)``, and None for None."""
-    return None if value is None else whole_number(name, value)
 
 
 def check_options(function: str, options: Iterable[str], known: Iterable[str]) -> None:

@@ -158,15 +158,11 @@ def shown(verbose: bool | str, title: str, steps: int | None) -> Iterator[Progre
 
 
 def make_progress(verbose: bool | str) -> Progress:
-    """Return the progress for ``verbose``: a bar on a terminal, lines elsewhere.
+    """Return the progress for a checked ``verbose``: a bar on a terminal, lines elsewhere.
 
     A terminal that takes no control characters (``TERM=dumb``), and one of a CI service (``CI`` is
     set), get lines.
-
-    Raises:
-        ArgumentError: ``verbose`` is none of its values.
     """
-    check_verbose(verbose)
     if verbose is False or verbose == 0 or sys.stdout is None:
         return Progress()
     return BarProgress() if _takes_bars() else LineProgress()

@@ -389,17 +389,17 @@ class StepDefinition:
         self, parameters: Any, model_state: OtherState, x: Any, *, training: bool
     ) -> tuple[Any, OtherState]:
         def applied(parameters: Any, x: Any) -> tuple[Any, OtherState]:
-            used = self.model.with_frozen(
-                model_state, functools.partial(_cast, dtype=self.compute_dtype)
-            )
-            module = self.model.build(
-                _cast(parameters, self.compute_dtype), used, training=training
-            )
-            prediction = jax.tree.map(
-                _as_array, call(module, _cast(x, self.compute_dtype), training=training)
-            )
+            used = model_state
+            if self.compute_dtype is not None:
+                cast = functools.partial(_cast, dtype=self.compute_dtype)
+                parameters, x = cast(parameters), cast(x)
+                used = self.model.with_frozen(model_state, cast)
+            module = self.model.build(parameters, used, training=training)
+            prediction = jax.tree.map(_as_array, call(module, x, training=training))
             after = self.model.other_of(module, used, model_state) if training else model_state
-            return _cast(prediction, self.compute_dtype and jnp.float32), after
+            if self.compute_dtype is not None:
+                prediction = _cast(prediction, jnp.float32)
+            return prediction, after
 
         if training and self.remat == "dots":
             applied = jax.checkpoint(applied, policy=_is_product)
@@ -464,8 +464,6 @@ def _is_product(primitive: Any, *_: Any, **__: Any) -> bool:
 
 
 def _cast(tree: Any, dtype: Any) -> Any:
-    if dtype is None:
-        return tree
     return jax.tree.map(
         lambda leaf: leaf.astype(dtype) if jnp.issubdtype(leaf.dtype, jnp.floating) else leaf, tree
     )

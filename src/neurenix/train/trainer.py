@@ -15,7 +15,7 @@ from typing import Any, Self
 from neurenix import optim
 from neurenix._core.errors import ArgumentError, ArgumentTypeError
 from neurenix._core.names import answers
-from neurenix._core.number_checks import whole_number
+from neurenix._core.number_checks import optional_number, whole_number
 from neurenix._jit import hooks
 from neurenix._jit.flat_modules import expect_built
 from neurenix._migration.trainer import OF_TRAINER
@@ -38,7 +38,6 @@ from neurenix.train.options import (
     FitOptions,
     TrainOptions,
     check_options,
-    optional_number,
 )
 from neurenix.train.step_spec import StepProgram, sharding_rules, step_program
 from neurenix.train.trainer_state import TrainConfig, TrainerState
@@ -247,7 +246,8 @@ class Trainer:
         )
         for callback in run.callbacks:
             callback.trainer = self
-        hooks.first_step(self, run.batch, run.steps, whole_calls=run.whole_calls)
+        if hooks.on_first_step is not None:
+            hooks.on_first_step(self, run.batch, run.steps, run.whole_calls)
         return run.epochs(epochs)
 
     @entered

@@ -220,9 +220,11 @@ class TrainerState:
             ArgumentError: the module is abstract, or its arrays were deleted.
         """
         built = self.built()
-        built.definition.model.check_arrays()
-        strategy = self.scoped_strategy() or _strategy_of(built.definition.model)
-        placement = strategy.placement(built.definition.model.weights(), self.module_rules())
+        model, placement = built.definition.model, None
+        model.check_arrays()
+        strategy = self.scoped_strategy() or _strategy_of(model)
+        if strategy.may_shard_state:
+            placement = strategy.placement(model.weights(), self.module_rules())
         sharding = strategy.state_sharding
         return DeviceState(
             **vars(built), state=self, strategy=strategy, placement=placement, sharding=sharding
