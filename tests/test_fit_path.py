@@ -10,7 +10,7 @@ import pytest
 pytestmark = pytest.mark.cpu8
 
 SCRIPT = Path(__file__).parent.parent / "benchmarks" / "fit_path.py"
-MOST_FILES, MOST_MOVES = 56, 275
+MOST_FILES, MOST_MOVES = 40, 190
 
 
 def test_fit_passes_through_few_files(run_python) -> None:
