@@ -56,13 +56,19 @@ class TorchLoss(OptionsExplained, ABC):
     reduction: str = field(default="mean", kw_only=True)
 
     def __post_init__(self) -> None:
-        """Check the options."""
+        """Check the options; weights are copied, so that the loss can be hashed."""
+        for name in ("weight", "pos_weight"):
+            if hasattr(self, name):
+                object.__setattr__(self, name, frozen(name, getattr(self, name)))
         _ = self.targets_first
 
-    @property
     @abstractmethod
+    def _targets_first(self) -> Loss: ...
+
+    @property
     def targets_first(self) -> Loss:
         """The same loss in the library's order, ``(y_true, y_pred)``."""
+        return self._targets_first()
 
     @property
     def name(self) -> str:
@@ -88,9 +94,7 @@ class TorchLoss(OptionsExplained, ABC):
 class MSELoss(TorchLoss):
     """``(input - target)²``."""
 
-    @property
-    def targets_first(self) -> Loss:
-        """The same loss in the library's order, ``(y_true, y_pred)``."""
+    def _targets_first(self) -> Loss:
         return MeanSquaredError(reduction=self.reduction)
 
 
@@ -98,9 +102,7 @@ class MSELoss(TorchLoss):
 class L1Loss(TorchLoss):
     """``|input - target|``."""
 
-    @property
-    def targets_first(self) -> Loss:
-        """The same loss in the library's order, ``(y_true, y_pred)``."""
+    def _targets_first(self) -> Loss:
         return MeanAbsoluteError(reduction=self.reduction)
 
 
@@ -122,9 +124,7 @@ class SmoothL1Loss(TorchLoss):
 
     beta: float = field(default=1.0, kw_only=True)
 
-    @property
-    def targets_first(self) -> Loss:
-        """The same loss in the library's order, ``(y_true, y_pred)``."""
+    def _targets_first(self) -> Loss:
         return SmoothL1(self.beta, reduction=self.reduction)
 
 
@@ -141,14 +141,26 @@ class HuberLoss(TorchLoss):
 
     delta: float = field(default=1.0, kw_only=True)
 
-    @property
-    def targets_first(self) -> Loss:
-        """The same loss in the library's order, ``(y_true, y_pred)``."""
+    def _targets_first(self) -> Loss:
         return Huber(self.delta, reduction=self.reduction)
 
 
+class _OfClasses:
+    targets_first: Any
+    reduction: Any
+
+    def __call__(self, input: jax.Array, target: jax.Array) -> jax.Array:
+        """Return the loss; an example without a batch axis becomes a batch of one."""
+        form = self.targets_first
+        one = np.ndim(input) == 1 and (np.ndim(target) == 0 or np.shape(target) == np.shape(input))
+        if not one:
+            return form(target, input)
+        losses = form(jnp.asarray(target)[None], jnp.asarray(input)[None])
+        return losses[0] if self.reduction == "none" else losses
+
+
 @dataclass(frozen=True)
-class CrossEntropyLoss(TorchLoss):
+class CrossEntropyLoss(_OfClasses, TorchLoss):
     """Cross-entropy of logits, with classes on the second axis.
 
     ``input``: logits (N, C, ...), or (C,) for one example. ``target``: integer classes (N, ...), or
@@ -170,14 +182,7 @@ class CrossEntropyLoss(TorchLoss):
     ignore_index: int = field(default=-100, kw_only=True)
     label_smoothing: float = field(default=0.0, kw_only=True)
 
-    def __post_init__(self) -> None:
-        """Check the options."""
-        object.__setattr__(self, "weight", frozen("weight", self.weight))
-        super().__post_init__()
-
-    @property
-    def targets_first(self) -> Loss:
-        """The same loss in the library's order, ``(y_true, y_pred)``."""
+    def _targets_first(self) -> Loss:
         return CrossEntropy(
             ignore_index=self.ignore_index,
             label_smoothing=self.label_smoothing,
@@ -185,13 +190,9 @@ class CrossEntropyLoss(TorchLoss):
             reduction=self.reduction,
         )
 
-    def __call__(self, input: jax.Array, target: jax.Array) -> jax.Array:
-        """Return the loss; see :meth:`TorchLoss.__call__`."""
-        return _batched(self, input, target)
-
 
 @dataclass(frozen=True)
-class NLLLoss(TorchLoss):
+class NLLLoss(_OfClasses, TorchLoss):
     """Minus the log-probability of the right class; ``input`` are log-probabilities (N, C, ...).
 
     Args:
@@ -202,24 +203,13 @@ class NLLLoss(TorchLoss):
     weight: Any = None
     ignore_index: int = field(default=-100, kw_only=True)
 
-    def __post_init__(self) -> None:
-        """Check the options."""
-        object.__setattr__(self, "weight", frozen("weight", self.weight))
-        super().__post_init__()
-
-    @property
-    def targets_first(self) -> Loss:
-        """The same loss in the library's order, ``(y_true, y_pred)``."""
+    def _targets_first(self) -> Loss:
         return CrossEntropy(
             ignore_index=self.ignore_index,
             weight=self.weight,
             normalized=True,
             reduction=self.reduction,
         )
-
-    def __call__(self, input: jax.Array, target: jax.Array) -> jax.Array:
-        """Return the loss; see :meth:`TorchLoss.__call__`."""
-        return _batched(self, input, target)
 
 
 @dataclass(frozen=True)
@@ -234,14 +224,7 @@ class BCELoss(TorchLoss):
 
     weight: Any = None
 
-    def __post_init__(self) -> None:
-        """Check the options."""
-        object.__setattr__(self, "weight", frozen("weight", self.weight))
-        super().__post_init__()
-
-    @property
-    def targets_first(self) -> Loss:
-        """The same loss in the library's order, ``(y_true, y_pred)``."""
+    def _targets_first(self) -> Loss:
         return BinaryCrossEntropy(weight=self.weight, reduction=self.reduction)
 
 
@@ -262,15 +245,7 @@ class BCEWithLogitsLoss(TorchLoss):
     weight: Any = None
     pos_weight: Any = field(default=None, kw_only=True)
 
-    def __post_init__(self) -> None:
-        """Check the options."""
-        object.__setattr__(self, "weight", frozen("weight", self.weight))
-        object.__setattr__(self, "pos_weight", frozen("pos_weight", self.pos_weight))
-        super().__post_init__()
-
-    @property
-    def targets_first(self) -> Loss:
-        """The same loss in the library's order, ``(y_true, y_pred)``."""
+    def _targets_first(self) -> Loss:
         return BinaryCrossEntropy(
             from_logits=True,
             weight=self.weight,
@@ -296,23 +271,10 @@ class KLDivLoss(TorchLoss):
 
     log_target: bool = field(default=False, kw_only=True)
 
-    @property
-    def targets_first(self) -> Loss:
-        """The same loss in the library's order, ``(y_true, y_pred)``."""
+    def _targets_first(self) -> Loss:
         summed = self.reduction == "batchmean"
         if not summed and self.reduction not in (*REDUCTIONS, None):
             known = (*REDUCTIONS, "batchmean")
             raise unknown_name("reduction of a loss", str(self.reduction), known)
         reduction = "mean" if summed else self.reduction
         return Divergence(self.log_target, summed, reduction=reduction)
-
-
-def _batched(loss: TorchLoss, input: jax.Array, target: jax.Array) -> jax.Array:
-    """Call a classification loss; an example without batch axis becomes a batch of one."""
-    form = loss.targets_first
-    if np.ndim(input) != 1 or np.ndim(target) > 1:
-        return form(target, input)
-    if np.ndim(target) == 1 and np.shape(target) != np.shape(input):
-        return form(target, input)
-    losses = form(jnp.asarray(target)[None], jnp.asarray(input)[None])
-    return losses[0] if loss.reduction == "none" else losses

@@ -35,14 +35,6 @@ from neurenix.nn.activations import (
     Swish,
     Tanh,
 )
-from neurenix.nn.adaptive_pooling import (
-    AdaptiveAvgPool1d,
-    AdaptiveAvgPool2d,
-    AdaptiveAvgPool3d,
-    AdaptiveMaxPool1d,
-    AdaptiveMaxPool2d,
-    AdaptiveMaxPool3d,
-)
 from neurenix.nn.batch_norm import BatchNorm, BatchNorm1d, BatchNorm2d, BatchNorm3d
 from neurenix.nn.containers import Flatten, ModuleDict, ModuleList, Residual, Sequential
 from neurenix.nn.conv import Conv1d, Conv2d, Conv3d, DepthwiseConv2d
@@ -55,6 +47,12 @@ from neurenix.nn.module import Module
 from neurenix.nn.multihead import MultiHeadAttention
 from neurenix.nn.norm import GroupNorm, LayerNorm, RMSNorm
 from neurenix.nn.pooling import (
+    AdaptiveAvgPool1d,
+    AdaptiveAvgPool2d,
+    AdaptiveAvgPool3d,
+    AdaptiveMaxPool1d,
+    AdaptiveMaxPool2d,
+    AdaptiveMaxPool3d,
     AvgPool1d,
     AvgPool2d,
     AvgPool3d,

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import ClassVar, cast
+from typing import Any, ClassVar, cast
 
 import jax
 
@@ -27,9 +27,19 @@ from neurenix.nn.module import Module
 _PADDINGS = ("valid", "same", "causal", "circular", "reflect")
 
 
-class _Conv(Module, nnx.Conv):
+class SpatialLayer(Module):
+    """A layer with a number of spatial axes, of the class: ``class Conv2d(…, spatial=2)``."""
+
     _spatial: ClassVar[int]
 
+    def __init_subclass__(cls, *, spatial: int | None = None, **options: Any) -> None:
+        """Set the number of axes; without ``spatial`` it is that of the base class."""
+        super().__init_subclass__(**options)
+        if spatial is not None:
+            cls._spatial = spatial
+
+
+class _Conv(SpatialLayer, nnx.Conv):
     def __init__(
         self,
         in_channels: int,
@@ -96,7 +106,7 @@ class _Conv(Module, nnx.Conv):
             )
 
 
-class Conv1d(_Conv):
+class Conv1d(_Conv, spatial=1):
     """Convolution over one axis: (N, L, in_channels) → (N, L', out_channels).
 
     Arguments, initial values and errors as for :class:`Conv2d`. ``padding="causal"`` also pads,
@@ -107,10 +117,8 @@ class Conv1d(_Conv):
         (2, 10, 8)
     """
 
-    _spatial = 1
 
-
-class Conv2d(_Conv):
+class Conv2d(_Conv, spatial=2):
     """Convolution over images: (N, H, W, in_channels) → (N, H', W', out_channels).
 
     Initial values as in PyTorch: kernel and bias from U(-1/√f, 1/√f) with
@@ -145,16 +153,12 @@ class Conv2d(_Conv):
         (4, 6, 6, 32)
     """
 
-    _spatial = 2
 
-
-class Conv3d(_Conv):
+class Conv3d(_Conv, spatial=3):
     """Convolution over volumes: (N, D, H, W, in_channels) → (N, D', H', W', out_channels).
 
     Arguments, initial values and errors as for :class:`Conv2d`.
     """
-
-    _spatial = 3
 
 
 class DepthwiseConv2d(Conv2d):

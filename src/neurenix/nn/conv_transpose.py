@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -19,15 +18,12 @@ from neurenix.nn._parameters import (
     promote_to_input,
     rngs_or_default,
 )
-from neurenix.nn.conv import one_stride
-from neurenix.nn.module import Module
+from neurenix.nn.conv import SpatialLayer, one_stride
 
 _SPATIAL = {1: "W", 2: "HW", 3: "DHW"}
 
 
-class _ConvTranspose(Module):
-    _spatial: ClassVar[int]
-
+class _ConvTranspose(SpatialLayer):
     def __init__(
         self,
         in_channels: int,
@@ -95,13 +91,11 @@ class _ConvTranspose(Module):
         return y if bias is None else y + bias
 
 
-class ConvTranspose1d(_ConvTranspose):
+class ConvTranspose1d(_ConvTranspose, spatial=1):
     """Transposed convolution of (N, L, in_channels); arguments as for :class:`ConvTranspose2d`."""
 
-    _spatial = 1
 
-
-class ConvTranspose2d(_ConvTranspose):
+class ConvTranspose2d(_ConvTranspose, spatial=2):
     """Transposed convolution: (N, H, W, in_channels) → (N, H', W', out_channels).
 
     H' = (H - 1) · stride - 2 · padding + dilation · (kernel - 1) + output_padding + 1, as in
@@ -132,10 +126,6 @@ class ConvTranspose2d(_ConvTranspose):
         (1, 10, 10, 4)
     """
 
-    _spatial = 2
 
-
-class ConvTranspose3d(_ConvTranspose):
+class ConvTranspose3d(_ConvTranspose, spatial=3):
     """Transposed convolution of volumes; arguments as for :class:`ConvTranspose2d`."""
-
-    _spatial = 3

@@ -1,6 +1,7 @@
 """Pooling over channels-last inputs: maximum and mean, by windows or over all spatial axes.
 
-Windows have a fixed size; adaptive windows are in ``adaptive_pooling``.
+The windows of an adaptive layer follow PyTorch's rule: of n windows over an axis, window i starts
+at floor(i · size / n) and ends before ceil((i + 1) · size / n).
 
 Letters: ``N`` batch, ``D H W L`` spatial axes, ``C`` channels.
 """
@@ -8,8 +9,8 @@ Letters: ``N`` batch, ``D H W L`` spatial axes, ``C`` channels.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import ClassVar
+from collections.abc import Callable, Sequence
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -18,13 +19,12 @@ from jax import lax
 
 from neurenix._core.errors import ArgumentError, ShapeError
 from neurenix.nn._checks import expect_array, expect_channels, per_axis
-from neurenix.nn.conv import one_stride
-from neurenix.nn.module import Module
+from neurenix.nn.conv import SpatialLayer, one_stride
+
+Reduction = Callable[..., jax.Array]
 
 
-class _Pool(Module):
-    _spatial: ClassVar[int]
-
+class _Pool(SpatialLayer):
     def __init__(
         self,
         kernel_size: int | Sequence[int],
@@ -78,19 +78,16 @@ class _AvgPool(_Pool):
     def __call__(self, x: jax.Array) -> jax.Array:
         """Return the mean of every window per channel, summed in float32."""
         expect_array(type(self).__name__, x)
-        dtype = x.dtype if jnp.issubdtype(x.dtype, jnp.floating) else jnp.float32
-        wide = x.astype(jnp.promote_types(dtype, jnp.float32))
+        wide, dtype = _widened(x)
         total = self._reduce(wide, np.zeros((), wide.dtype)[()], lax.add)
         return (total / math.prod(self.kernel_size)).astype(dtype)
 
 
-class MaxPool1d(_MaxPool):
+class MaxPool1d(_MaxPool, spatial=1):
     """Maximum of windows over (N, L, C); arguments as for :class:`MaxPool2d`."""
 
-    _spatial = 1
 
-
-class MaxPool2d(_MaxPool):
+class MaxPool2d(_MaxPool, spatial=2):
     """Maximum of windows over images (N, H, W, C).
 
     Args:
@@ -107,22 +104,16 @@ class MaxPool2d(_MaxPool):
         (4, 4, 4, 3)
     """
 
-    _spatial = 2
 
-
-class MaxPool3d(_MaxPool):
+class MaxPool3d(_MaxPool, spatial=3):
     """Maximum of windows over (N, D, H, W, C); arguments as for :class:`MaxPool2d`."""
 
-    _spatial = 3
 
-
-class AvgPool1d(_AvgPool):
+class AvgPool1d(_AvgPool, spatial=1):
     """Mean of windows over (N, L, C); arguments as for :class:`AvgPool2d`."""
 
-    _spatial = 1
 
-
-class AvgPool2d(_AvgPool):
+class AvgPool2d(_AvgPool, spatial=2):
     """Mean of windows over images (N, H, W, C).
 
     Padding counts as zeros, as in PyTorch (``count_include_pad=True``).
@@ -138,18 +129,12 @@ class AvgPool2d(_AvgPool):
         (4, 4, 4, 3)
     """
 
-    _spatial = 2
 
-
-class AvgPool3d(_AvgPool):
+class AvgPool3d(_AvgPool, spatial=3):
     """Mean of windows over (N, D, H, W, C); arguments as for :class:`AvgPool2d`."""
 
-    _spatial = 3
 
-
-class _GlobalPool(Module):
-    _spatial: ClassVar[int]
-
+class _GlobalPool(SpatialLayer):
     def __init__(self, *, keepdims: bool = False) -> None:
         self.keepdims = keepdims
 
@@ -162,10 +147,8 @@ class _GlobalAvgPool(_GlobalPool):
     def __call__(self, x: jax.Array) -> jax.Array:
         """Return the mean over the spatial axes, (N, C); summed in float32."""
         axes = self._axes(x)
-        dtype = x.dtype if jnp.issubdtype(x.dtype, jnp.floating) else jnp.float32
-        wide = jnp.promote_types(dtype, jnp.float32)
-        mean = jnp.mean(x, axis=axes, keepdims=self.keepdims, dtype=wide)
-        return mean.astype(dtype)
+        wide, dtype = _widened(x)
+        return jnp.mean(wide, axis=axes, keepdims=self.keepdims).astype(dtype)
 
 
 class _GlobalMaxPool(_GlobalPool):
@@ -174,13 +157,11 @@ class _GlobalMaxPool(_GlobalPool):
         return jnp.max(x, axis=self._axes(x), keepdims=self.keepdims)
 
 
-class GlobalAvgPool1d(_GlobalAvgPool):
+class GlobalAvgPool1d(_GlobalAvgPool, spatial=1):
     """Mean over the sequence: (N, L, C) → (N, C)."""
 
-    _spatial = 1
 
-
-class GlobalAvgPool2d(_GlobalAvgPool):
+class GlobalAvgPool2d(_GlobalAvgPool, spatial=2):
     """Mean over the image: (N, H, W, C) → (N, C).
 
     Args:
@@ -191,28 +172,113 @@ class GlobalAvgPool2d(_GlobalAvgPool):
         (4, 8)
     """
 
-    _spatial = 2
 
-
-class GlobalAvgPool3d(_GlobalAvgPool):
+class GlobalAvgPool3d(_GlobalAvgPool, spatial=3):
     """Mean over the volume: (N, D, H, W, C) → (N, C)."""
 
-    _spatial = 3
 
-
-class GlobalMaxPool1d(_GlobalMaxPool):
+class GlobalMaxPool1d(_GlobalMaxPool, spatial=1):
     """Maximum over the sequence: (N, L, C) → (N, C)."""
 
-    _spatial = 1
 
-
-class GlobalMaxPool2d(_GlobalMaxPool):
+class GlobalMaxPool2d(_GlobalMaxPool, spatial=2):
     """Maximum over the image: (N, H, W, C) → (N, C); ``keepdims`` as for the mean."""
 
-    _spatial = 2
 
-
-class GlobalMaxPool3d(_GlobalMaxPool):
+class GlobalMaxPool3d(_GlobalMaxPool, spatial=3):
     """Maximum over the volume: (N, D, H, W, C) → (N, C)."""
 
-    _spatial = 3
+
+class _Adaptive(SpatialLayer):
+    def __init__(self, output_size: int | Sequence[int | None]) -> None:
+        size, count = output_size, self._spatial
+        if isinstance(size, Sequence) and len(size) == count and any(one is None for one in size):
+            self.output_size = tuple(
+                one if one is None else per_axis("output_size", one, count, low=1)[0]
+                for one in size
+            )
+        else:
+            whole = cast("int | Sequence[int]", size)
+            self.output_size = per_axis("output_size", whole, count, low=1)
+
+    def _pool(self, x: jax.Array, reduction: Reduction) -> jax.Array:
+        expect_channels(type(self).__name__, x, spatial=self._spatial, channels=None)
+        for axis, parts in enumerate(self.output_size, start=1):
+            if parts is not None:
+                x = _pool_axis(x, axis, parts, reduction)
+        return x
+
+
+class _AdaptiveAvgPool(_Adaptive):
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """Return the mean of every window; summed in float32."""
+        expect_array(type(self).__name__, x)
+        wide, dtype = _widened(x)
+        return self._pool(wide, jnp.mean).astype(dtype)
+
+
+class _AdaptiveMaxPool(_Adaptive):
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """Return the maximum of every window."""
+        return self._pool(x, jnp.max)
+
+
+class AdaptiveAvgPool1d(_AdaptiveAvgPool, spatial=1):
+    """Mean pooling of (N, L, C) to (N, output_size, C)."""
+
+
+class AdaptiveAvgPool2d(_AdaptiveAvgPool, spatial=2):
+    """Mean pooling of images (N, H, W, C) to (N, *output_size, C).
+
+    Args:
+        output_size: one number, or (height, width); None keeps the size of that axis.
+
+    Example:
+        >>> nn.AdaptiveAvgPool2d(3)(nx.ones((2, 7, 5, 4))).shape
+        (2, 3, 3, 4)
+        >>> nn.AdaptiveAvgPool2d((None, 1))(nx.ones((2, 7, 5, 4))).shape
+        (2, 7, 1, 4)
+    """
+
+
+class AdaptiveAvgPool3d(_AdaptiveAvgPool, spatial=3):
+    """Mean pooling of volumes (N, D, H, W, C) to (N, *output_size, C)."""
+
+
+class AdaptiveMaxPool1d(_AdaptiveMaxPool, spatial=1):
+    """Maximum pooling of (N, L, C) to (N, output_size, C)."""
+
+
+class AdaptiveMaxPool2d(_AdaptiveMaxPool, spatial=2):
+    """Maximum pooling of images (N, H, W, C) to (N, *output_size, C).
+
+    Args:
+        output_size: one number, or (height, width); None keeps the size of that axis.
+
+    Example:
+        >>> nn.AdaptiveMaxPool2d((1, 2))(nx.ones((2, 7, 5, 4))).shape
+        (2, 1, 2, 4)
+    """
+
+
+class AdaptiveMaxPool3d(_AdaptiveMaxPool, spatial=3):
+    """Maximum pooling of volumes (N, D, H, W, C) to (N, *output_size, C)."""
+
+
+def _widened(x: jax.Array) -> tuple[jax.Array, Any]:
+    """Return ``x`` in float32 or wider, to sum in, and the dtype of its mean."""
+    dtype = x.dtype if jnp.issubdtype(x.dtype, jnp.floating) else jnp.float32
+    return x.astype(jnp.promote_types(dtype, jnp.float32)), dtype
+
+
+def _pool_axis(x: jax.Array, axis: int, parts: int, reduction: Reduction) -> jax.Array:
+    # Windows are products of intervals, so mean and maximum can be taken axis by axis.
+    size = x.shape[axis]
+    if size % parts == 0:
+        split = x.reshape(*x.shape[:axis], parts, size // parts, *x.shape[axis + 1 :])
+        return reduction(split, axis=axis + 1)
+    windows = [
+        jax.lax.slice_in_dim(x, i * size // parts, -(-(i + 1) * size // parts), axis=axis)
+        for i in range(parts)
+    ]
+    return jnp.stack([reduction(window, axis=axis) for window in windows], axis=axis)
