@@ -32,11 +32,11 @@ from neurenix.train.step import StepDefinition
 
 
 class BatchCheck:
-    """What is known of a model's output, and the checks that it allows.
+    """Checks of batches against the model's output, whose shapes it caches.
 
     Args:
         definition: the step.
-        loss: the trainer's loss; None if it has none.
+        loss: the trainer's loss, or None.
         metrics: the trainer's metrics.
     """
 
@@ -53,7 +53,7 @@ class BatchCheck:
         """The trainer's loss.
 
         Raises:
-            NotCompiledError: it has none.
+            NotCompiledError: there is no loss.
         """
         if self._loss is None:
             raise NotCompiledError(
@@ -77,16 +77,16 @@ class BatchCheck:
         Raises:
             ArgumentError: there are no targets.
             ArgumentTypeError: the loss takes one array, and the model returns several.
-            DataError: the output is complex, or a target out of range.
-            ShapeError: inputs, model, loss and targets do not go together.
+            DataError: the output is complex, or a target is out of range.
+            ShapeError: inputs, model, loss and targets do not match.
         """
         self._output_shape = self.check(batch)
 
     def check(self, batch: Batch) -> tuple[int, ...] | None:
-        """Check as ``first`` and remember nothing.
+        """Check as ``first``, without storing the shape.
 
         Returns:
-            the shape of the output; None when it is not one array.
+            the shape of the output; None if it is not one array.
         """
         loss, x, y = self.loss, batch.x, batch.y
         if y is None:
@@ -111,13 +111,13 @@ class BatchCheck:
         return shape
 
     def leave_whole(self, feed: EpochIterator) -> Coupling:
-        """Let no batch of ``feed`` be filled up where the loss or a metric couples its examples.
+        """Forbid padding of ``feed`` if the loss or a metric couples the examples of a batch.
 
         Returns:
             how the loss couples them.
 
         Raises:
-            ArgumentError: batches have weights, or must be filled up.
+            ArgumentError: batches have weights, or need padding.
         """
         of_loss, of_metrics = self._found_coupling(feed.first)
         if of_loss:
@@ -127,7 +127,7 @@ class BatchCheck:
         return of_loss
 
     def _found_coupling(self, batch: Batch) -> tuple[Coupling, dict[str, Coupling]]:
-        """Tell how the loss couples examples, and metrics by name; found once for a shape."""
+        """Return how the loss couples examples, and the metrics by name; cached by shape."""
         output = self.output_spec(batch.x)
         leaves, treedef = jax.tree.flatten((batch.x, batch.y))
         key = (treedef, *(np.shape(leaf) for leaf in leaves))
@@ -157,12 +157,12 @@ class BatchCheck:
 
 
 def check_targets(loss: Loss, y: Any, output: Any) -> None:
-    """Check targets against the loss, as far as it can tell.
+    """Check targets against the loss.
 
     Args:
         loss: the loss.
         y: targets of one batch.
-        output: shape and dtype of the model's output for it, or a tree of such.
+        output: shape and dtype of the model's output for it, or a tree of them.
 
     Raises:
         ShapeError, DataError: as ``Loss.validate``.
@@ -182,10 +182,10 @@ def _one_batch(tree: Any, steps: int) -> Any:
 
 
 def _on_host(y: Any) -> np.ndarray | None:
-    """Return targets that can be looked at without waiting for a device, or None.
+    """Return targets that can be read without waiting for a device, or None.
 
-    What lies on an accelerator is left there; a label out of range then gives a loss that is not
-    finite, and ``divergence.py`` finds it.
+    Targets on an accelerator are not read. A label out of range then makes the loss NaN, which
+    ``divergence.py`` explains.
     """
     if isinstance(y, jax.Array) and y.is_fully_addressable:
         held = y.sharding.device_set
@@ -194,10 +194,10 @@ def _on_host(y: Any) -> np.ndarray | None:
 
 
 def loss_coupling(loss: Loss, y: Any, output: Any) -> Coupling:
-    """Tell how a loss couples the examples of a batch, if it does.
+    """Return how a loss couples the examples of a batch.
 
     Args:
-        loss: any loss; only functions of users are judged.
+        loss: any loss; only users' functions can couple examples.
         y: targets of a batch, (N, …).
         output: shapes and dtypes of the model's output for it, (N, …).
 
@@ -219,7 +219,7 @@ def loss_coupling(loss: Loss, y: Any, output: Any) -> Coupling:
 
 
 def expect_one_part(loss: Loss, parts: int) -> None:
-    """Raise ArgumentError if a batch of a loss that couples examples is computed in parts."""
+    """Raise ArgumentError if batches are computed in parts; for a loss that couples examples."""
     if parts > 1:
         raise ArgumentError(
             f"accumulate_steps={parts} computes each batch in parts, and the loss {loss.name} "
@@ -230,7 +230,7 @@ def expect_one_part(loss: Loss, parts: int) -> None:
 
 
 def coupling_metrics(metrics: Iterable[Metric], y: Any, output: Any) -> dict[str, Coupling]:
-    """Return how those of the metrics that are functions couple examples, by name; see above."""
+    """Return how the metrics that are functions couple examples, by name."""
     found = {metric.name: _metric_coupling(metric, y, output) for metric in metrics}
     return {name: coupling for name, coupling in found.items() if coupling}
 

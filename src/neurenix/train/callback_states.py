@@ -1,7 +1,7 @@
-"""The callbacks of ``fit``: their checks, and their states from one run to the next.
+"""The callbacks of ``fit``: their checks, and the transfer of their states to the next run.
 
-Owns which state belongs to which callback, and the warning for a callback that starts anew. Does
-not own the content of a state (the callbacks) or its encoding (``state_encoding.py``).
+Matches states to callbacks, and warns about a callback that starts without its state. Does not own
+the content of a state (the callbacks) or its encoding (``state_encoding.py``).
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ from neurenix.train.callback import Callback
 from neurenix.train.callbacks import Monitor
 from neurenix.train.state_encoding import packed, unpacked
 
-_CHANGES = (list, dict, set, bytearray, deque, np.ndarray)  # while it stays the same object
+_CHANGES = (list, dict, set, bytearray, deque, np.ndarray)  # mutable in place
 _NO_CODE = (lambda: None).__code__
 
 
 @dataclass
 class Entry:
-    """What one callback leaves to the one that goes on.
+    """The state of one callback, for its successor in the next run.
 
     Attributes:
-        name: whose it is.
-        state: what its ``state()`` returned; None where it has no such methods.
-        changed: its attributes that training has changed, and no ``state()`` tells.
-        missed: the epoch and the logs of an ``on_epoch_end`` that was still to come, or None.
-        owner: the callback itself, where that is of this process.
+        name: of the callback.
+        state: the result of its ``state()``; None if it has no such method.
+        changed: attributes that training has changed and ``state()`` does not include.
+        missed: the epoch and the logs of an ``on_epoch_end`` that was not called yet, or None.
+        owner: the callback itself, if it is from this process.
     """
 
     name: str
@@ -44,7 +44,7 @@ class Entry:
 
 
 class CallbackStates:
-    """The callbacks of the latest ``fit``, and the states that the next ones go on from.
+    """The callbacks of the latest ``fit``, and the states from which the next ones continue.
 
     Attributes:
         callbacks: those of the latest ``fit``.
@@ -52,17 +52,17 @@ class CallbackStates:
 
     def __init__(self) -> None:
         self.callbacks: list[Callback] = []
-        self._attributes: list[dict[str, Any]] = []  # as that fit found them
+        self._attributes: list[dict[str, Any]] = []  # of the callbacks, before that fit
         self._waiting: list[Entry] | None = None
-        self._earlier = False  # they are of a file without states
+        self._earlier = False  # loaded from a file without states
         self._ending: tuple[int, int, Mapping[str, Any]] | None = None
 
     def begin(self, callbacks: list[Callback], *, goes_on: bool) -> None:
-        """Take the callbacks of a ``fit`` that begins.
+        """Set the callbacks of a new ``fit``.
 
         Args:
             callbacks: in the order in which they are called.
-            goes_on: it goes on from the last one, unless from a file.
+            goes_on: whether ``fit`` continues from the last one, unless a file was loaded.
         """
         if self._waiting is None and goes_on:
             self._waiting, self._earlier = self._entries(), False
@@ -70,17 +70,17 @@ class CallbackStates:
         self._attributes = [_attributes(callback) for callback in callbacks]
 
     def epoch_ends(self, number: int, epoch: int, logs: Mapping[str, Any]) -> None:
-        """Note that a callback's ``on_epoch_end`` is called now; those after it are still to be."""
+        """Record that ``on_epoch_end`` of callback ``number`` is called; later ones are pending."""
         self._ending = (number, epoch, logs)
 
     def epoch_ended(self) -> None:
-        """Note that every ``on_epoch_end`` was called."""
+        """Record that every ``on_epoch_end`` was called."""
         self._ending = None
 
     def hand_out(self) -> None:
-        """Give the callbacks the states that wait for them, and make up for what they missed.
+        """Load pending states into the callbacks, and call the ``on_epoch_end`` that they missed.
 
-        A callback that has nothing to go on from, and should, is named in a warning.
+        Warns about a callback that should continue and has no state.
         """
         if self._waiting is None:
             return
@@ -102,7 +102,7 @@ class CallbackStates:
                 elif any(other.name.split("(")[0] == kind for other in waiting):
                     anew.append(f"{name} (what was saved has watched another number)")
         found = [(c, entry) for c, entry in found if entry.state is not None and _keeps_state(c)]
-        # What was put into the model last, by the last of them, is taken out of it first.
+        # The callback that changed the model last restores it first.
         for callback, entry in reversed(found):
             callback.load_state(entry.state)
         for callback, entry in found:
@@ -116,10 +116,10 @@ class CallbackStates:
             )
 
     def pack(self) -> tuple[str, dict[str, Any]]:
-        """Return what a file holds of the states: a text, and arrays by name.
+        """Return the states as a text and arrays by name, for a file.
 
         Raises:
-            ArgumentTypeError: a state holds what no file does.
+            ArgumentTypeError: a state has a value of an unsupported type.
         """
         arrays: dict[str, Any] = {}
         entries = self._entries() if self._waiting is None else self._waiting
@@ -133,11 +133,11 @@ class CallbackStates:
         return json.dumps(texts), arrays
 
     def unpack(self, text: str | None, arrays: Mapping[str, Any]) -> None:
-        """Take the states of a file for the next ``fit``, or the one that is running.
+        """Set the states of a file for the next ``fit``, or the running one.
 
         Args:
-            text: of ``pack``; None where the file was written before there were states.
-            arrays: of ``pack``.
+            text: from ``pack``; None for a file of an old version, without states.
+            arrays: from ``pack``.
         """
         self._earlier = text is None
         self._waiting = [
@@ -164,20 +164,20 @@ class CallbackStates:
 
 
 def _name(callback: Callback) -> str:
-    """Return what a callback's state is found by: its class, and the number that it watches."""
+    """Return the key of a callback's state: its class, and the number that it monitors."""
     name = type(callback).__qualname__
     return f"{name}({callback.monitor})" if isinstance(callback, Monitor) else name
 
 
 def _keeps_state(callback: Callback) -> bool:
-    """Tell whether it has both methods; an attribute of such a name hides them."""
+    """Return whether it overrides both methods; an attribute of such a name hides them."""
     kind, names = type(callback), ("state", "load_state")
     own = all(getattr(kind, name) is not getattr(Callback, name) for name in names)
     return own and all(callable(getattr(callback, name)) for name in names)
 
 
 def _attributes(callback: Callback) -> dict[str, Any]:
-    """Return the attributes of a callback, with a text of those that can change in place."""
+    """Return the attributes of a callback, with the ``repr`` of mutable ones."""
     return {
         name: (value, repr(value) if isinstance(value, _CHANGES) else None)
         for name, value in vars(callback).items()
@@ -186,22 +186,22 @@ def _attributes(callback: Callback) -> dict[str, Any]:
 
 
 def _changed(before: dict[str, Any], callback: Callback) -> list[str]:
-    """Return the attributes that training has changed, but for those that ``state()`` tells.
+    """Return the attributes that training has changed and ``state()`` does not include.
 
-    One of a class of ours tells those of its class; one of the user's is taken to tell all.
+    A ``state()`` of Neurenix includes the attributes of its class, one of the user's all of them.
     """
-    told: set[str] = set()
+    included: set[str] = set()
     if _keeps_state(callback):
         kind = type(callback)
         owner = next(base for base in kind.__mro__ if "state" in vars(base))
         if owner is kind or not owner.__module__.startswith("neurenix."):
             return []
         for base in owner.__mro__:
-            told |= {*getattr(vars(base).get("__init__"), "__code__", _NO_CODE).co_names}
+            included |= {*getattr(vars(base).get("__init__"), "__code__", _NO_CODE).co_names}
     return [
         name
         for name, (value, text) in _attributes(callback).items()
-        if name not in told and not _same((value, text), before.get(name))
+        if name not in included and not _same((value, text), before.get(name))
     ]
 
 
@@ -213,10 +213,10 @@ def _same(now: tuple[Any, Any], before: tuple[Any, Any] | None) -> bool:
 
 
 def as_callbacks(callbacks: Any) -> list[Callback]:
-    """Return the callbacks that ``fit`` was given: None, one, or several.
+    """Return the argument ``callbacks`` of ``fit`` as a list: None, one, or several.
 
     Raises:
-        ArgumentTypeError: one of them is no callback.
+        ArgumentTypeError: one of them is not a callback.
     """
     if callbacks is None:
         return []
@@ -228,22 +228,22 @@ def as_callbacks(callbacks: Any) -> list[Callback]:
             continue
         if isinstance(callback, type) and issubclass(callback, Callback):
             name = callback.__name__
-            raise ArgumentTypeError(f"callbacks holds the class {name}. Construct it: {name}().")
+            raise ArgumentTypeError(f"callbacks has the class {name}. Construct it: {name}().")
         hint = "Derive its class from nx.callbacks.Callback"
         if callable(callback):
             hint = "A function goes into LambdaCallback(on_epoch_end=…)"
-        raise ArgumentTypeError(f"callbacks holds {callback!r}, which is no Callback. {hint}.")
+        raise ArgumentTypeError(f"callbacks has {callback!r}, which is not a Callback. {hint}.")
     return found
 
 
 def check_watched(callbacks: list[Callback], log_names: Iterable[str], *, validated: bool) -> None:
-    """Check that the logs will have what the callbacks watch, as far as it can be known.
+    """Check that the logs will have the numbers that the callbacks monitor.
 
-    A callback of the user's may add numbers to the logs; with one of those nothing is checked
-    here, and a number that is missing is an error after the first epoch.
+    A user's callback may add numbers to the logs. With such a callback nothing is checked here, and
+    a missing number raises after the first epoch.
 
     Raises:
-        UnknownNameError: a callback watches what the logs will not have.
+        UnknownNameError: a callback monitors a number that the logs will not have.
     """
     if any(_may_add_numbers(callback) for callback in callbacks):
         return

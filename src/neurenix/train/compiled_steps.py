@@ -1,7 +1,7 @@
 """The compiled functions of one step definition, and the choice of the program for a call.
 
 Owns ``jax.jit`` for ``fit``, ``evaluate`` and ``predict``: flat leaves in and out, donation, and
-state that keeps its sharding. Preflight describes the same ``StepCall``. Does not own what a step
+state that keeps its sharding. Preflight compiles the same ``StepCall``. Does not own what a step
 computes (``step.py``).
 """
 
@@ -29,9 +29,8 @@ class StepCall:
     """One compiled call of a step.
 
     Attributes:
-        steps: K, optimizer steps that it makes at most; with more than 1 its batches are stacked,
-            (K, N, …).
-        exact: it makes all of them. Otherwise an argument says how many.
+        steps: K, the maximum number of optimizer steps; if above 1, batches are stacked, (K, N, …).
+        exact: whether every call makes K steps. Otherwise an argument is their number.
     """
 
     steps: int = 1
@@ -43,7 +42,7 @@ class StepCall:
 
         Args:
             steps: K.
-            of_epoch: optimizer steps of an epoch; None where they are not certain.
+            of_epoch: optimizer steps of an epoch; None if uncertain.
 
         Example:
             >>> StepCall.of(4, 8), StepCall.of(4, 10).exact, StepCall.of(1, None).exact
@@ -58,7 +57,7 @@ class StepCall:
         return definition.train_many if self.exact else definition.train_up_to
 
     def arguments(self, batch: Batch) -> tuple[Any, ...]:
-        """Return shapes and dtypes of all arguments but the state, from those of one batch."""
+        """Return shapes and dtypes of the arguments after the state, from those of one batch."""
         if self.steps == 1:
             return (batch,)
 
@@ -70,21 +69,21 @@ class StepCall:
 
 
 def in_place(
-    function: Callable[..., tuple[Any, Any]], sharding: NamedSharding | None, lie: Any
+    function: Callable[..., tuple[Any, Any]], sharding: NamedSharding | None, shardings: Any
 ) -> Callable[..., tuple[Any, Any]]:
-    """Return ``function(state, *rest) -> (state, out)`` with a state that stays where it lies.
+    """Return ``function(state, *rest) -> (state, out)`` with a state that keeps its shardings.
 
     Args:
-        function: what is compiled.
-        sharding: over the mesh of the call; None on one device, where nothing is said.
-        lie: the shardings of the state's leaves, a tree like it.
+        function: the function to compile.
+        sharding: over the mesh of the call; None on one device, without any constraint.
+        shardings: a tree like the state, of the shardings of its leaves.
     """
 
     def placed(state: Any, *rest: Any) -> tuple[Any, Any]:
         with known_mesh(sharding):
             state, out = function(state, *rest)
             if sharding is not None:
-                state = jax.lax.with_sharding_constraint(state, lie)
+                state = jax.lax.with_sharding_constraint(state, shardings)
         return state, out
 
     return placed
@@ -93,15 +92,15 @@ def in_place(
 class FlatFunction:
     """``function(state, *rest) -> (state, out)``, compiled, with the state as a flat list.
 
-    A list of arrays crosses into the compiled call several times faster than a tree.
+    A list of arrays is passed to a compiled call several times faster than a tree.
 
     Args:
         function: the pure function.
-        name: what reports and profiles call it.
-        sharding: where state lies that no rule divides. Every leaf stays where it lies.
+        name: its name in reports and profiles.
+        sharding: the sharding of replicated state. Every leaf keeps its own sharding.
 
     Attributes:
-        compilations: programs that it has been compiled to.
+        compilations: number of programs compiled.
     """
 
     def __init__(self, function: Callable[..., Any], name: str, sharding: Sharding) -> None:
@@ -109,7 +108,7 @@ class FlatFunction:
         self._sharding = sharding if isinstance(sharding, NamedSharding) else None
         self._watch = RecompilationWatch(name)
         self._treedef: Any = None
-        self._lie: list[Sharding] = []
+        self._shardings: list[Sharding] = []
         self._results: list[tuple[list[Any], Any]] = []
         self.compilations = 0
         self._reported = 0
@@ -124,33 +123,33 @@ class FlatFunction:
         self._jitted = jax.jit(program, donate_argnums=0, compiler_options=_cpu.compiler_options())
 
     def flatten(self, state: Any) -> list[Any]:
-        """Return the leaves of ``state``, and take it for the newest one."""
+        """Return the leaves of ``state``, which becomes the newest state."""
         leaves, self._treedef = jax.tree.flatten(state)
         if self._sharding is not None:
-            self._lie = [leaf.sharding for leaf in leaves]
+            self._shardings = [leaf.sharding for leaf in leaves]
         self._results = [(leaves, None)]
         return leaves
 
     def go_on_from(self, leaves: list[Any]) -> None:
-        """Take these leaves, of a state like the one that was flattened, for the newest one."""
+        """Set the leaves of the newest state; its structure is that of the last ``flatten``."""
         self._results = [(leaves, None)]
 
     @property
     def leaves(self) -> list[Any]:
-        """The newest state, flat: of the latest call to succeed, or ``flatten`` since."""
+        """The leaves of the newest state: of the last successful call, or a later ``flatten``."""
         return self._results[-1][0]
 
     @property
     def state(self) -> Any:
-        """The newest state: of the latest call to succeed, even if Ctrl-C came right after it."""
+        """The newest state: of the last successful call, even if Ctrl-C followed it."""
         return self._unflatten(self.leaves)
 
     def _unflatten(self, leaves: list[Any]) -> Any:
         return jax.tree.unflatten(self._treedef, leaves)
 
     def __call__(self, leaves: list[Any], *rest: Any) -> tuple[list[Any], Any]:
-        """Return the state's leaves after the call, and what else the function returns."""
-        results = self._results  # the last one stays when this call fails
+        """Return the leaves of the state after the call, and the function's second result."""
+        results = self._results  # the last one is kept if this call fails
         uninterrupted(results, self._jitted, (leaves, *rest))
         del results[:-1]
         if self.compilations != self._reported:
@@ -160,19 +159,19 @@ class FlatFunction:
         return results[-1]
 
     def _flat(self, leaves: list[Any], *rest: Any) -> tuple[list[Any], Any]:
-        lie = self._unflatten(self._lie) if self._sharding is not None else None
-        function = in_place(self._function, self._sharding, lie)
+        shardings = self._unflatten(self._shardings) if self._sharding is not None else None
+        function = in_place(self._function, self._sharding, shardings)
         state, out = function(self._unflatten(leaves), *rest)
         return jax.tree.leaves(state), out
 
 
 class CompiledStep:
-    """What a trainer calls: each function compiled when it is first called, once.
+    """The compiled step of a trainer. It is compiled on its first call.
 
     Args:
-        definition: what is computed.
+        definition: the step.
         call: which program of it.
-        sharding: where the state lies.
+        sharding: the sharding of replicated state.
     """
 
     def __init__(self, definition: StepDefinition, call: StepCall, sharding: Sharding) -> None:
@@ -185,7 +184,7 @@ class CompiledStep:
 class _Prediction:
     """``predict`` of one step definition, compiled and watched.
 
-    Where other processes take part, every device gets the outputs whole, and so every process.
+    With several processes, the outputs are replicated, so that each process has all of them.
     """
 
     def __init__(self, definition: StepDefinition, sharding: Sharding) -> None:
@@ -224,7 +223,7 @@ class CompiledEvaluation:
 
 
 class CompiledFunctions:
-    """The compiled functions of one step definition that were asked for last."""
+    """The compiled functions of one step definition; those used last are cached."""
 
     def __init__(self, definition: StepDefinition) -> None:
         self._definition = definition
@@ -233,7 +232,7 @@ class CompiledFunctions:
 
     @property
     def step_compilations(self) -> int:
-        """Programs that the step has been compiled to."""
+        """Number of programs that the step was compiled to."""
         return 0 if self._step is None else self._step.train.compilations
 
     def step(
@@ -247,7 +246,7 @@ class CompiledFunctions:
         return known
 
     def evaluation(self, sharding: Sharding) -> CompiledEvaluation:
-        """Return the functions of an evaluation whose sums lie like this."""
+        """Return the functions of an evaluation whose sums have this sharding."""
         if self._evaluation is None or self._evaluation.sharding != sharding:
             self._evaluation = CompiledEvaluation(self._definition, sharding)
         return self._evaluation

@@ -1,7 +1,7 @@
-"""One epoch of training: dispatch, a bound on the calls in flight, and reading the results.
+"""One epoch of training: dispatch the steps, limit the calls in flight, read the results.
 
-Owns the host's work per step, which never waits for the newest result, and the trial of the step
-on padded batches. Does not own epochs, validation or the order of callbacks (``fit.py``).
+The host never waits for the newest result. Also runs the step on trial batches for
+``padding_check.py``. Does not own epochs, validation or the order of callbacks (``fit.py``).
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ from neurenix.train.epoch_iterator import Chunk
 
 _CHANGES = np.random.default_rng(0).uniform(-0.1, 0.1, 1009)
 
-# Compiled calls that may wait for the device. More hides no more latency, and each holds its batch.
+# Maximum number of dispatched calls. More do not hide more latency, and each holds its batch.
 MAX_IN_FLIGHT = 16
-# Steps in them. Two long calls hide the host as well as 16, and their batches stay in a CPU's
-# caches: a tiny model with 50 steps a call takes 14.0 µs a step so, and 16.0 with 16 calls.
+# Maximum number of steps in them. Two long calls hide the host's work as well as 16 do, and their
+# batches stay in a CPU's caches: a tiny model with 50 steps a call takes 14.0 µs a step, not 16.0.
 _STEPS_IN_FLIGHT = 128
-# Of each device's memory, which their batches may take: 2 % of a v5e's. One call computes while the
-# next batch arrives, however large it is.
+# Maximum memory of their batches on each device: 2 % of a v5e's. One call always computes while the
+# next batch is transferred.
 _IN_FLIGHT_BYTES = 256 * 2**20
 _LEAST_IN_FLIGHT = 2
 
 
 class Diverged(Exception):
-    """A call returned a loss or a gradient that is not finite.
+    """A step had a loss or a gradient that is not finite.
 
     Args:
         chunk: the call's batch.
@@ -51,7 +51,7 @@ class Diverged(Exception):
 
 
 class LazyLogs(Mapping[str, float]):
-    """Names → numbers of a vector on the device, which is waited for when one is read."""
+    """A mapping of names to the entries of a vector on the device; reading one waits for it."""
 
     def __init__(self, names: tuple[str, ...], vector: jax.Array) -> None:
         self._names, self._vector = names, vector
@@ -70,15 +70,15 @@ class LazyLogs(Mapping[str, float]):
 
 @dataclass
 class EpochRun:
-    """The parts that an epoch needs.
+    """Runs the steps of an epoch.
 
     Attributes:
         step: the compiled step.
-        strategy: where batches go.
+        strategy: the devices.
         names: names of the entries of the logs.
         on_batch_end: called with (optimizer steps so far in the epoch, logs), or None; True ends
-            the epoch. It may give ``step.train`` another state to go on with.
-        check: called with every batch on the host.
+            the epoch. It may set another state in ``step.train``.
+        check: called with every host batch, before it is dispatched.
         process_local: whether each process has its own share of every batch.
     """
 
@@ -94,14 +94,14 @@ class EpochRun:
         chunks: Iterator[Chunk],
         show: Callable[[int, jax.Array, tuple[str, ...]], None],
     ) -> tuple[dict[str, float], int]:
-        """Train on ``chunks`` from the state that ``step.train`` holds, which is the newest ever.
+        """Train on ``chunks``, starting from the newest state in ``step.train``.
 
         Args:
             chunks: the batches.
-            show: called with the steps of every dispatch, the logs to come, and their names.
+            show: called after every dispatch with its steps, its (pending) logs, and their names.
 
         Returns:
-            the numbers of the epoch, and its optimizer steps.
+            the logs of the epoch, and its optimizer steps.
 
         Raises:
             Diverged: a loss or a gradient is not finite.
@@ -119,7 +119,7 @@ class EpochRun:
             in_flight.append((logs, chunk, done))
             done += chunk.count
             if len(in_flight) > most:
-                # Several at once: a wait costs the host 80 µs on a CPU whose cores are all busy.
+                # Several at once, because a wait takes 80 µs on a CPU whose cores are all busy.
                 _look([in_flight.popleft() for _ in range(most // 2)])
             show(chunk.count, logs, self.names)
             if self.on_batch_end is not None:
@@ -136,10 +136,10 @@ class EpochRun:
 
     @contextmanager
     def trial(self) -> Iterator[Callable[[Batch], list[np.ndarray] | None]]:
-        """Let the step be tried on batches; afterwards training goes on from where it stood.
+        """Run the step on trial batches; the state is restored afterwards.
 
-        What is yielded returns the state after a step on one batch, None where it diverges. Its
-        parameters are slightly changed before: one that is still 0 hides what it multiplies.
+        Yields a function that returns the state after one step on a batch, or None if it diverges.
+        The parameters are changed slightly first, because a parameter of 0 hides its factor.
         """
         train, steps = self.step.train, self.step.steps
         kept: list[HostCopy] = []
@@ -158,7 +158,7 @@ class EpochRun:
         try:
             for leaf in held:
                 kept.append(HostCopy(leaf))
-            for leaf in held:  # the devices have room for one state
+            for leaf in held:  # the devices may have memory for one state only
                 leaf.delete()
             yield attempt
         finally:
@@ -166,7 +166,7 @@ class EpochRun:
 
 
 def calls_in_flight(batch: Any, strategy: Strategy, steps: int = 1) -> int:
-    """Return how many calls with batches of this size, of so many steps, may wait for the device.
+    """Return the maximum number of dispatched calls for a batch of this size.
 
     Example:
         >>> from neurenix.distribute import OneDeviceStrategy
@@ -183,13 +183,15 @@ def calls_in_flight(batch: Any, strategy: Strategy, steps: int = 1) -> int:
 def to_devices(
     batch: Any, strategy: Strategy, *, stacked: bool, process_local: bool = False
 ) -> Any:
-    """Put a batch on the devices; from the host to one device the compiled call does it faster.
+    """Put a batch on the devices.
+
+    A host batch for one device is returned unchanged: the compiled call transfers it faster.
 
     Args:
-        batch: the batch, or the share of it that this process has.
+        batch: the batch, or this process's share of it.
         strategy: the devices.
-        stacked: whether the axis of the examples is the second.
-        process_local: whether it is a share.
+        stacked: whether batches are stacked, so that the axis of the examples is the second.
+        process_local: whether ``batch`` is a share.
     """
     if strategy.num_replicas_in_sync == 1 and all(map(_on_host, jax.tree.leaves(batch))):
         return batch
@@ -198,28 +200,28 @@ def to_devices(
     replicas = strategy.num_replicas_in_sync
     if rows % (replicas_per_process(strategy) if process_local else replicas) == 0:
         return place_batch(batch, strategy, leading=axis, process_local=process_local)
-    # A batch that must not be padded: whole on every device.
+    # A batch that must not be padded is replicated.
     whole = concatenated(batch, axis=axis) if process_local else batch
     return jax.device_put(whole, strategy.state_sharding)
 
 
 def _on_host(leaf: Any) -> bool:
-    """Whether it is NumPy's, or lies on no device by its owner's will."""
+    """Return whether a leaf is a NumPy array, or a JAX array that is not committed to a device."""
     return not getattr(leaf, "committed", False)
 
 
 def _look(dispatched: list[tuple[jax.Array, Chunk, int]]) -> None:
-    """Wait for the last of these results; the flag that it begins with is never taken back."""
+    """Wait for the last of these results, and raise if one diverged; the flag is never reset."""
     if dispatched and np.asarray(dispatched[-1][0])[0]:
         found = ((chunk, before) for vector, chunk, before in dispatched if np.asarray(vector)[0])
         raise Diverged(*next(found))
 
 
 class HostCopy:
-    """The numbers of one array.
+    """A copy of one array on the host.
 
-    Of an array that other processes hold a part of, or whose dtype is weak, which NumPy does not
-    know, it is a copy beside it.
+    An array that is sharded over processes, or has a weak dtype (which NumPy does not have), is
+    copied on its devices instead.
 
     Args:
         leaf: the array.
@@ -238,13 +240,13 @@ class HostCopy:
         self._held: Any = np.array(numbers_of(leaf)) if kept else jnp.copy(leaf)
 
     def array(self) -> jax.Array:
-        """Return the array as it was, in memory of its own."""
+        """Return a new array with the original values."""
         if isinstance(self._held, jax.Array):
             return jnp.copy(self._held)
         return self._put(self._held)
 
     def changed_array(self) -> jax.Array:
-        """Return it with every number that is a fraction changed by up to 10 %, and 0 by 0.1."""
+        """Return it with floating-point values changed by up to 10 %, and zeros by up to 0.1."""
         held = self._held
         if isinstance(held, jax.Array) or not jnp.issubdtype(held.dtype, jnp.floating):
             return self.array()
@@ -253,12 +255,12 @@ class HostCopy:
         return self._put(np.where(wide == 0, by, wide * (1 + by)).astype(held.dtype))
 
     def _put(self, numbers: np.ndarray) -> jax.Array:
-        # JAX may take NumPy's memory for its own on a CPU, and a step gives it away.
+        # On a CPU, JAX may alias NumPy's memory, which a step would donate.
         return jax.device_put(like(self._like, jnp.array(numbers)), self._sharding)
 
 
 def numbers_here(leaf: Any) -> np.ndarray:
-    """Return the numbers of an array, those of this process where others hold a part.
+    """Return an array on the host; of an array sharded over processes, the local shards.
 
     Example:
         >>> numbers_here(jax.random.key(7)).tolist()

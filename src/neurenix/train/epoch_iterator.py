@@ -1,8 +1,8 @@
-"""Batches for the training loop: their number, their one size, and K of them at a time.
+"""Batches for the training loop, in one shape, one or K at a time.
 
-Owns how batches become those of one shape, so that a step compiles once. It does not own how user
-data becomes batches (``batch_sources.py``), nor shuffling and gathering (``neurenix.data``), nor
-placement on devices (``epoch.py``).
+Pads batches to one size, so that a step compiles once. Does not own how user data becomes batches
+(``batch_sources.py``), shuffling and gathering (``neurenix.data``) or placement on devices
+(``epoch.py``).
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from neurenix.train.batch import Batch, as_batch, class_table, num_examples, pad
 
 @dataclass(frozen=True)
 class Chunk:
-    """What one compiled call takes.
+    """The data of one compiled call.
 
     Attributes:
         batch: one batch, or K stacked ones, (K, N, …).
-        count: batches of it that count; the rest fills up.
-        examples: examples of it that count.
+        count: number of batches, without those added as padding.
+        examples: number of examples, without padding rows.
     """
 
     batch: Batch
@@ -43,13 +43,13 @@ class EpochIterator:
         dataset: yields batches.
         replicas: every batch is padded to a multiple of it, over all processes.
         class_weight: class index → weight.
-        weighted: give every batch weights, so that batches that need none run the same program.
-        passes: passes over the data made before: shuffled data goes on with the order of the next.
+        weighted: give every batch weights, so that all batches use the same program.
+        passes: passes made before; shuffled data continues with the order of the next pass.
 
     Attributes:
-        passes: the same, with those begun here.
-        batches_of_pass: batches that were taken of the pass begun last.
-        batch_size: rows of a batch, of this process alone where each has a share.
+        passes: the same, plus those started here.
+        batches_of_pass: batches taken from the current pass.
+        batch_size: rows of a batch, of this process only if each one has a share.
         process_local: whether each process has its own share of every batch.
 
     Raises:
@@ -79,7 +79,7 @@ class EpochIterator:
         self._shares = jax.process_count() if self.process_local else 1
         first = self._peek()
         size, whole = num_examples(first), dataset.batches_are_whole
-        # Functions of batches may have added rows to the first, or left some out.
+        # A function of batches may have changed the number of rows.
         size = max(size, dataset.batch_size or 0)
         replicas //= self._shares
         self.batch_size = -(-size // replicas) * replicas
@@ -104,7 +104,7 @@ class EpochIterator:
         )
 
     def whole(self, batch: Any) -> Any:
-        """Return a host batch with the shares of all processes; collective where they have some."""
+        """Return a host batch with the shares of all processes; collective if there are shares."""
         return concatenated(batch) if self._shares > 1 else batch
 
     def whole_size(self, chunk: Chunk) -> int:
@@ -112,7 +112,7 @@ class EpochIterator:
         return num_examples(chunk.batch) * self._shares
 
     def rows_of(self, chunk: Chunk) -> Any:
-        """Return an index of the examples of a single batch, whole, among its added rows."""
+        """Return the index of the examples, without padding rows, in a whole single batch."""
         size, shares = num_examples(chunk.batch), self._shares
         if shares == 1 or chunk.examples == size:
             return slice(chunk.examples * shares)
@@ -125,7 +125,7 @@ class EpochIterator:
 
     @property
     def exact_steps(self) -> int | None:
-        """Batches of one pass where that is certain; None for the length that a loader gives."""
+        """Batches of one pass if certain; None if it is only a loader's ``len``."""
         return self._dataset.cardinality if self._dataset.cardinality_is_exact else None
 
     @property
@@ -134,20 +134,20 @@ class EpochIterator:
         return self._dataset.endless
 
     def check_end(self, steps: int | None, name: str) -> None:
-        """Raise ArgumentError when the data never ends and ``steps``, called so, is None."""
+        """Raise ArgumentError if the data never ends and the argument ``name`` is None."""
         if steps is None and self.endless:
             raise ArgumentError(f"The data never ends (it is repeated): say how many, with {name}.")
 
     def keep_whole(self, what: str, coupling: Coupling) -> None:
-        """Fill no batch up, for a loss or a metric that couples examples.
+        """Pad no batch, for a loss or a metric that couples examples.
 
         Args:
             what: the loss or the metric, by name.
-            coupling: how. What is one number for a whole batch takes no weights either.
+            coupling: how. One number for a whole batch does not allow weights either.
 
         Raises:
-            ArgumentError: batches have weights, or one must be filled up. Of data whose sizes are
-                not known beforehand, that is found when the batch is met.
+            ArgumentError: batches have weights, or one needs padding. If batch sizes are unknown,
+                it is raised later, for the batch.
         """
         self._left_whole.append((what, coupling))
         if coupling is Coupling.SCALAR:
@@ -168,15 +168,15 @@ class EpochIterator:
         """Yield the batches of one epoch.
 
         Args:
-            steps: batches of the epoch, going on from where the last one ended; None for one pass.
+            steps: batches of the epoch, from where the last one ended; None for one pass.
             per_chunk: K; 1 yields single batches.
-            over_the_end: whether steps beyond the data's end go on with its beginning.
-            may_fill: tells whether a smaller batch may be filled up to the size of the others; by
-                default each may. One that may not is yielded alone, as it is.
-            exact: the call makes a step of each of its batches, so fewer than K are not filled up.
+            over_the_end: whether to continue at the start of the data after its end.
+            may_fill: returns whether a smaller batch may be padded to the size of the others; by
+                default each may. Otherwise it is yielded alone and unpadded.
+            exact: whether the call makes a step for each batch; then no batches are added to K.
 
         Raises:
-            DataError: the data ended before so many steps, and does not go on.
+            DataError: the data ended before ``steps`` batches.
         """
         self._goes_over, self._may_fill = over_the_end, may_fill or _always
         if self._iterator is None and not self._held:
@@ -192,17 +192,17 @@ class EpochIterator:
             left = None if left is None else left - chunk.count
 
     def go_on(self, batches: int) -> None:
-        """Leave out the first batches of the pass that was begun: they were trained on before.
+        """Skip the first batches of the current pass, which were trained on before.
 
-        Of what can be read once nothing is left out: whoever reads it goes on by itself.
+        Data that can be read once is not skipped: it continues by itself.
         """
         if batches and self._iterator is not None and not self._dataset.read_once:
             self._held.clear()
-            self._iterator.skip(batches - 1)  # the first was taken to look at
+            self._iterator.skip(batches - 1)  # the first was read by __init__
             self.batches_of_pass = batches
 
     def begin_at(self, passes: int, batches: int) -> None:
-        """Begin anew after so many passes and batches of one more; what is read once goes on."""
+        """Move to a pass and a batch in it; data that can be read once continues instead."""
         if self._dataset.read_once:
             return
         self._held.clear()
@@ -213,7 +213,7 @@ class EpochIterator:
             self.batches_of_pass = batches
 
     def rewind(self) -> None:
-        """Begin the next epoch at the data's beginning; what can be read once goes on instead."""
+        """Start the next epoch with a new pass; data that can be read once continues instead."""
         if self._dataset.read_once:
             return
         self._iterator = None
@@ -256,17 +256,17 @@ class EpochIterator:
         batch = weighed(as_batch(element), self._class_weight, axes=2)
         found = len(jax.tree.leaves(batch)[0])
         if found < wanted or not all(_goes_with(held, batch) for held in self._held):
-            # The end of the data, for one: single batches go on from here.
+            # Such as at the end of the data; single batches follow.
             self._held += [jax.tree.map(lambda leaf, i=i: leaf[i], batch) for i in range(found)]
             return None
-        if self._held:  # the first, which was looked at
+        if self._held:  # the first batch, read by __init__
             whole = jax.tree.map(lambda *parts: np.concatenate(parts), _stack(self._held), batch)
             batch, self._held = whole, []
         self.batches_of_pass += count
         return Chunk(batch, count, count * self.batch_size)
 
     def _stays_alone(self, batch: Batch) -> bool:
-        """Tell whether a batch would have to be filled up and must not be."""
+        """Return whether a batch needs padding and must not be padded."""
         if num_examples(batch) >= self.batch_size or self._left_whole:
             return False
         return not self._may_fill(batch, self.batch_size)
@@ -309,8 +309,8 @@ class EpochIterator:
                 f"{ended} One pass is made over it: ask for fewer steps, or leave their number out."
             )
         return DataError(
-            f"{ended} It is an iterator, which can be read once: ask for fewer steps, or give what "
-            "can be read again (a list, a loader, a dataset)."
+            f"{ended} It is an iterator, which can be read once: ask for fewer steps, or give data "
+            "that can be read again (a list, a loader, a dataset)."
         )
 
     def _take_from_start(self) -> Batch:
@@ -364,18 +364,18 @@ def _not_whole(met: str, what: str, coupling: Coupling) -> ArgumentError:
     )
     if coupling is Coupling.PER_EXAMPLE:
         return ArgumentError(
-            f"{met}, and the {what} gives each example a number that is made of others of its "
-            f"batch too: examples that are added would change it. {whole}."
+            f"{met}, and the {what} computes the number of each example from others of its batch "
+            f"too: added examples would change it. {whole}."
         )
     return ArgumentError(
         f"{met}, and the {what} is one number for a whole batch that is not the mean over its "
-        f"examples: weighted, or with examples added, it would be another function. {whole} "
+        f"examples: weights or added examples would change it. {whole} "
         "without weights, or return one number for each example."
     )
 
 
 def _goes_with(single: Batch, stacked: Batch) -> bool:
-    """Whether a batch has the shapes of those that are stacked."""
+    """Return whether a single batch has the shapes of the stacked ones."""
     if jax.tree.structure(single) != jax.tree.structure(stacked):
         return False
     pairs = zip(jax.tree.leaves(single), jax.tree.leaves(stacked), strict=True)

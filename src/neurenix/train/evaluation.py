@@ -1,8 +1,8 @@
 """One pass over data in evaluation mode: sums of loss and metrics, or the outputs.
 
-Owns the host's loop of ``evaluate``, ``predict`` and validation, and the search for the batch whose
-numbers a layer refuses. It does not own the compiled functions (``compiled_steps.py``), where they
-run (``trainer_state.py``) nor the data (``epoch_iterator.py``).
+Owns the host's loop of ``evaluate``, ``predict`` and validation, and the search for a batch that
+makes a layer return NaN. Does not own the compiled functions (``compiled_steps.py``), the devices
+(``trainer_state.py``) or the data (``epoch_iterator.py``).
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ from neurenix.train.trainer_state import DeviceState, TrainerState
 
 @dataclass
 class EvaluationPass:
-    """The parts that one pass needs.
+    """One pass over data.
 
     Attributes:
-        device: the devices, and what was made for the module.
+        device: the trainer's state on the devices.
         model: parameters and other state, on the devices.
         batches: the data.
         steps: batches; None for all.
-        progress: what shows it.
+        progress: shows the progress.
     """
 
     device: DeviceState
@@ -47,11 +47,11 @@ class EvaluationPass:
     progress: Progress
 
     def logs(self) -> dict[str, float]:
-        """Return the numbers of the pass.
+        """Return the mean loss and the metrics.
 
         Raises:
-            DataError: the loss is NaN, because a layer does not take the numbers of a batch; or
-                a target is out of range.
+            DataError: a layer refuses the values of a batch, so that the loss is NaN; or a target
+                is out of range.
         """
         names, start = self.device.definition.log_names, self.device.epoch_start()
         began, evaluate = time.perf_counter(), self.device.evaluation().evaluate
@@ -70,12 +70,12 @@ class EvaluationPass:
         return logs
 
     def outputs(self) -> Any:
-        """Return the outputs for all examples, NumPy arrays (N, …), whole on every process.
+        """Return the outputs for all examples, NumPy arrays (N, …), on every process.
 
-        Of shares of several processes, each batch has those of process 0 first.
+        If each process has a share of the batches, each batch starts with that of process 0.
 
         Raises:
-            DataError: an output is NaN, because a layer does not take the numbers of a batch.
+            DataError: a layer refuses the values of a batch, so that an output is NaN.
             ShapeError: the model does not return one output for each example, or batches have
                 outputs of different shapes.
         """
@@ -117,13 +117,13 @@ class EvaluationPass:
         return self.batches.chunks(self.steps, 1, over_the_end=False, may_fill=may_fill)
 
     def _totals_of(self, batch: Batch) -> list[np.ndarray]:
-        """Return the sums over one batch, for a trial of other added rows."""
+        """Return the sums over one batch, for a trial with other padding rows."""
         start, evaluate = self.device.epoch_start(), self.device.evaluation().evaluate
         leaves = jax.tree.leaves((start["totals"], start["metrics"]))
         return list(map(numbers_here, evaluate(leaves, self.model, self._placed(batch))[0]))
 
     def _outputs_of(self, batch: Batch) -> list[np.ndarray]:
-        """Return the outputs for the examples of one batch, for the same."""
+        """Return the outputs for the examples of one batch, for a trial."""
         outputs = jax.tree.leaves(
             self.device.evaluation().predict(self.model, self._placed(batch.x))
         )
@@ -197,12 +197,12 @@ def validator(
 
 
 class _InFlight:
-    """Results that may not be there yet, with their inputs: a bound on them, and a look for NaN.
+    """A queue of pending results and their inputs: limits their number and finds NaN.
 
     Args:
         over: the pass.
-        is_nan: tells whether a result is not a number.
-        take: is given every result in turn, once it is there.
+        is_nan: returns whether a result is NaN.
+        take: called with every result in order, when it is ready.
     """
 
     def __init__(
@@ -216,13 +216,13 @@ class _InFlight:
         self._number, self._explained = 0, False
 
     def add(self, x: Any, result: Any) -> None:
-        """Take the result of the next batch, and wait for an older one when there are many."""
+        """Add the result of the next batch; wait for the oldest one if there are too many."""
         self._waiting.append((x, result))
         if len(self._waiting) > calls_in_flight(x, self._over.device.strategy):
             self._look()
 
     def end(self) -> None:
-        """Wait for all."""
+        """Wait for all results."""
         while self._waiting:
             self._look()
 
@@ -236,11 +236,11 @@ class _InFlight:
         self._number += 1
 
     def _explain(self, x: Any) -> None:
-        """Call the model outside of a compiled program, where a layer can refuse its input."""
+        """Call the model uncompiled, where a layer can check the values of its input."""
         try:
             self._over.device.definition.predict(self._over.model, self._over.batches.whole(x))
         except DataError as error:
-            raise DataError(f"{error} It is in the batch {self._number} of the data.") from error
+            raise DataError(f"{error} It is in batch {self._number} of the data.") from error
 
 
 def _has_integers(tree: Any) -> bool:

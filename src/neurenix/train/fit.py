@@ -1,7 +1,7 @@
-"""One call of ``fit``: epochs, validation, callbacks, and what holds when it ends early.
+"""One call of ``fit``: epochs, validation, callbacks, and the state after an early end.
 
-Owns the order of things in a run, that the module holds valid weights whenever somebody may look,
-and that what a callback sets is trained on. It does not own the inner loop (``epoch.py``).
+The module holds valid weights whenever user code runs, and training uses what a callback sets. Does
+not own the inner loop (``epoch.py``).
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ from neurenix.train.validation_split import check_arrays, hold_out
 
 
 class History(Mapping[str, list[float]]):
-    """Metric name → its value after each epoch; validation metrics begin with ``val_``.
+    """Metric name → its value after each epoch; names of validation metrics begin with ``val_``.
 
-    What a callback adds to the logs in ``on_epoch_end`` is in it too, as it is if no number.
+    Values that a callback adds to the logs in ``on_epoch_end`` are included, numbers or not.
 
     Attributes:
         epochs: the number of each epoch, from 0.
@@ -59,7 +59,7 @@ class History(Mapping[str, list[float]]):
 
     @property
     def history(self) -> dict[str, list[float]]:
-        """The same as a plain dict, under the name that Keras users know."""
+        """The same as a plain dict, as in Keras."""
         return dict(self._rows)
 
     def append(self, epoch: int, logs: Mapping[str, float]) -> None:
@@ -68,7 +68,7 @@ class History(Mapping[str, list[float]]):
         for name, value in logs.items():
             try:
                 value = float(value)
-            except (TypeError, ValueError):  # a callback's: a word, or an array
+            except (TypeError, ValueError):  # added by a callback, such as a text or an array
                 pass
             self._rows.setdefault(name, []).append(value)
 
@@ -88,7 +88,7 @@ class History(Mapping[str, list[float]]):
 
 
 class Snapshot(NamedTuple):
-    """What callbacks can see and set, as it was before they ran.
+    """The values that callbacks can read and set, before they run.
 
     Attributes:
         state: the step's state.
@@ -120,8 +120,8 @@ class FitRun:
     Attributes:
         callbacks: the callbacks, as a list.
         batch: shapes of inputs, targets and, if the step takes them, weights.
-        steps: optimizer steps of an epoch, if they are certain.
-        whole_calls: whether every compiled call makes all steps that it can make.
+        steps: optimizer steps of an epoch; None if uncertain.
+        whole_calls: whether every compiled call makes ``steps_per_execution`` steps.
     """
 
     def __init__(
@@ -215,7 +215,7 @@ class FitRun:
                 self._call("on_epoch_end", epoch, logs)
                 history.append(epoch, logs)
         finally:
-            with ExitStack() as each:  # one that raises keeps no other from its end
+            with ExitStack() as each:  # all run, even if one raises
                 for callback in reversed(self.callbacks):
                     each.callback(self._end, callback)
                 each.callback(self._progress.close)
@@ -223,7 +223,7 @@ class FitRun:
         return history
 
     def _follow_load(self) -> None:
-        """Continue at the place in the data that a callback has loaded, if one has."""
+        """Continue at the position in the data that a callback has loaded, if any."""
         if self._state.position != self._position():
             resumed = self._state.position.resumed(
                 self._options.initial_epoch, self._steps_per_epoch
@@ -268,11 +268,11 @@ class FitRun:
             batch = jax.tree.map(lambda leaf: leaf[inside], batch)
         batch = self._batches.whole(batch)
         at = f"step {step} (epoch {epoch + 1})"
-        kept = "The model keeps the weights of before that step."
+        kept = "The model has the weights from before that step."
         schedule = self._device.definition.schedule
         if schedule is not None and not np.isfinite(rate := np.asarray(schedule(step))):
             raise TrainingDivergedError(
-                f"The learning rate is {rate} at {at}. {kept} Mend the schedule of the optimizer; "
+                f"The learning rate is {rate} at {at}. {kept} Fix the schedule of the optimizer; "
                 "the first step has the number 0."
             )
         try:
@@ -280,14 +280,14 @@ class FitRun:
             local = state._replace(parameters=model[0], model_state=model[1])
             where = explain(self._device.definition, local, batch)
         except DataError as error:
-            raise DataError(f"{error} It is in the batch of {at}. {kept}") from error
+            raise DataError(f"{error} The batch is that of {at}. {kept}") from error
         raise TrainingDivergedError(
             f"The loss or a gradient is not finite at {at}. {where} {kept} Lower the learning "
             "rate, clip gradients (clip_norm=1.0), or look at the data of that batch."
         )
 
     def _validated(self, state: StepState) -> StepState:
-        """Return the state to evaluate: with an average for the weights, where that is wanted."""
+        """Return the state to validate; an EMA with ``"validation"`` replaces the weights."""
         for ema, average in zip(self._emas, state.averages, strict=True):
             if "validation" in ema.swap:
                 model = ema.rule.put_into(average, (state.parameters, state.model_state))
@@ -306,14 +306,14 @@ class FitRun:
         return Snapshot(after, arrays, state.optimizer, state.steps_made, state.learning_rate_scale)
 
     def _take_over(self, before: Snapshot) -> None:
-        """Continue with what callbacks have set: weights, optimizer state, rate and step.
+        """Continue with the weights, optimizer state, rate and step that callbacks have set.
 
-        Arrays are copied: a step donates those that it trains on.
+        Arrays are copied, because a step donates its arguments.
 
         Raises:
-            ShapeError: a weight was set to one of another shape.
-            ArgumentError: the optimizer's state was set to one of another structure, or the set
-                of trained parameters has changed.
+            ShapeError: the shape of a weight has changed.
+            ArgumentError: the structure of the optimizer's state, or the set of trained parameters,
+                has changed.
         """
         model, state = self._device.definition.model, before.state
         self._snapshot = None  # ``_settle`` restores what cannot be taken over
@@ -378,21 +378,24 @@ class FitRun:
 
 
 def _check_same(model: ModuleSplit, now: ModuleSplit) -> None:
-    """Raise unless a module, some attributes of which were set, still trains the same parameters.
+    """Raise if the trained parameters of a changed module are others.
 
-    What else was set is waiting for the next call of ``fit``.
+    Other changed attributes take effect in the next call of ``fit``.
     """
     if not now.same_parameters(model):
         raise ArgumentError(
-            "The parameters that are trained became others while fit ran: a callback has frozen, "
-            "unfrozen or replaced layers. Do that between two calls of fit."
+            "The set of trained parameters changed while fit ran: a callback has frozen, unfrozen "
+            "or replaced layers. Do that between two calls of fit."
         )
     if now.same_structure(model):
         model.renew(now)
 
 
 def _owned(new: Any, held: Any) -> Any:
-    """Return arrays like ``held`` with the values of ``new``: copies, but of what is ``held``."""
+    """Return copies of the arrays of ``new`` in the dtypes and shardings of ``held``.
+
+    An array that is in ``held`` is returned unchanged.
+    """
 
     def own(now: Any, held: jax.Array) -> jax.Array:
         if now is held:
@@ -402,7 +405,7 @@ def _owned(new: Any, held: Any) -> Any:
             path = next(path for path, leaf in leaves if leaf is now)[1:]
             name = jax.tree_util.keystr(path, simple=True, separator=".")
             raise ShapeError(
-                f"A callback has set {name} to shape {now.shape}, and fit began with {held.shape}."
+                f"A callback has set {name} to shape {now.shape}; fit started with {held.shape}."
             )
         copy = jnp.copy(now)
         copy = copy if copy.dtype == held.dtype else copy.astype(held.dtype)
@@ -414,8 +417,8 @@ def _owned(new: Any, held: Any) -> Any:
 def _owned_optimizer(new: Any, held: Any) -> Any:
     if jax.tree.structure(new) != jax.tree.structure(held):
         raise ArgumentError(
-            "The optimizer's state became one of another structure while fit ran: a callback has "
-            "set it, or has frozen, unfrozen or replaced layers. Do that between two calls of fit."
+            "The structure of the optimizer's state changed while fit ran: a callback has set it, "
+            "or has frozen, unfrozen or replaced layers. Do that between two calls of fit."
         )
     return _owned((new,), (held,))[0]
 

@@ -1,7 +1,7 @@
-"""Which modules are being trained or read, so that no two threads train one at once.
+"""Prevent two threads from training one module at once.
 
-A step gives away the arrays that it starts from: a second thread would find them deleted. Owns the
-list of what runs, and how the calls of a trainer are entered on it.
+A training step donates the arrays of the module, so another thread would find them deleted. Keeps
+the list of running calls of trainers.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ F = TypeVar("F", bound=Callable[..., Any])
 _WRITES = "fit"
 _LOCK = threading.Lock()
 _RUNNING: dict[int, list[tuple[int, str]]] = {}
-"""From a module's id to (thread, call) of each call that is running; it is held while one is."""
+"""Module id → (thread, name) of each running call. A running call keeps the module alive."""
 
 
 def entered(method: F) -> F:
-    """Return a method of a trainer that is entered as running, and tells of a want of memory.
+    """Return a method of a trainer that locks the module and explains a lack of memory.
 
     Raises:
         ModuleInUseError: when called, while another thread trains the trainer's module, or while
             another thread reads it and the method is ``fit``.
-        OutOfMemoryError: when called: there is less memory than the program takes.
+        OutOfMemoryError: when called, if the program needs more memory than there is.
     """
     name = method.__name__
 
@@ -43,14 +43,14 @@ def entered(method: F) -> F:
 
 @contextmanager
 def running(module: Any, name: str) -> Iterator[None]:
-    """Enter a call as running. Calls inside of one another, in one thread, do not collide.
+    """Record a call as running. Nested calls of one thread do not conflict.
 
     Args:
-        module: what is trained or read.
+        module: the module that is trained or read.
         name: of the call; ``"fit"`` trains, any other reads.
 
     Raises:
-        ModuleInUseError: it collides with a call of another thread.
+        ModuleInUseError: a call of another thread conflicts with it.
     """
     own = (threading.get_ident(), name)
     with _LOCK:
@@ -59,9 +59,8 @@ def running(module: Any, name: str) -> Iterator[None]:
             if thread != own[0] and _WRITES in (name, other):
                 raise ModuleInUseError(
                     f"{name}() of a {type(module).__name__} was called while another thread is in "
-                    f"its {other}(), and a training step gives away the arrays that it starts "
-                    "from: wait until that call has returned, or use a copy, nnx.clone(model), "
-                    "with a compile() of its own."
+                    f"its {other}(), and a training step donates the model's arrays. Wait until "
+                    "that call has returned, or use a copy, nnx.clone(model), and compile() it."
                 )
         entries.append(own)
     try:

@@ -27,17 +27,17 @@ _NONE = object()
 class Frozen(nnx.Variable):
     """A parameter that is not trained.
 
-    It is no ``nnx.Param``, so ``fit``, ``nx.grad`` and optimizers leave it alone; it is saved,
-    loaded, moved, counted and computed with like one.
+    It is not an ``nnx.Param``, so ``fit``, ``nx.grad`` and optimizers do not change it. It is
+    saved, loaded, moved and counted like one.
     """
 
 
 class OtherState(NamedTuple):
-    """What a module holds beside its parameters.
+    """The arrays of a module that are not trained.
 
     Attributes:
-        fixed: nested dict, by attribute path, of weights that are not trained, frozen ones for
-            example; they are divided over devices as parameters are.
+        fixed: nested dict, by attribute path, of weights such as frozen ones; they are sharded like
+            parameters.
         rest: batch statistics, random streams, and plain arrays.
     """
 
@@ -52,7 +52,7 @@ class ModuleSplit:
     ``OtherState`` of every other variable and of plain arrays.
 
     Args:
-        module: any NNX module. Its mode (``train()`` or ``eval()``) is left as it was.
+        module: any NNX module. Its mode (``train()`` or ``eval()``) is unchanged.
     """
 
     def __init__(self, module: nnx.Module) -> None:
@@ -71,7 +71,7 @@ class ModuleSplit:
             for name, value in attributes.items():
                 if vars(node).get(name, _NONE) is not value:
                     object.__setattr__(node, name, value)
-        self._binding.accept()  # what is bound is the training mode, found in whichever mode
+        self._binding.accept()  # bound in training mode, whatever the module's mode is
         self._paths = [path[1:] for path in self._binding.paths]
         self._is_parameter = [isinstance(v, nnx.Param) for v in self._binding.variables]
         self._is_weight = [not isinstance(v, _NO_WEIGHTS) for v in self._binding.variables]
@@ -83,7 +83,7 @@ class ModuleSplit:
         return self._name
 
     def check_trainable(self) -> None:
-        """Raise ArgumentError when the module has no parameters, which is fine for inference."""
+        """Raise ArgumentError if the module has no parameters, which only training needs."""
         if not any(self._is_parameter):
             raise ArgumentError(
                 f"{self._name} has no parameters (nnx.Param), so there is nothing to train. Build "
@@ -91,22 +91,22 @@ class ModuleSplit:
             )
 
     def is_current(self) -> bool:
-        """Tell whether no attribute of the module was set since; cheaper than a new split."""
+        """Return whether the module's attributes are unchanged; cheaper than a new split."""
         return self._binding.is_current()
 
     def renew(self, other: ModuleSplit) -> None:
-        """Take the module's attributes as ``other``, of the same structure, has found them."""
+        """Take over the module's attributes from ``other``, a split of the same structure."""
         self._binding = other._binding
 
     def first_array(self) -> Any:
-        """Return the array of one parameter, or another one of the module, or None."""
+        """Return the array of a parameter, else another array of the module, else None."""
         variables = self._binding.variables
         if any(self._is_parameter):
             return variables[self._is_parameter.index(True)].get_raw_value()
         return next(iter([*self._binding.read(), *self._binding.constants]), None)
 
     def check_arrays(self) -> None:
-        """Raise ArgumentError when the module holds shapes (``nnx.eval_shape``) or lost arrays."""
+        """Raise ArgumentError if the module is abstract, or its arrays were donated."""
         if isinstance(self.first_array(), jax.ShapeDtypeStruct):
             raise ArgumentError(
                 "The module is abstract: it holds shapes and no arrays, so it can be given to "
@@ -116,7 +116,7 @@ class ModuleSplit:
         self._binding.check_held()
 
     def same_structure(self, other: ModuleSplit) -> bool:
-        """Tell whether both are of the same module, unchanged in structure."""
+        """Return whether both are splits of the same module with the same structure."""
         mine, theirs = self._binding, other._binding
         return (
             self._training.same_as(other._training)
@@ -126,9 +126,9 @@ class ModuleSplit:
         )
 
     def same_parameters(self, other: ModuleSplit) -> bool:
-        """Tell whether an optimizer's state for one is right for the other.
+        """Return whether an optimizer's state for one is valid for the other.
 
-        It is where the parameters have the same paths and shapes, whatever else differs.
+        It is if the parameters have the same paths and shapes.
         """
         return self._described() == other._described()
 
@@ -137,16 +137,16 @@ class ModuleSplit:
         return [(path, leaf.shape) for path, leaf, counts in held if counts]
 
     def read(self, *, constants: OtherState | None = None) -> tuple[Tree, OtherState]:
-        """Return the module's parameters and other state, as they are now.
+        """Return the module's current parameters and other state.
 
         Args:
-            constants: other state whose plain arrays to return in place of the module's own.
+            constants: other state whose plain arrays are returned instead of the module's.
         """
         plain = self._binding.constants if constants is None else self._plain(constants)
         return self.divide(self._binding.read(), plain)
 
     def held(self) -> list[Any]:
-        """Return the array of every variable, to see by identity later whether one was set."""
+        """Return the array of every variable; a variable that is set later holds another one."""
         return self._binding.read()
 
     def weights(self) -> Tree:
@@ -179,15 +179,15 @@ class ModuleSplit:
         return parameters, other
 
     def build(self, parameters: Tree, other: OtherState, *, training: bool) -> Any:
-        """Return a module of its own that holds these arrays (tracers, usually)."""
+        """Return a new module that holds these arrays (usually tracers)."""
         leaves, constants = self._joined(parameters, other)
         structure = self._training if training else self._evaluation
         return structure.rebuild(leaves, constants)[0]
 
     def with_frozen(self, other: OtherState, change: Callable[[Any], Any]) -> OtherState:
-        """Return ``other`` with ``change`` made to its frozen parameters, and to nothing else.
+        """Return ``other`` with ``change`` applied to its frozen parameters only.
 
-        A weight of another kind, such as a mean that moves, computes in the dtype that it has.
+        Other weights, such as moving averages, keep their dtype.
         """
         fixed: dict[Any, Any] = {}
         for path, is_parameter, is_weight, is_frozen in zip(
@@ -199,18 +199,18 @@ class ModuleSplit:
         return other._replace(fixed=fixed)
 
     def other_of(self, module: Any, used: OtherState, old: OtherState) -> OtherState:
-        """Return the other state of a module that ``build`` made, after it has computed.
+        """Return the other state of a module of ``build`` after its call.
 
         Args:
             module: the module.
             used: the other state that it was built with.
-            old: the same as it is kept; what computing has not changed stays so.
+            old: the same before casts; returned for arrays that the call has not changed.
 
         Raises:
             RecompilationError: computing changed the module's structure.
         """
         leaves = self._training.leaves_of((module,))
-        if leaves is None:  # what ``sow`` has left is of use to nobody here
+        if leaves is None:  # ``sow`` may have added intermediate values
             nnx.pop(module, nnx.Intermediate)
             leaves = self._training.leaves_of((module,))
         if leaves is None:
@@ -270,7 +270,7 @@ def _kept(new: Any, used: Any, old: Any) -> Any:
 def expect_callable(module: Any) -> None:
     """Raise ArgumentTypeError unless the module has a method ``__call__``.
 
-    One of ``nn.Module`` with a method of another library's name says so when it is looked up.
+    For an ``nn.Module`` with ``forward`` or ``call`` instead, the lookup raises with a hint.
     """
     if getattr(module, "__call__", None) is None:  # noqa: B004  callable() would not look it up
         raise ArgumentTypeError(
@@ -281,8 +281,7 @@ def expect_callable(module: Any) -> None:
 def call(module: Any, x: Any, *, training: bool) -> Any:
     """Call a module: a tuple is its positional arguments, a dict its keyword arguments.
 
-    Arguments that say the mode (``training``, ``train``, ``deterministic``) are given, unless the
-    dict has them.
+    Mode arguments (``training``, ``train``, ``deterministic``) are added unless the dict has them.
 
     Raises:
         ArgumentTypeError: the module takes other arguments, or cannot be called.

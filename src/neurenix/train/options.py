@@ -30,18 +30,18 @@ class TrainOptions:
     Attributes:
         steps_per_execution: optimizer steps in one compiled call, a ``lax.scan`` on the device.
         precision: ``"float32"``, or ``"bfloat16"``: parameters stay float32, the model computes
-            in bfloat16, the loss is taken in float32.
-        check_gradients: hold every gradient against infinity and NaN before it changes the
-            weights. Without it only the loss is looked at, so that weights can be lost to a
-            gradient that is not finite while the loss still is; it costs a look at each gradient.
-        accumulate_steps: parts that every batch is computed in, one after the other, before the
-            optimizer's update; it divides the activations' memory. Not for a loss that couples
+            in bfloat16, the loss in float32.
+        check_gradients: check every gradient for NaN and infinity before the update. Without it
+            only the loss is checked, and a gradient that is not finite can destroy the weights
+            while the loss is still finite. The check reads every gradient once.
+        accumulate_steps: number of parts of a batch that are computed one after the other before
+            the optimizer's update; divides the memory of activations. Not for a loss that couples
             the examples of a batch.
-        remat: what the backward pass computes again instead of keeping it: ``"none"`` keeps all
-            that it needs, ``"dots"`` keeps the results of matrix products and convolutions and
-            computes the rest again. (Models that scan their layers have policies of their own.)
-        strategy: the devices; by default those of the surrounding ``strategy.scope()``, else the
-            device that the parameters lie on.
+        remat: what the backward pass recomputes: ``"none"`` stores all activations that it needs,
+            ``"dots"`` stores the results of matrix products and convolutions and recomputes the
+            rest. (Models that scan their layers have their own policies.)
+        strategy: the devices; by default those of the current ``strategy.scope()``, else the
+            device of the parameters.
     """
 
     steps_per_execution: int = 1
@@ -67,21 +67,20 @@ class TrainOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class FitOptions:
-    """What ``fit`` can be told beyond the data.
+    """Options of ``fit`` beside the data.
 
     Attributes:
-        sample_weight: weight of each example, shape (N,), for array data. The metrics are weighted
-            with it as the loss is; Keras does so for ``weighted_metrics`` only.
-        class_weight: class index → weight; for the metrics as well, unlike in Keras.
+        sample_weight: weight of each example, shape (N,), for array data. It weights the loss and
+            the metrics; in Keras, ``weighted_metrics`` only.
+        class_weight: class index → weight; weights the metrics too, unlike in Keras.
         shuffle: reshuffle array data before every epoch.
         verbose: ``"auto"`` and True show progress, a bar on a terminal and one line for each epoch
             elsewhere; False shows nothing.
-        initial_epoch: number of the first epoch, when training goes on. Callbacks go on from the
-            state of those of the last ``fit``, unless one of them has stopped it. In another
-            process call ``Trainer.load`` before, or else they, the optimizer and its schedule begin
-            anew.
-        validation_split: fraction of the rows of arrays, the last ones before any shuffling, that
-            is not trained on and evaluated after every epoch.
+        initial_epoch: number of the first epoch, to continue training. Callbacks continue from the
+            state of those of the last ``fit``, unless one of them stopped it. In another process,
+            call ``Trainer.load`` first; otherwise callbacks, optimizer and schedule start again.
+        validation_split: fraction of the rows of arrays, the last ones before any shuffling, to
+            hold out of training and evaluate after every epoch.
         validation_steps: batches of validation; None for all.
         validation_batch_size: for array data; None for the training batch size.
     """
@@ -126,14 +125,14 @@ def options_of(function: Callable[..., Any]) -> list[str]:
 
 
 def _checked_split(fraction: Any) -> float:
-    """Return the fraction as a float; 0 holds nothing out.
+    """Return the fraction as a float; 0 means no held-out rows.
 
     Raises:
-        ArgumentError: it is no number from 0 to below 1.
+        ArgumentError: it is not a number from 0 to below 1.
     """
     if isinstance(fraction, (int, float, np.number)) and 0 <= fraction < 1:
         return float(fraction)
-    raise ArgumentError(f"validation_split is a fraction from 0 to below 1, got {fraction!r}.")
+    raise ArgumentError(f"validation_split must be a fraction from 0 to below 1, got {fraction!r}.")
 
 
 DEFAULT_TRAIN_OPTIONS = TrainOptions()

@@ -1,9 +1,9 @@
-"""Whether a batch may be padded: the compiled program is tried with other padding rows.
+"""Find out by trial whether a batch may be padded.
 
-A module that mixes the examples of a batch (a mean that it subtracts, a foreign ``BatchNorm``, a
-codebook) computes different results when rows are added, and no mask reaches it. Owns the trial,
-its findings and the message. Does not own padding (``batch.py``) or the programs that are tried
-(``epoch.py``, ``evaluation.py``).
+A module that mixes the examples of a batch (subtracts a mean, a ``BatchNorm`` of another library, a
+codebook) computes different results with padding rows, and ignores the padding mask. The compiled
+program is therefore run with different padding rows. Does not own padding (``batch.py``) or the
+programs (``epoch.py``, ``evaluation.py``).
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ from neurenix._jit.random_keys import numbers_of
 from neurenix.train.batch import Batch, num_examples, pad
 from neurenix.train.module_split import ModuleSplit
 
-# What a program computes of a batch that holds added rows: arrays, without anything that belongs to
-# those rows; None where it is not finite.
+# Takes a padded batch and returns the arrays that a program computes, without those of the padding
+# rows; None if they are not finite.
 Attempt = Callable[[Batch], Sequence[np.ndarray] | None]
 MayFill = Callable[[Batch, int], bool]
 
-_ROUNDINGS = 4  # units in the last place, of a leaf's greatest number, that say nothing
-_ANOTHER_ORDER = 1e-3  # relative, of sums over other numbers of rows
-_TIMES_NOISE = 8  # what a program says twice of one batch may differ: sums in another order
+_ROUNDINGS = 4  # tolerance in units in the last place of the largest value of an array
+_ANOTHER_ORDER = 1e-3  # relative tolerance of sums over different numbers of rows
+_TIMES_NOISE = 8  # tolerance as a multiple of the difference between two equal runs
 
 
 @dataclass
 class _Found:
-    """A finding, the weights that it is of, and whether it holds for other weights too."""
+    """A result, the weights that it was found with, and whether it holds for other weights."""
 
     depends: bool
     weights: list[weakref.ref[Any]]
@@ -51,7 +51,7 @@ class _Found:
 
 
 class PaddingCheck:
-    """What was found about the programs of one module; each is tried before its first ragged batch.
+    """The results for one module; each program is tried before its first smaller batch.
 
     Args:
         model: the module, split.
@@ -70,16 +70,16 @@ class PaddingCheck:
         *,
         changes_weights: bool = False,
     ) -> MayFill:
-        """Return what tells whether a batch may be filled up to a size.
+        """Return a function that returns whether a batch may be padded to a size.
 
         Args:
             program: ``"fit"``, ``"evaluate"`` or ``"predict"``.
-            attempts: opens a trial of it.
-            forward: what the module computes in it, a function of the module's parameters and
-                other state, and of inputs; it is traced.
-            changes_weights: the trial itself changes weights. One that is still 0 can hide what it
-                multiplies, so otherwise a program that was found to treat rows alone is tried once
-                more when the weights are others.
+            attempts: returns a context manager of a trial of the program.
+            forward: the module's computation in the program, a function of its parameters and other
+                state, and of inputs; it is traced.
+            changes_weights: whether the trial changes the weights first. A weight of 0 hides its
+                factor, so otherwise a program that may be padded is tried a second time when the
+                weights have changed.
         """
 
         def may_fill(batch: Batch, size: int) -> bool:
@@ -95,7 +95,7 @@ class PaddingCheck:
                         forward, self._model.read(), batch.x, size, count
                     ):
                         depends = depends_on_row_count(attempt, batch, size)
-                if depends is None:  # nothing is known: as it is, it is right
+                if depends is None:  # unknown; without padding the result is correct
                     return False
                 final = depends or changes_weights or known is not None
                 known = _Found(depends, list(map(weakref.ref, held)), final)
@@ -111,23 +111,23 @@ class PaddingCheck:
             self._said = True
             sys.stderr.write(
                 f"neurenix: rows added to a batch of {count}, to make it one of {size}, would "
-                f"change what {self._model.name}, its loss or its metrics compute of the others. "
-                "The batch is computed as it is, for which the step is compiled once more. Batches "
-                "of one size, which the replicas divide, or drop_remainder=True of Dataset.batch, "
-                "avoid that.\n"
+                f"change what {self._model.name}, its loss or its metrics compute for the other "
+                "rows. The batch is not padded, and the step is compiled once more. Batches of one "
+                "size that the replicas divide, or drop_remainder=True of Dataset.batch, avoid "
+                "that.\n"
             )
 
 
 def depends_on_added_rows(attempt: Attempt, batch: Batch, size: int) -> bool | None:
-    """Tell whether what a program computes of a batch depends on the rows that are added to it.
+    """Return whether the results for a batch depend on its padding rows.
 
     Args:
-        attempt: what it computes of one with added rows.
+        attempt: computes the results for a padded batch.
         batch: n examples.
-        size: rows of the batch that it is filled up to.
+        size: rows of the padded batch.
 
     Returns:
-        None if that cannot be told, because every outcome but one is not finite.
+        None if unknown, because at most one result is finite.
 
     Example:
         >>> batch = Batch(np.array([[1.0], [2.0]], np.float32))
@@ -153,9 +153,9 @@ def depends_on_added_rows(attempt: Attempt, batch: Batch, size: int) -> bool | N
 
 
 def depends_on_row_count(attempt: Attempt, batch: Batch, size: int) -> bool:
-    """Tell whether a program computes something else of a batch as it is than of one filled up.
+    """Return whether the results for a batch and for the padded batch differ.
 
-    The sums of the two have another order, so they may differ by more than a rounding.
+    The order of their sums differs, so the tolerance is larger than a rounding.
 
     Example:
         >>> batch = Batch(np.array([[1.0], [2.0]], np.float32))
@@ -169,11 +169,10 @@ def depends_on_row_count(attempt: Attempt, batch: Batch, size: int) -> bool:
 
 
 def filled_in_several_ways(batch: Batch, size: int) -> Iterator[Batch]:
-    """Yield the batch with different rows added, first those that ``pad`` adds.
+    """Yield the batch with different padding rows, first those of ``pad``.
 
-    Rows of the batch itself are inputs that the model takes, and their mean can be that of the
-    batch. So there are random numbers too, zeros, and one row again and again. Whole numbers lie
-    between 0 and the greatest of the batch.
+    ``pad`` repeats rows of the batch, whose mean can be that of the batch. The others are random
+    rows, zeros, and copies of the last row. Integers are within the range of the batch.
 
     Example:
         >>> for one in filled_in_several_ways(Batch(np.array([5, 3])), 4):
@@ -209,7 +208,7 @@ def filled_in_several_ways(batch: Batch, size: int) -> Iterator[Batch]:
 def _gaps(
     one: Sequence[np.ndarray] | None, other: Sequence[np.ndarray] | None
 ) -> np.ndarray | None:
-    """Return the greatest difference of each array; None if others of the numbers are finite."""
+    """Return the largest difference of each array; None if different values are finite."""
     if one is None or other is None:
         return None
     gaps = []
@@ -223,7 +222,7 @@ def _gaps(
 
 
 def _exceeds(gaps: np.ndarray, reference: Sequence[np.ndarray], tolerance: float = 0.0) -> bool:
-    """Tell whether a gap is greater than roundings, or a share of the array's greatest number."""
+    """Return whether a gap exceeds the tolerance, relative to the array's largest value."""
 
     def allowed(leaf: np.ndarray) -> float:
         if not jnp.issubdtype(leaf.dtype, jnp.inexact):
@@ -240,7 +239,7 @@ def _wide(leaf: np.ndarray) -> np.ndarray:
 
 
 def _of_all_processes(depends: bool | None) -> bool | None:
-    """Return what all processes do: each sees its own part of what is divided over devices."""
+    """Return the result of all processes; each one compares its own shards."""
     if jax.process_count() == 1:
         return depends
     code = {None: 1, False: 0, True: 2}[depends]
@@ -251,16 +250,16 @@ def _of_all_processes(depends: bool | None) -> bool | None:
 def uses_row_count(
     function: Callable[[Any, Any], Any], model: Any, x: Any, one: int, other: int
 ) -> bool:
-    """Tell whether the traces for two numbers of rows differ in more than the shapes of arrays.
+    """Return whether the traces for two numbers of rows differ in more than array shapes.
 
-    One that differs may compute the same: of an index from the end, for one, ``x[-1]``.
+    Different traces may compute the same, such as those of ``x[-1]``.
 
     Args:
         function: of a model and a batch's inputs.
-        model: its arrays, of which shapes and dtypes count.
+        model: its arrays; only shapes and dtypes are used.
         x: inputs, (N, …).
         one: a number of rows.
-        other: another.
+        other: another number of rows.
 
     Example:
         >>> x = np.ones((4, 2), np.float32)
@@ -282,7 +281,7 @@ def uses_row_count(
 
 
 def _same_numbers(one: Any, other: Any) -> bool:
-    """Compare two programs, which are jaxprs, open or closed."""
+    """Compare two jaxprs, open or closed."""
     consts = zip(getattr(one, "consts", ()), getattr(other, "consts", ()), strict=False)
     if not all(_same(a, b) for a, b in consts):
         return False
@@ -301,7 +300,7 @@ def _same_equation(one: Any, other: Any) -> bool:
 
 
 def _same(one: Any, other: Any) -> bool:
-    """Compare two constants; of those that have other shapes nothing is said."""
+    """Compare two constants; those of different shapes count as equal."""
     if one is None or other is None:
         return one is other
     one, other = map(_numbers, (one, other))

@@ -1,8 +1,7 @@
-"""The training step: the one place where it is built.
+"""The training step, as pure functions of an explicit state.
 
-``fit``, ``evaluate``, ``predict`` and preflight all take their program from here. It is pure, of
-explicit state, and knows nothing of devices: the shardings of its arguments decide where it runs.
-It does not own loops over data.
+``fit``, ``evaluate``, ``predict`` and preflight all compile these functions. The shardings of the
+arguments decide where they run. Does not own loops over data.
 
 Notation: N examples in a batch, A parts of gradient accumulation, K steps in one call.
 """
@@ -30,7 +29,7 @@ from neurenix.train.ema_rule import AverageRule
 from neurenix.train.module_split import ModuleSplit, OtherState, call
 from neurenix.train.multi_output import OutputLosses, means_of
 
-_TINY = 1e-30  # keeps 0 / 0 out of a batch whose weights are all 0
+_TINY = 1e-30  # avoids 0 / 0 for a batch whose weights are all 0
 
 
 class Totals(NamedTuple):
@@ -50,7 +49,7 @@ class Totals(NamedTuple):
         return cls(np.zeros(shape, np.float32), np.zeros(shape, np.float32))
 
     def add(self, mean_loss: jax.Array, weight: jax.Array) -> Totals:
-        """Return the totals with a batch more."""
+        """Return the totals including another batch."""
         return Totals(self.loss + mean_loss * weight, self.weight + weight)
 
     @property
@@ -70,8 +69,8 @@ class StepState(NamedTuple):
         totals: sums of loss and weight in this epoch.
         step: optimizer steps made, int32.
         learning_rate_scale: factor on the optimizer's learning rate, float32.
-        diverged: whether a step had a loss, gradient or learning rate that is not finite. From that
-            step on nothing else changes: its number is ``step``.
+        diverged: whether a step had a loss, gradient or learning rate that is not finite. The rest
+            of the state then stays unchanged: ``step`` is the number of that step.
         averages: moving averages of the weights, a tuple of ``Average``.
     """
 
@@ -125,7 +124,7 @@ def leaf_roles(state: StepState) -> tuple[str, ...]:
 
 
 def counters() -> dict[str, Any]:
-    """Return the scalar fields of a fresh state; on the host, where they cost nothing to make."""
+    """Return the scalar fields of a new state, on the host."""
     return {
         "step": np.int32(0),
         "learning_rate_scale": np.float32(1),
@@ -135,21 +134,21 @@ def counters() -> dict[str, Any]:
 
 @dataclass(frozen=True, eq=False)
 class StepDefinition:
-    """What a step computes; its methods are the pure functions that get compiled.
+    """The definition of a step; its methods are the pure functions that are compiled.
 
     Attributes:
         model: the module, split.
         loss: the loss.
         optimizer: an optax transformation.
-        schedule: the learning rate as a function of the step that the optimizer follows, or None
-            where it is a number, or not known.
+        schedule: the optimizer's learning rate as a function of the step; None if it is constant
+            or unknown.
         metrics: structure of the metrics.
         first_metrics: their variables before the first batch.
         metric_names: their names, in order.
         accumulate_steps: A.
-        compute_dtype: what parameters and inputs are cast to for the model, or None.
-        check_gradients: let no gradient that is not finite change the parameters.
-        remat: ``"dots"`` keeps only results of matrix products for the backward pass.
+        compute_dtype: dtype that parameters and inputs are cast to for the model, or None.
+        check_gradients: skip the update if a gradient is not finite.
+        remat: ``"dots"`` stores only results of matrix products for the backward pass.
         averages: rules of the moving averages of the weights.
     """
 
@@ -178,7 +177,7 @@ class StepDefinition:
         return Totals.zero((len(loss.parts),) if isinstance(loss, OutputLosses) else ())
 
     def expect_whole_parts(self, examples: int) -> None:
-        """Raise ShapeError unless a batch of so many examples has A parts of one size."""
+        """Raise ShapeError unless A divides the number of examples in a batch."""
         if examples % self.accumulate_steps:
             raise ShapeError(
                 f"A batch of {examples} does not divide by accumulate_steps="
@@ -198,22 +197,21 @@ class StepDefinition:
         )
 
     def train(self, state: StepState, batch: Batch) -> tuple[StepState, jax.Array]:
-        """Make one optimizer step, and say how training stands.
+        """Make one optimizer step.
 
         Args:
-            state: the state before it.
+            state: the state before the step.
             batch: N examples.
 
         Returns:
-            the state after it, and the logs: a float32 vector of a flag that is 1 once the loss,
-            a gradient or the learning rate was not finite, the mean loss of the epoch so far, and
-            the metrics.
+            the state after the step, and the logs, a float32 vector: a flag that is 1 if training
+            has diverged, the mean loss of the epoch so far, and the metrics.
         """
         state = self._advanced(state, batch)
         return state, self._logs(state)
 
     def _advanced(self, state: StepState, batch: Batch) -> StepState:
-        """Return the state after one step, or the same but for ``diverged``."""
+        """Return the state after one step; if it diverges, only ``diverged`` changes."""
         losses, weight, prediction, model_state, gradients = self._gradients(state, batch)
         loss = jnp.sum(losses)
         healthy = ~state.diverged & jnp.isfinite(loss)
@@ -223,7 +221,7 @@ class StepDefinition:
             healthy &= _all_finite(gradients)
 
         def update(arrays: Arrays) -> Arrays:
-            # The loss for those that follow it, such as optax.contrib.reduce_on_plateau.
+            # Some transformations take the loss, such as optax.contrib.reduce_on_plateau.
             followed = {"value": loss} if takes_value(self.optimizer) else {}
             updates, optimizer = self.optimizer.update(
                 gradients, arrays.optimizer, arrays.parameters, **followed
@@ -238,9 +236,9 @@ class StepDefinition:
             )
             return Arrays(parameters, model_state, optimizer, metrics, averages)
 
-        # A branch and not a selection, which reads and writes the whole state once more: 8 % of
-        # a step of a 1024-wide MLP on a CPU, where the branch costs 1.5 %. Scalars outside of it:
-        # a small step with few large arrays is 10 % faster so.
+        # A branch, not a selection, which reads and writes the whole state again: 8 % of a step of
+        # a 1024-wide MLP on a CPU, where the branch costs 1.5 %. Scalars stay outside: a small step
+        # with few large arrays is 10 % faster.
         arrays = jax.lax.cond(healthy, update, lambda arrays: arrays, Arrays.of(state))
         counted = jnp.where(healthy, weight, 0)
         return state._replace(
@@ -284,14 +282,14 @@ class StepDefinition:
     def predict(self, model: tuple[Any, OtherState], x: Any) -> Any:
         """Return the module's output for ``x`` in evaluation mode.
 
-        It is float32 where there is a ``compute_dtype``, and else of the module's own dtype.
+        It is float32 if there is a ``compute_dtype``, else of the module's own dtype.
         """
         return self._apply(*model, x, training=False)[0]
 
     def forward(self, model: tuple[Any, OtherState], x: Any) -> Any:
         """Return the output for ``x`` in training mode, and the module's other state after it.
 
-        Layers are told which rows are examples, as in a batch with weights: all.
+        The padding mask says that all rows are examples.
         """
         with examples_among_rows(jnp.ones(num_examples(Batch(x)), bool)):
             return self._apply(*model, x, training=True)
@@ -305,9 +303,9 @@ class StepDefinition:
     def _aux_and_grad(
         self, parameters: Any, model_state: OtherState, batch: Batch, factor: Any = None
     ) -> Any:
-        """Return what ``_forward`` does, and the gradients of the sum of its mean losses.
+        """Return the results of ``_forward``, and the gradients of the sum of its mean losses.
 
-        ``factor`` is a function from their weights to factors of them in that sum.
+        ``factor`` is a function from their weights to their factors in that sum.
         """
 
         def mean_loss(parameters: Any) -> Any:
@@ -322,14 +320,14 @@ class StepDefinition:
             model_state, gradients, loss, weight = carry
             aux, grads = self._aux_and_grad(state.parameters, model_state, part, factor)
             mean, more, prediction, model_state = aux
-            # Weighted here and not in the loss: a model may add to the gradients of a mean loss.
+            # Weighted here, not in the loss, because a model may add to the gradients itself.
             by = share(more)
             gradients = jax.tree.map(lambda g, a: g + a.astype(g.dtype) * by, gradients, grads)
             return (model_state, gradients, loss + mean * more, weight + more), prediction
 
         share, factor = self._shares(state, batch)
         zero = jnp.zeros(np.shape(self.first_totals.weight), jnp.float32)
-        # Not in a parameter's bfloat16, whose sum of many parts stops growing; float16 overflows.
+        # In float32: a bfloat16 sum of many parts stops growing, a float16 one overflows.
         gradients = jax.tree.map(_wide_zeros, state.parameters)
         carry: Any = state.model_state, gradients, zero, zero
         rows, predictions = rows_of_parts(num_examples(batch), self.accumulate_steps), []
@@ -347,11 +345,11 @@ class StepDefinition:
         return loss * scale, weight, prediction, model_state, gradients
 
     def _shares(self, state: StepState, batch: Batch) -> tuple[Any, Any]:
-        """Return what the gradients of a part count by, and the factors of its mean losses.
+        """Return two functions of a part's weights: the factor of its gradients, and of its losses.
 
-        One loss counts by its weight, and the sum is divided by that of all parts. Losses of
-        several outputs may have other weights each, of which the whole batch must be known before:
-        a part then counts by its share in all of them.
+        Gradients of one loss are weighted by its weight, and divided by the sum of all parts. The
+        losses of several outputs may have different weights, whose sums over the whole batch are
+        needed first: a part is then weighted by its share of them.
         """
         if not isinstance(self.loss, OutputLosses):
             return lambda weight: weight, None
@@ -444,10 +442,9 @@ def bind_metrics(metrics: Sequence[Any]) -> tuple[Structure, list[Any]]:
 
 
 def _counting(prediction: Any, weight: jax.Array) -> Any:
-    """Return the output with no gradient to the examples of weight 0.
+    """Return the output without gradients to the examples of weight 0.
 
-    Their losses are left out, but an infinite one has a gradient that is no number, and 0 times
-    that is no number either.
+    Their losses have the factor 0, but an infinite loss has the gradient NaN, and 0 · NaN is NaN.
     """
 
     def one(leaf: jax.Array) -> jax.Array:
@@ -470,7 +467,7 @@ def _cast(tree: Any, dtype: Any) -> Any:
 
 
 def _as_array(output: Any) -> Any:
-    """Return one output of a model as an array, which a Python number is not."""
+    """Return one output of a model as an array; it may be a Python number."""
     return output if hasattr(output, "dtype") else jnp.asarray(output)
 
 
@@ -479,10 +476,10 @@ def _wide_zeros(leaf: jax.Array) -> jax.Array:
 
 
 def _all_finite(tree: Any) -> jax.Array:
-    """Tell whether every number of ``tree`` is finite, by sums: one that is not makes them so.
+    """Return whether all values of ``tree`` are finite, from sums, which NaN and infinity reach.
 
-    A sum over the leading axes is what compilers turn into the fastest loop: on a CPU it takes
-    0.4 times as long as a reduction by "and". Sums that overflow float32 count as not finite.
+    A sum over the leading axes compiles to the fastest loop: on a CPU it takes 0.4 times as long
+    as a reduction by "and". Sums that overflow float32 count as not finite.
     """
     sums = [
         jnp.sum(leaf, axis=tuple(range(max(leaf.ndim - 1, 0))), dtype=jnp.float32)

@@ -53,15 +53,15 @@ class Trainer:
             ``fit`` and ``evaluate``. For a model of several outputs a dict by output, or a list.
         loss_weights: factors of such losses in their sum, in the same form; 1 by default.
         metrics: names, metrics of ``nx.metrics`` or functions ``(y_true, y_pred)``; a dict by
-            output for a model of several. Those of one name are numbered: precision, precision_1.
-            Weights of examples and classes count in them, as in Keras's ``weighted_metrics``. A
-            function's number for a batch is averaged as ``nx.metrics.FunctionMetric`` says.
+            output for a model of several. Equal names are numbered: precision, precision_1.
+            Weights of examples and classes apply, as to Keras's ``weighted_metrics``. Results of
+            a function are averaged over batches, see ``nx.metrics.FunctionMetric``.
         options: how a step is built.
 
     Raises:
         UnknownNameError: no optimizer, loss or metric has that name.
-        ArgumentError: a metric is called as the loss, or as a number of validation, is.
-        ArgumentTypeError: ``module`` is no NNX module, or an option does not exist.
+        ArgumentError: a metric has the name of the loss or of a validation metric.
+        ArgumentTypeError: ``module`` is not an NNX module, or an option does not exist.
 
     Example:
         >>> import numpy as np
@@ -197,32 +197,31 @@ class Trainer:
             y: targets (N, …).
             epochs: number of the last epoch; the first is ``options.initial_epoch``.
             batch_size: examples of one step over all replicas, for arrays; 32 by default. The last
-                batch is filled up and masked, so that no example is lost and the step compiles
-                once. Where the module, tried with different added rows, computes something else
-                for the others (a ``flax.nnx.BatchNorm``, a mean over the batch), the batch is
-                computed as it is instead, which compiles the step once more and is said once.
-            steps_per_epoch: optimizer steps of an epoch; needed when the data never ends.
+                batch is padded and masked, so that no example is lost and the step compiles once.
+                If padding changes the results of the other examples (a ``flax.nnx.BatchNorm``, a
+                mean over the batch), which is found by a trial, the batch is not padded: the step
+                compiles once more, and a line on standard error says so.
+            steps_per_epoch: optimizer steps of an epoch; needed for endless data.
             validation_data: evaluated after every epoch: a dataset, ``(x, y)`` or
                 ``(x, y, sample_weight)``.
-            callbacks: called in order; one alone will do.
+            callbacks: one callback, or several that are called in order.
             options: sample and class weights, shuffling, progress.
-            more: fields of ``FitOptions`` by themselves, such as ``verbose=0``; they come before
-                those of ``options``.
+            more: fields of ``FitOptions``, such as ``verbose=0``; they override ``options``.
 
         Returns:
-            the numbers of every epoch.
+            the logs of every epoch.
 
         Raises:
             DataError: empty, ragged or mismatched data; labels out of range.
             ShapeError: the model does not take inputs of this shape, or the loss these targets.
             TrainingDivergedError: the loss, a gradient or the learning rate is not finite. The
-                module then has the weights of before that step.
-            UnknownNameError: a callback watches a number that the logs will not have.
+                module then has the weights from before that step.
+            UnknownNameError: a callback monitors a number that the logs will not have.
             NotCompiledError: the trainer has no loss.
             ModuleInUseError: another thread trains, evaluates or predicts with the module.
-            OutOfMemoryError: the step takes more memory than there is.
-            ArgumentError: an option cannot be used; the loss or a metric couples the examples
-                (``FunctionLoss``) and a batch would be filled up, weighted or taken in parts.
+            OutOfMemoryError: the step needs more memory than there is.
+            ArgumentError: an option cannot be used; or the loss or a metric couples the examples
+                (``FunctionLoss``) and a batch needs padding, has weights or is split into parts.
             ArgumentTypeError: an option does not exist.
         """
         check_options("fit", more, FIT_OPTIONS)
@@ -263,8 +262,8 @@ class Trainer:
     ) -> dict[str, float]:
         """Return the mean loss and the metrics over data, in evaluation mode, by name.
 
-        A dict also where there are metrics: ``loss, accuracy = evaluate(x, y)`` would be its two
-        names. Write ``logs = evaluate(x, y)`` and ``logs["accuracy"]``.
+        Unlike Keras, the result is always a dict: ``loss, accuracy = evaluate(x, y)`` would unpack
+        its names. Write ``logs = evaluate(x, y)`` and ``logs["accuracy"]``.
 
         Args:
             x: inputs with ``y``, or a dataset.
@@ -305,10 +304,10 @@ class Trainer:
             verbose: as for ``evaluate``.
 
         Raises:
-            DataError: the data is empty or ragged; a list of arrays may be several inputs or
-                several batches; numbers that an embedding has no row for give NaN.
+            DataError: the data is empty or ragged; a list of arrays is ambiguous (several inputs or
+                several batches); an embedding has no row for an index.
             ShapeError: the model does not take inputs of this shape, does not return one output
-                for each example, or returns other shapes for other batches.
+                for each example, or returns different shapes for different batches.
         """
         steps, batch_size = (
             optional_number("steps", steps),
