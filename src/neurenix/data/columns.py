@@ -1,6 +1,6 @@
-"""Arrays of examples, checked once: as many rows in each, numbers only, 32 bits for NumPy's 64.
+"""Check arrays of examples: an equal number of rows, numbers only, 64 bits cast to 32.
 
-Owns what users hand over and its errors; it does not own in which order rows are read
+Owns the conversion of users' data and its errors. Does not own the order in which rows are read
 (``neurenix.data.order``).
 """
 
@@ -22,21 +22,21 @@ _NARROW = {
     np.dtype(np.uint64): np.dtype(np.uint32),
     np.dtype(np.complex128): np.dtype(np.complex64),
 }
-# Where they are not those of 64 bits, JAX has neither.
+# Extended precision, where it differs from 64 bits; JAX does not have it.
 _EXTENDED = {np.dtype(np.longdouble), np.dtype(np.clongdouble)} - {*_NARROW}
 _NARROW |= {kind: np.dtype(np.complex64 if kind.kind == "c" else np.float32) for kind in _EXTENDED}
 WIDE = frozenset(_NARROW)
-"""The types of 64-bit numbers, which only a ``jax.Array`` keeps."""
+"""The 64-bit (and extended) dtypes, which only a ``jax.Array`` keeps."""
 
 
 @dataclass(frozen=True)
 class Columns:
-    """Arrays with the same number of rows, in some structure of dicts and tuples.
+    """Arrays with the same number of rows, in dicts and tuples.
 
     Args:
         leaves: the arrays, each of shape ``(rows, …)``.
-        structure: the tree that they are the leaves of.
-        rows: how many examples there are.
+        structure: their tree structure.
+        rows: the number of examples.
     """
 
     leaves: tuple[np.ndarray, ...]
@@ -45,11 +45,11 @@ class Columns:
 
 
 def as_columns(data: Any, name: str) -> Columns:
-    """Check arrays and bring them to NumPy, 64-bit numbers to 32 bits.
+    """Check arrays and convert them to NumPy, 64-bit numbers to 32 bits.
 
-    NumPy makes 64 bits of everything, so they say nothing of what is wanted. A ``jax.Array`` keeps
-    its type, which is of 64 bits only where ``jax_enable_x64`` is on. Arrays that need no change
-    are not copied: do not write to them afterwards.
+    NumPy creates 64-bit arrays by default, so 64 bits are not a choice. A ``jax.Array`` keeps its
+    dtype, which has 64 bits only with ``jax_enable_x64``. Arrays that need no conversion are not
+    copied: do not write to them afterwards.
 
     Args:
         data: an array-like of shape ``(rows, …)``, or dicts and tuples of such.
@@ -91,10 +91,10 @@ def _convert(data: Any, path: str) -> Any:
 
 
 def as_array(data: Any, name: str) -> np.ndarray:
-    """Bring one array-like to NumPy; see ``as_columns``.
+    """Convert one array-like to NumPy; see ``as_columns``.
 
     Raises:
-        DataError: as ``as_columns`` says.
+        DataError: as ``as_columns``.
 
     Example:
         >>> as_array([[1.0, 2.0], [3.0]], "x")
@@ -110,18 +110,18 @@ Pad the rows to one length.
 
 
 def as_numbers(data: Any, name: str, *, narrow: bool = True) -> Any:
-    """Bring one array-like or number to NumPy, of 32 bits; a ``jax.Array`` keeps its type.
+    """Convert one array-like or number to NumPy, 64 bits to 32; a ``jax.Array`` keeps its dtype.
 
     Args:
-        data: what can be read as an array of any shape, ``()`` too.
-        name: of it, for messages.
-        narrow: False keeps numbers of 64 bits.
+        data: an array-like of any shape, including ``()``.
+        name: its name, for messages.
+        narrow: whether to cast 64-bit numbers to 32 bits.
 
     Returns:
-        An array; of shape ``()``, a NumPy scalar.
+        An array; for shape ``()``, a NumPy scalar.
 
     Raises:
-        DataError: as ``as_columns`` says of one array.
+        DataError: as ``as_columns``.
 
     Example:
         >>> as_numbers(3, "x"), as_numbers([0.5], "x").dtype
@@ -136,7 +136,7 @@ def as_numbers(data: Any, name: str, *, narrow: bool = True) -> Any:
             raise DataError(f"{name} cannot be read as an array: {error}") from error
         raise DataError(f"{name} is ragged: {_where_ragged(data)}.") from error
     except (RuntimeError, TypeError) as error:
-        if not hasattr(data, "detach"):  # only torch refuses to be read
+        if not hasattr(data, "detach"):  # not a torch tensor
             raise
         if getattr(data, "requires_grad", False):
             raise DataError(
@@ -155,7 +155,7 @@ def as_numbers(data: Any, name: str, *, narrow: bool = True) -> Any:
             f"{name} holds records ({array.dtype}), not numbers. Give an array of each field, such "
             "as a dict of them."
         )
-    if not array.dtype.isnative:  # as files in network byte order are read
+    if not array.dtype.isnative:  # such as from a file in network byte order
         array = array.astype(array.dtype.newbyteorder("="))
     keeps = isinstance(data, jax.Array) or not (narrow or array.dtype in _EXTENDED)
     array = array if keeps else _narrowed(array, name)

@@ -35,7 +35,7 @@ from neurenix.random import current_seed
 
 
 class Dataset(metaclass=ToldOfClass):
-    """Examples in arrays, and the order and batches in which they are read: a ``BatchSource``.
+    """A ``BatchSource`` of arrays: examples, their order and their batches.
 
     Every method returns a new dataset on the same arrays. Before ``batch`` the methods apply to
     rows, after it to batches: ``take(3)`` takes three rows or three batches. Iterating yields
@@ -71,8 +71,8 @@ class Dataset(metaclass=ToldOfClass):
     def from_arrays(cls, x: Any, y: Any = None, *, sample_weight: Any = None) -> Dataset:
         """Make a dataset of arrays that have the same number of rows.
 
-        64-bit numbers become 32-bit, but for those of a ``jax.Array``, which keeps its type; other
-        arrays are not copied.
+        64-bit numbers become 32-bit, except those of a ``jax.Array``, which keeps its dtype. Arrays
+        that need no conversion are not copied.
 
         Args:
             x: array-like of shape ``(rows, …)``, or a dict (or tuple) of such.
@@ -88,9 +88,11 @@ class Dataset(metaclass=ToldOfClass):
         """
         named = [("x", x), ("y", y), ("sample_weight", sample_weight)]
         if sample_weight is not None and y is None:
-            raise DataError("sample_weight needs y beside it; put both into a dict otherwise.")
+            raise DataError(
+                "sample_weight needs y beside it; without targets, give a dict of both."
+            )
         given = [(name, value) for name, value in named if value is not None or name == "x"]
-        # Each alone first: a message then names the argument.
+        # One by one, so that a message names the argument.
         checked = [as_columns(value, name) for name, value in given]
         for (name, _), columns in zip(given, checked, strict=True):
             if columns.rows != checked[0].rows:
@@ -130,11 +132,10 @@ class Dataset(metaclass=ToldOfClass):
         """Read all rows in a random order, another one each epoch.
 
         Args:
-            buffer: nothing. The ``buffer_size`` of ``tf.data`` has no place here: no buffer is
-                filled, all rows are shuffled.
-            seed: 0 or more; the same seed gives the same orders (with the same NumPy). That of
-                ``nx.seed`` if left out, which is 0 in a process that did not call it.
-            options: none; those of ``tf.data`` are told.
+            buffer: not accepted. Unlike ``tf.data``, all rows are shuffled, without a buffer.
+            seed: 0 or more; the same seed gives the same orders (with the same NumPy). By default
+                that of ``nx.seed``, or 0 if it was not called.
+            options: not accepted; the error explains those of ``tf.data``.
 
         Raises:
             ArgumentTypeError: anything but a seed is given.
@@ -149,8 +150,8 @@ class Dataset(metaclass=ToldOfClass):
         if buffer or options:
             given = ", ".join([*map(repr, buffer), *(f"{k}={v!r}" for k, v in options.items())])
             raise ArgumentTypeError(
-                f"shuffle({given}): a seed is all it takes, by its name: .shuffle(seed=0). No "
-                "buffer is needed, all rows are shuffled, another way each epoch."
+                f"shuffle({given}): the only option is a seed, by name: .shuffle(seed=0). No "
+                "buffer is needed: all rows are shuffled, in a new order each epoch."
             )
         seed = current_seed() if seed is None else seed
         _at_least(0, "seed", seed)
@@ -161,10 +162,10 @@ class Dataset(metaclass=ToldOfClass):
         return self._reordered(lambda order: Shuffled(order, seed))
 
     def repeat(self, count: int | None = None) -> Dataset:
-        """Read the dataset ``count`` times as one epoch, or for ever.
+        """Read the dataset ``count`` times as one epoch, or endlessly.
 
         Args:
-            count: 1 or more; ``None`` for ever.
+            count: 1 or more; None for an endless dataset.
 
         Raises:
             DataError: ``count`` is below 1, or an epoch would have more than 2**48 rows.
@@ -214,14 +215,14 @@ class Dataset(metaclass=ToldOfClass):
     def shard(self, index: int, count: int) -> Dataset:
         """Read every ``count``-th row from the row ``index`` on: one process's share of the data.
 
-        Shuffle before, with the same seed in every process, and each epoch shares out anew.
+        After ``shuffle`` with the same seed in every process, each epoch has other shards.
 
         Args:
             index: of this shard, ``0 <= index < count``.
-            count: how many shards there are.
+            count: the number of shards.
 
         Raises:
-            ArgumentTypeError: ``index`` or ``count`` is no integer.
+            ArgumentTypeError: ``index`` or ``count`` is not an integer.
             DataError: ``index`` is out of range, or the shard would be empty.
 
         Example:
@@ -243,16 +244,16 @@ class Dataset(metaclass=ToldOfClass):
         a row is called once per row.
 
         Args:
-            function: takes and returns arrays in dicts or tuples, of one shape always. Of a pair
-                or triple it takes the whole, or each part as an argument: ``lambda x, y: …``.
-                Numbers of 64 bits that it returns become those of 32, as in ``from_arrays``.
-            options: none; those of ``tf.data`` are told.
+            function: takes and returns arrays in dicts or tuples, always of the same shapes. It
+                takes a pair or triple as one argument, or its parts: ``lambda x, y: …``. 64-bit
+                numbers that it returns become 32-bit, as in ``from_arrays``.
+            options: not accepted; the error explains those of ``tf.data``.
 
         Raises:
-            ArgumentTypeError: ``function`` is none, there are options, or, when rows are read, it
-                takes other arguments.
-            DataError: when rows are read, it returns None, what is no number, or an integer that
-                does not fit into 32 bits.
+            ArgumentTypeError: ``function`` is not callable, there are options, or, when rows are
+                read, it takes other arguments.
+            DataError: when rows are read, it returns None, something other than numbers, or an
+                integer that does not fit into 32 bits.
 
         Example:
             >>> data = nx.data.Dataset.from_arrays({"x": np.ones((4, 2))}).batch(2)
@@ -262,8 +263,8 @@ class Dataset(metaclass=ToldOfClass):
         if options:
             given = ", ".join(f"{name}={value!r}" for name, value in options.items())
             raise ArgumentTypeError(
-                f"map(…, {given}): a function is all it takes; leave the rest out. Elements are "
-                "mapped in their order, and a function of whole batches, after batch(), is faster."
+                f"map(…, {given}): the only argument is a function. Elements are mapped in order; "
+                "a function of whole batches, after batch(), is faster."
             )
         plan, function = self._plan, of_element(function)
         if plan.batching is None:

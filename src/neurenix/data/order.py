@@ -26,16 +26,16 @@ from neurenix.data.columns import WIDE, Columns, as_numbers
 Numbers = npt.NDArray[np.int64]
 
 MOST_PLACES = 2**48
-"""The places of an endless order: 200 a millisecond for 44 years. No epoch has more."""
+"""The size of an endless order: enough for 200 places a millisecond for 44 years."""
 
 EPOCHS = 2**62
-"""Epochs are counted modulo this, so that the arithmetic on them stays within 64 bits."""
+"""Epochs are counted modulo this number, so that their arithmetic fits in 64 bits."""
 
 EPOCH_STRIDE = 0x1E3779B97F4A7C15
-"""How many epochs of the order below lie between the beginnings of two endless epochs.
+"""Epochs of the order below between the starts of two endless epochs.
 
-An odd number near the golden section of ``EPOCHS``: wherever a few endless orders are nested, each
-epoch begins far from the others (Knuth, The Art of Computer Programming 3, 6.4).
+An odd number near ``EPOCHS`` divided by the golden ratio, so that the epochs of nested endless
+orders start far apart (Knuth, The Art of Computer Programming 3, 6.4).
 """
 
 
@@ -44,7 +44,7 @@ class Order(Protocol):
 
     @property
     def size(self) -> int:
-        """Rows of one epoch; at most ``MOST_PLACES``, and about that when endless."""
+        """Rows of one epoch; about ``MOST_PLACES``, the maximum, if endless."""
         ...
 
     @property
@@ -56,9 +56,9 @@ class Order(Protocol):
         """Return the source's epoch and row for each place.
 
         Args:
-            epochs: from 0 to ``EPOCHS - 1``, of a shape that broadcasts to that of ``places``;
-                so are those returned. Arithmetic on few of them is cheap.
-            places: within their epochs, from 0 to ``size - 1``.
+            epochs: from 0 to ``EPOCHS - 1``, of a shape that broadcasts to that of ``places``; the
+                returned epochs have this shape, too.
+            places: positions within the epochs, from 0 to ``size - 1``.
         """
         ...
 
@@ -75,7 +75,7 @@ def rows_of(order: Order, epoch: int, places: Numbers) -> Numbers:
 
 @dataclass(frozen=True)
 class Sequential:
-    """The rows ``0 … size - 1`` as they stand.
+    """The rows ``0 … size - 1`` in order.
 
     Example:
         >>> rows_of(Sequential(3), 0, np.arange(3))
@@ -86,15 +86,15 @@ class Sequential:
     infinite: bool = False
 
     def locate(self, epochs: Numbers, places: Numbers) -> tuple[Numbers, Numbers]:
-        """Return the places: the rows are in order."""
+        """Return the places."""
         return epochs, places
 
 
 class _Permutations:
-    """The permutations of one order, of which the two last used are kept.
+    """A cache of the permutations of one order; holds the two used last.
 
-    Each order has its own: of one store for all, datasets that are read in turn would push each
-    other's out at every batch. A copy of an order starts without any.
+    Each order has its own: in a shared cache, datasets that are read alternately would evict each
+    other's permutations at every batch. A copy of an order starts with an empty cache.
     """
 
     def __init__(self) -> None:
@@ -108,7 +108,7 @@ class _Permutations:
 class Shuffled:
     """Another order's rows, in a new random order each epoch.
 
-    An epoch's permutation takes 8 bytes a row; the two last used are kept with the order.
+    An epoch's permutation takes 8 bytes a row; the two used last are cached.
 
     Example:
         >>> order = Shuffled(Sequential(4), seed=0)
@@ -126,7 +126,7 @@ class Shuffled:
 
     @property
     def size(self) -> int:
-        """As many rows as without shuffling."""
+        """Rows of the inner order."""
         return self.inner.size
 
     def locate(self, epochs: Numbers, places: Numbers) -> tuple[Numbers, Numbers]:
@@ -150,7 +150,7 @@ def _permutation(seed: int, epoch: int, size: int) -> Numbers:
 
 @dataclass(frozen=True)
 class Repeated:
-    """Another order's epochs, ``count`` of them as one; ``None`` for ever.
+    """``count`` epochs of another order as one; endless if ``count`` is None.
 
     Example:
         >>> Repeated(Sequential(2), 3).size, Repeated(Sequential(2), None).infinite
@@ -167,18 +167,18 @@ class Repeated:
 
     @property
     def infinite(self) -> bool:
-        """Whether it repeats for ever."""
+        """Whether it is endless."""
         return self.count is None
 
     def locate(self, epochs: Numbers, places: Numbers) -> tuple[Numbers, Numbers]:
-        """Return the inner order's rows: a repetition is one more of its epochs."""
+        """Return the inner order's rows; each repetition is another epoch of it."""
         size = self.inner.size
         passes: Any = int(places.min()) // size
-        if passes != int(places.max()) // size:  # mostly they are of one repetition
+        if passes != int(places.max()) // size:  # rarely of several repetitions
             passes = places // size
         places = places - passes * size
         stride = EPOCH_STRIDE if self.count is None else self.count
-        # Products may leave the 64 bits: what is left of them is the product modulo 2**64.
+        # An overflow gives the product modulo 2**64, which EPOCHS divides.
         return self.inner.locate((epochs * stride + passes) % EPOCHS, places)
 
 
@@ -228,7 +228,7 @@ class Skipped:
         return self.inner.infinite
 
     def locate(self, epochs: Numbers, places: Numbers) -> tuple[Numbers, Numbers]:
-        """Return the inner order's rows, from the first that is left in each epoch."""
+        """Return the inner order's rows after the skipped ones."""
         return self.inner.locate(epochs, places + self.count)
 
 
@@ -247,7 +247,7 @@ class Sharded:
 
     @property
     def size(self) -> int:
-        """The rows of this shard: shards differ by one row at most."""
+        """The rows of this shard; shards differ by at most one row."""
         return (self.inner.size - self.index + self.count - 1) // self.count
 
     @property
@@ -262,9 +262,9 @@ class Sharded:
 
 @dataclass(frozen=True)
 class Batching:
-    """Rows in groups of ``batch_size``: the rows of this order are batches.
+    """Groups of ``batch_size`` rows of another order: the rows of this order are batches.
 
-    A batch may hold rows of two epochs when the order below was repeated before it was batched.
+    A batch has rows of two epochs if the inner order was repeated before batching.
 
     Example:
         >>> batching = Batching(Sequential(5), 2, drop_remainder=False)
@@ -293,7 +293,7 @@ class Batching:
         return self.drop_remainder or self.infinite or self.inner.size % self.batch_size == 0
 
     def locate(self, epochs: Numbers, places: Numbers) -> tuple[Numbers, Numbers]:
-        """Return the places themselves: ``members`` tells the rows of a batch."""
+        """Return the places; ``members`` returns the rows of a batch."""
         return epochs, places
 
     def is_partial(self, places: Numbers) -> npt.NDArray[np.bool_]:
@@ -314,14 +314,14 @@ class Batching:
 
 @dataclass(frozen=True)
 class Plan:
-    """What a dataset's iterators do: gather rows in an order, map them, batch them, map batches.
+    """The steps of a dataset's iterators: gather rows in an order, map, batch, map batches.
 
     Args:
         columns: the arrays.
         order: of the rows.
         element_maps: functions of one row.
-        batching: how rows make batches, or ``None`` for single rows.
-        batch_order: of the batches; ``batching`` itself when they are in no other order.
+        batching: groups rows into batches; None for single rows.
+        batch_order: the order of the batches; ``batching`` itself by default.
         batch_maps: functions of one batch.
     """
 
@@ -334,7 +334,7 @@ class Plan:
 
     @property
     def outer(self) -> Order:
-        """The order of what the iterator yields: batches, or rows when they are not batched."""
+        """The order of the iterator's items: batches, or rows without batching."""
         return self.batch_order or self.order
 
     def item(self, epoch: int, place: int) -> Any:
@@ -348,7 +348,7 @@ class Plan:
     def stacked(self, epoch: int, places: Numbers) -> Any:
         """Return several items of an epoch stacked along a new first axis, ``(k, batch_size, …)``.
 
-        Fewer than asked are returned when a batch of another size stands in the way.
+        Stops before a batch of another size.
         """
         epochs, numbers = self.outer.locate(np.full_like(places, epoch % EPOCHS), places)
         if self.batching is None:
@@ -393,13 +393,13 @@ class Plan:
         return self._applied(self.batch_maps, batch, f"batch {place}")
 
     def _applied(self, functions: tuple[Callable[[Any], Any], ...], item: Any, which: str) -> Any:
-        """Return what the functions make of an item: numbers, as ``as_columns`` has them."""
+        """Return the result of the functions for an item, converted as by ``as_columns``."""
         for function in functions:
             item = function(item)
             if item is None:
                 raise DataError(f"map() returned None for {which}: is a return missing?")
         name = f"The result of map() for {which}"
-        # Only arrays of JAX are wide here, whose type was chosen: so is that of what they become.
+        # Only a jax.Array has 64 bits here, by the user's choice; results then keep theirs, too.
         narrow = not any(leaf.dtype in WIDE for leaf in self.columns.leaves)
 
         def number(leaf: Any) -> Any:

@@ -18,9 +18,9 @@ import numpy as np
 
 from neurenix._core.errors import ArgumentError, ArgumentTypeError, DataError, ShapeError
 
-_EVEN = 1e-3  # by how much the sum of a row of class probabilities may differ from 1
+_EVEN = 1e-3  # tolerance of the sum of a row of class probabilities
 
-# The weight of a row that is no example. Weights of examples are never negative.
+# The weight of a padding row. Weights of examples are never negative.
 ADDED = -1.0
 
 _TARGET_NAMES = ("label", "labels", "target", "targets", "y")
@@ -33,8 +33,8 @@ class Batch(NamedTuple):
     Attributes:
         x: input, shape (N, …); a tuple is passed as positional arguments, a dict as keywords.
         y: targets, shape (N, …), or None.
-        weight: float32 weight of each example, shape (N,), or None for all one; of a row that
-            was added to fill the batch up it is ``ADDED``.
+        weight: float32 weight of each example, shape (N,), or None for all one; ``ADDED`` for a
+            padding row.
     """
 
     x: Any
@@ -57,14 +57,14 @@ class Batch(NamedTuple):
 
 
 def as_batch(element: Any) -> Batch:
-    """Read one element of a data set.
+    """Return one element of a dataset as a batch.
 
     A tuple is ``(x,)``, ``(x, y)`` or ``(x, y, weight)``. In a dict the targets are under
     ``label``, ``labels``, ``target``, ``targets`` or ``y``, weights under ``sample_weight``; one
     other entry is the input, several are keyword arguments of the model.
 
     Raises:
-        DataError: an array is ragged or of objects, or sizes do not go together.
+        DataError: an array is ragged or of objects, or sizes do not match.
 
     Example:
         >>> as_batch({"image": np.zeros((2, 3), "float32"), "label": np.zeros(2, "int32")}).y
@@ -88,10 +88,10 @@ def as_batch(element: Any) -> Batch:
 
 
 def named_inputs(x: dict[str, Any], parameters: Mapping[str, Parameter]) -> Any:
-    """Return the inputs of a model among named arrays, to predict with.
+    """Return the inputs of a model among named arrays, for ``predict``.
 
-    What the model takes by name is an input, whatever its name. Among the others, those named as
-    targets or weights are left out, and one that is left alone is the model's input by position.
+    An array with the name of a parameter of the model is an input. Of the others, those named as
+    targets or weights are ignored; a single remaining one is the model's input by position.
 
     Args:
         x: the arrays.
@@ -136,10 +136,10 @@ def num_examples(batch: Batch) -> int:
 
 
 def pad(batch: Batch, size: int) -> Batch:
-    """Return the batch with ``size`` rows, those added with the weight ``ADDED``.
+    """Return the batch with ``size`` rows; the added ones have the weight ``ADDED``.
 
-    They repeat the batch's own. ``nn.BatchNorm`` leaves them out; what a batch of another module
-    that looks across it may not have (``padding_check.py``).
+    They repeat rows of the batch. ``nn.BatchNorm`` ignores them; for other modules that mix the
+    rows of a batch, see ``padding_check.py``.
     """
     count = num_examples(batch)
     weight = np.ones(count, np.float32) if batch.weight is None else batch.weight
@@ -172,7 +172,7 @@ def _targets(rest: dict[Any, Any]) -> Any:
 
 
 def _arrays(part: Any) -> Any:
-    if part is None or isinstance(part, np.ndarray):  # the most, without a walk over a tree
+    if part is None or isinstance(part, np.ndarray):  # the usual case, without a tree walk
         return part if part is None else _array(part)
     return jax.tree.map(_array, part)
 
@@ -193,11 +193,11 @@ def _array(leaf: Any) -> Any:
 
 
 def class_table(weights: Mapping[int, float] | None) -> np.ndarray | None:
-    """Return the weight of every class, float32, from a mapping; classes it lacks have 1.
+    """Return the weight of every class, float32, from a mapping; missing classes have 1.
 
     Raises:
-        ArgumentTypeError: it is no mapping.
-        ArgumentError: a key is no class number, or a weight negative or not finite.
+        ArgumentTypeError: it is not a mapping.
+        ArgumentError: a key is not a class number, or a weight is negative or not finite.
 
     Example:
         >>> class_table({0: 1, 2: 0.5})
@@ -220,7 +220,7 @@ def class_table(weights: Mapping[int, float] | None) -> np.ndarray | None:
 
 
 def checked_weights(weights: Any, name: str = "sample_weight") -> Any:
-    """Return weights as they are, on the host: batches are filled up there (``batch.pad``).
+    """Return weights, checked and moved to the host, where batches are padded (``pad``).
 
     Raises:
         DataError: a weight is negative or not finite.
@@ -241,7 +241,7 @@ def checked_weights(weights: Any, name: str = "sample_weight") -> Any:
 
 
 def weighed(batch: Batch, table: np.ndarray | None, *, axes: int = 1) -> Batch:
-    """Return the batch with the weights of its classes, and its own weights checked.
+    """Return the batch with class weights applied and its own weights checked.
 
     Args:
         batch: as the user's data yields it.

@@ -1,7 +1,7 @@
-"""Make a ``BatchSource`` of user data: arrays, several of them, a dataset, an iterable of batches.
+"""Make a ``BatchSource`` from user data: arrays, a dataset, or an iterable of batches.
 
-Owns which of these a value is, and the mistakes that show in it. It does not own the size and
-number of the batches that a step takes (``epoch_iterator.py``).
+Owns the distinction of these and the errors for wrong data. Does not own the size and number of
+the batches that a step takes (``epoch_iterator.py``).
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ DEFAULT_BATCH_SIZE = 32
 def make_dataset(
     x: Any, y: Any, sample_weight: Any, batch_size: int | None, *, shuffle: bool
 ) -> BatchSource:
-    """Return batches from what ``fit`` was given: arrays, a dataset, or any iterable of batches.
+    """Return the batches of ``fit``: of arrays, a dataset, or any iterable of batches.
 
-    Arrays are shuffled by the seed of ``nx.seed``, and nothing is drawn from its stream.
+    Arrays are shuffled with the seed of ``nx.seed``; its random stream does not advance.
 
     Raises:
         DataError: ``x`` and ``y`` do not match, or are ragged, or empty.

@@ -364,8 +364,8 @@ def _not_whole(met: str, what: str, coupling: Coupling) -> ArgumentError:
     )
     if coupling is Coupling.PER_EXAMPLE:
         return ArgumentError(
-            f"{met}, and the {what} computes the number of each example from others of its batch "
-            f"too: added examples would change it. {whole}."
+            f"{met}, and the {what} gives each example a number that depends on others of its "
+            f"batch: added examples would change it. {whole}."
         )
     return ArgumentError(
         f"{met}, and the {what} is one number for a whole batch that is not the mean over its "

@@ -1,7 +1,6 @@
 """Progress of ``fit``, ``evaluate`` and ``predict`` on a terminal.
 
-Owns what is printed and how often. Numbers are read from the device only when they are ready, so
-that showing them never makes training wait.
+Numbers are read from the device only when they are ready, so showing them never delays training.
 """
 
 from __future__ import annotations
@@ -22,26 +21,26 @@ _SECONDS_BETWEEN_LOOKS = 0.1
 
 
 class Progress:
-    """Shows nothing; the base of the others, and what is used when output is no terminal."""
+    """Shows nothing; the base class of the others."""
 
     def begin(self, title: str, steps: int | None) -> None:
-        """Announce an epoch, or another pass over data, of so many steps."""
+        """Start a pass over data of ``steps`` steps."""
 
     def advance(self, steps: int, logs: Any, names: tuple[str, ...]) -> None:
-        """Note steps dispatched; ``logs`` is the vector that the last of them will return."""
+        """Record dispatched steps; ``logs`` is the (pending) result of the last one."""
 
     def end(self, logs: Mapping[str, float], seconds: float) -> None:
         """Show the numbers of the pass."""
 
     def close(self) -> None:
-        """Leave the terminal as it was."""
+        """Restore the terminal."""
 
 
 class LineProgress(Progress):
     """One line for each pass, of plain text, for output that is not a terminal.
 
-    Where the output can no longer be written (its reader has gone, the disk is full) a warning says
-    so, and training goes on without.
+    If the output cannot be written (a closed pipe, a full disk), a warning is given once, and
+    training continues without output.
     """
 
     def __init__(self) -> None:
@@ -69,10 +68,9 @@ class LineProgress(Progress):
 
 
 class BarProgress(Progress):
-    """A bar for the pass that runs, drawn with rich, and a line for each that has ended.
+    """A bar for the current pass, drawn with rich, and a line for each finished one.
 
-    A finished pass is printed once and drawn no more, so that the thousandth costs what the first
-    did, and the bar is on the screen however many there were.
+    A finished pass is printed once and not redrawn, so the cost does not grow with their number.
     """
 
     def __init__(self) -> None:
@@ -83,7 +81,7 @@ class BarProgress(Progress):
 
         console = Console()
         width = min(24, max(4, console.width // 2 - 16))
-        # Where a line is too long it is the numbers that go on in the next one.
+        # The numbers of a line that is too long continue on the next line.
         self._bar = RichProgress(
             TextColumn("{task.description}"),
             BarColumn(bar_width=width, table_column=Column(no_wrap=True)),
@@ -119,7 +117,7 @@ class BarProgress(Progress):
         self._leave(f"{done}/{done}  {seconds:.1f} s  {in_words(logs)}")
 
     def close(self) -> None:
-        """Stop drawing; of a pass that did not end, leave how far it came."""
+        """Stop drawing; print the position of an unfinished pass."""
         if self._task is not None:
             task = self._bar.tasks[-1]
             steps = "?" if task.total is None else int(task.total)
@@ -134,7 +132,7 @@ class BarProgress(Progress):
 
 
 def check_verbose(verbose: Any) -> None:
-    """Raise ArgumentError unless ``verbose`` is one of its values."""
+    """Raise ArgumentError if ``verbose`` is not a known value."""
     if verbose not in _VERBOSE:
         raise ArgumentError(f'verbose is "auto", True or False, got {verbose!r}.')
 
@@ -143,10 +141,10 @@ def check_verbose(verbose: Any) -> None:
 def shown(verbose: bool | str, title: str, steps: int | None) -> Iterator[Progress]:
     """Show one pass over data while the block runs; the block calls ``advance`` and ``end``.
 
-    Its numbers are returned, so that ``"auto"`` shows them on a terminal only.
+    The caller returns the numbers, so ``"auto"`` shows them on a terminal only.
 
     Raises:
-        ArgumentError: ``verbose`` is none of its values.
+        ArgumentError: ``verbose`` is not a known value.
     """
     check_verbose(verbose)
     progress = make_progress(_takes_bars() if verbose == "auto" else verbose)
