@@ -1,7 +1,6 @@
-"""A batch computed in parts, for gradient accumulation: which rows each part has.
+"""Split a batch into parts for gradient accumulation, and join their outputs.
 
 Part i of A has the rows i, i + A, i + 2A, … of the batch, so that each replica keeps its own rows.
-Owns the division and its inverse. It does not own what is computed of a part (``step.py``).
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ import numpy as np
 def rows_of_parts(examples: int, parts: int) -> list[np.ndarray]:
     """Return the rows of the parts: an array (parts of one size, rows of each) for each size.
 
-    All are of one size where that divides the examples. Parts without a row are left out.
+    All have one size if A divides the number of examples. Empty parts are left out.
 
     Example:
         >>> [index.tolist() for index in rows_of_parts(5, 3)]
@@ -38,10 +37,10 @@ def take_parts(leaf: jax.Array, *, index: np.ndarray) -> jax.Array:
 
 
 def join_parts(*leaves: jax.Array, rows: list[np.ndarray]) -> jax.Array:
-    """Return an output of the whole batch from those of its parts, (parts, …) for each size.
+    """Return the output for the whole batch from those of its parts, (parts, …) for each size.
 
-    One with a row for each of a part's examples has all rows in the batch's order; of another,
-    such as a penalty, it is the mean over the parts or, of integers, the last part's.
+    An output with a row for each example gets its rows in the order of the batch. Of any other
+    output, such as a penalty, it is the mean over the parts, or for integers that of the last part.
     """
     pairs = list(zip(leaves, rows, strict=True))
     if any(leaf.shape[1:2] != index.shape[1:] for leaf, index in pairs):

@@ -1,7 +1,6 @@
-"""Where a loss stops being finite.
+"""Find the first layer whose output, or the first parameter whose gradient, is not finite.
 
-Owns the search for the first layer whose output, or the first parameter whose gradient, is not
-finite. It runs the module once more, outside of any compiled step.
+Runs the module again, uncompiled.
 """
 
 from __future__ import annotations
@@ -21,15 +20,15 @@ from neurenix.train.step import StepDefinition, StepState
 
 
 def explain(definition: StepDefinition, state: StepState, batch: Batch) -> str:
-    """Say in one sentence where the first value that is not finite comes from.
+    """Return a sentence that names the source of the first value that is not finite.
 
     Args:
         definition: the step.
-        state: the state before the step that failed.
+        state: the state before the step that diverged.
         batch: its batch.
 
     Raises:
-        DataError: its targets are out of the loss's range.
+        DataError: its targets are out of range.
     """
     output = jax.eval_shape(definition.predict, (state.parameters, state.model_state), batch.x)
     check_targets(definition.loss, batch.y, output)

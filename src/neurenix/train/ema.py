@@ -1,7 +1,7 @@
 """``EMA``: a callback that averages the weights over optimizer steps.
 
-Owns when the averages take the place of the weights, and that they are saved. It does not own how
-they are computed (``ema_rule.py``), nor that a step does so (``step.py``).
+Owns when the averages replace the weights, and their saving. Does not own their computation
+(``ema_rule.py``).
 """
 
 from __future__ import annotations
@@ -28,40 +28,40 @@ USES = ("validation", "checkpoints", "end")
 class EMA(Callback):
     """Average the weights exponentially over optimizer steps, inside the compiled step.
 
-    After optimizer step t = 1, 2, … with the weights w_t, and w_0 those that ``fit`` began with,
+    After optimizer step t = 1, 2, … with the weights w_t, and w_0 those at the start of ``fit``,
     the average is::
 
         a_t = w_t                             for t ≤ s, so a_0 = w_0
         a_t = d_t · a_{t−1} + (1 − d_t) · w_t    for t > s
 
     where s is ``start_step`` and d_t is ``decay``, or with ``warmup``
-    min(decay, (1 + t − s) / (10 + t − s)). It is that of timm's ``ModelEmaV2`` with s = 0, and with
-    s = 1 that of Keras's ``use_ema`` and ``SwapEMAWeights`` and of PyTorch's
+    min(decay, (1 + t − s) / (10 + t − s)). With s = 0 it equals that of timm's ``ModelEmaV2``; with
+    s = 1, that of Keras's ``use_ema`` and ``SwapEMAWeights`` and of PyTorch's
     ``swa_utils.AveragedModel`` with ``get_ema_multi_avg_fn``, called after every step.
 
     Every optimizer step counts once, whatever ``steps_per_execution`` and ``accumulate_steps``
-    are; one with a loss that is not finite does not count. The average takes as much memory as the
-    parameters, in float32 at least, and lies on the devices as they do. Batch statistics are those
-    of the newest step, unless they are averaged too.
+    are; a step that diverges does not count. The average has the size and the shardings of the
+    parameters, in float32 or wider. Batch statistics are those of the newest step, unless they are
+    averaged too.
 
-    A later ``fit`` of the same trainer with this callback goes on averaging, while the parameters
-    have the same shapes. ``Trainer.save``
-    writes the average beside the weights, and ``Trainer.load`` and ``fit`` go on from both.
+    A later ``fit`` of the same trainer with this callback continues the average if the shapes of
+    the parameters are the same. ``Trainer.save`` includes the average; after ``Trainer.load``,
+    ``fit`` continues from weights and average.
 
     Args:
         decay: d, from 0 to below 1.
-        warmup: begin with a smaller d, so that early weights are soon forgotten.
-        start_step: s, optimizer steps before averaging begins.
-        batch_statistics: average every other floating-point array that is no weight in the same
-            way, such as the means and variances of batch normalization.
-        swap: where the average takes the place of the weights by itself, any of ``"validation"``
-            (the numbers ``val_…`` of ``fit``), ``"checkpoints"`` (files of ``ModelCheckpoint`` of
+        warmup: start with a smaller d, which discounts early weights faster.
+        start_step: s, optimizer steps before averaging starts.
+        batch_statistics: also average floating-point arrays that are not weights, such as the
+            means and variances of batch normalization.
+        swap: where the average replaces the weights automatically, any of ``"validation"``
+            (the numbers ``val_…`` of ``fit``), ``"checkpoints"`` (files of ``ModelCheckpoint`` with
             weights only) and ``"end"`` (the model has the average when ``fit`` returns; a ``fit``
-            that goes on goes on from the weights).
+            that continues starts from the weights).
 
     Raises:
         ArgumentError: ``decay`` is out of range.
-        UnknownNameError: ``swap`` has another word.
+        UnknownNameError: unknown name in ``swap``.
 
     Example:
         >>> from neurenix import nn
@@ -120,7 +120,7 @@ class EMA(Callback):
         return 0 if self._average is None else int(self._average.count)
 
     def begin(self, model: Any) -> Average:
-        """Return the arrays that ``fit`` begins with: its earlier ones, or a copy of the weights.
+        """Return the initial average of ``fit``: an earlier one, or a copy of the weights.
 
         Args:
             model: parameters and other state of the model.
@@ -143,13 +143,13 @@ class EMA(Callback):
 
     @contextmanager
     def swapped(self) -> Iterator[None]:
-        """Let the model hold the average inside a ``with`` block, to evaluate or save it.
+        """Put the average into the model inside a ``with`` block, to evaluate or save it.
 
-        A file that ``Trainer.save`` writes inside has the average for the weights of the model, and
-        training goes on from its own all the same.
+        A file that ``Trainer.save`` writes inside has the average as the weights of the model;
+        training still continues from the real weights.
 
         Raises:
-            ArgumentError: no ``fit`` has begun to average.
+            ArgumentError: there is no average yet.
         """
         split, before = ModuleSplit(self.model), self._weights
         own = split.read()
@@ -163,10 +163,10 @@ class EMA(Callback):
             self._weights = before
 
     def averaged(self) -> Any:
-        """Return a copy of the model that holds the average.
+        """Return a copy of the model with the average as its weights.
 
         Raises:
-            ArgumentError: no ``fit`` has begun to average.
+            ArgumentError: there is no average yet.
         """
         average, module = self._needed(), copy.deepcopy(self.model)
         split = ModuleSplit(module)
@@ -178,22 +178,22 @@ class EMA(Callback):
         self._weights = None
 
     def on_train_end(self) -> None:
-        """Give the model the average, where that is wanted."""
+        """Put the average into the model, if ``swap`` has ``"end"``."""
         if "end" in self.swap:
             self._weights = variables_held(self.model)
             split = ModuleSplit(self.model)
             split.write(*jax.tree.map(jnp.copy, self.rule.put_into(self._needed(), split.read())))
 
     def state(self) -> dict[str, Any]:
-        """Return the average, and the weights where the model holds the average."""
+        """Return the average, and the weights if the model holds the average."""
         average = None if self._average is None else _named(self._average)
         return {"average": average, "weights": self._weights}
 
     def load_state(self, state: dict[str, Any]) -> None:
-        """Go on from an average, and from the weights that it has taken the place of.
+        """Continue from an average, and from the weights that it replaced.
 
         Raises:
-            CheckpointError: the average is one of other arrays.
+            CheckpointError: the average is of other arrays.
         """
         held, stored, weights = self._needed(), state["average"], state["weights"]
         if stored is None:
@@ -228,23 +228,23 @@ class EMA(Callback):
 
 
 def averaging(callbacks: Sequence[Callback]) -> list[EMA]:
-    """Return those of the callbacks that average.
+    """Return the callbacks that average.
 
     Raises:
-        ArgumentError: two of them would take the place of the weights at once.
+        ArgumentError: two of them would replace the weights at once.
     """
     found = [callback for callback in callbacks if isinstance(callback, EMA)]
     for use in USES:
         if sum(use in ema.swap for ema in found) > 1:
             raise ArgumentError(
                 f"Two EMA callbacks have swap={use!r}, and the model holds one of them at a time. "
-                "Leave it out of one."
+                "Remove it from one."
             )
     return found
 
 
 def swapped_for(use: str, callbacks: Sequence[Callback]) -> AbstractContextManager[None]:
-    """Return a context in which the model holds the average that is wanted for ``use``, if any."""
+    """Return a context in which the model holds the average whose ``swap`` has ``use``, if any."""
     for ema in averaging(callbacks):
         if use in ema.swap:
             return ema.swapped()

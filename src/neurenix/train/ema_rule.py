@@ -1,6 +1,6 @@
-"""Moving averages of a model's weights: what a training step computes after its update.
+"""Moving averages of a model's weights, computed in a training step after the update.
 
-Owns the rule and its arrays. It does not own when the averages are used (``ema.py``).
+Does not own when the averages are used (``ema.py``).
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ class Average(NamedTuple):
 
     Attributes:
         parameters: as those of the model, at least float32.
-        statistics: of the arrays of the model that are no weights, those of floating point; empty
-            where they are not averaged.
-        count: optimizer steps since it began, int32.
+        statistics: the floating-point arrays of the model that are not weights; empty if they are
+            not averaged.
+        count: optimizer steps averaged, int32.
     """
 
     parameters: Any
@@ -35,9 +35,9 @@ class AverageRule:
 
     Attributes:
         decay: d.
-        warmup: whether d begins smaller.
-        start_step: s, steps after which the average is still the weights themselves.
-        batch_statistics: whether statistics are averaged as well.
+        warmup: whether d starts smaller.
+        start_step: s, the steps before averaging starts.
+        batch_statistics: whether statistics are averaged, too.
     """
 
     decay: float
@@ -51,7 +51,7 @@ class AverageRule:
         return Average(parameters, statistics, jnp.zeros((), jnp.int32))
 
     def updated(self, average: Average, model: Model) -> Average:
-        """Return the average after a step that has made ``model``."""
+        """Return the average after a step with the result ``model``."""
         count = average.count + 1
         number = (count - self.start_step).astype(jnp.float32)
         share = jnp.float32(1 - self.decay)
@@ -90,6 +90,6 @@ class AverageRule:
 
 
 def _wide(leaf: Any) -> jax.Array:
-    """Return a copy: in bfloat16 a small share of a small difference would be lost."""
+    """Return a copy in float32 or wider; bfloat16 would lose small updates."""
     inexact = jnp.issubdtype(leaf.dtype, jnp.inexact)
     return jnp.array(leaf, jnp.promote_types(leaf.dtype, jnp.float32) if inexact else None)

@@ -1,8 +1,7 @@
 """Callbacks that write files: weights, a table of numbers, TensorBoard events.
 
-Owns the files' names and when they are written; of processes that train together, process 0 writes
-them. It does not own the format of weights (``neurenix.checkpoint``), nor of a trainer's state
-(``trainer_checkpoint.py``).
+With several processes, process 0 writes them. Does not own the format of weights
+(``neurenix.checkpoint``) or of a trainer's state (``trainer_checkpoint.py``).
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ from neurenix.train.ema import swapped_for
 
 
 class ModelCheckpoint(Monitor):
-    """Write the weights, or all that training goes on from, after every epoch or the best so far.
+    """Write the weights, or the trainer's whole state, after every epoch or the best so far.
 
     Args:
         path: a safetensors file; ``{epoch}`` and names of the logs are filled in, for example
@@ -39,19 +38,19 @@ class ModelCheckpoint(Monitor):
         monitor: the number that ``save_best_only`` compares.
         mode: see ``Monitor``.
         save_best_only: write only when the number is the best so far.
-        save_weights_only: write the weights alone, for ``model.load``. False writes the trainer's
-            state (``Trainer.save``), of about three times the size with Adam: to go on from
-            ``run-03``, build model and trainer as before, call ``trainer.load("run-03…")`` and fit
-            with ``initial_epoch=3``, and callbacks as before. Weights alone begin with new moments,
-            and schedules at step 0.
-        initial_value_threshold: with ``save_best_only``, a number that the first file must be
-            better than.
+        save_weights_only: write the weights only, for ``model.load``. False writes the trainer's
+            state (``Trainer.save``), about three times the size with Adam: to continue from
+            ``run-03``, build model and trainer as before, call ``trainer.load("run-03…")`` and
+            ``fit`` with ``initial_epoch=3`` and the same callbacks. From weights only, training
+            starts with new moments, and schedules at step 0.
+        initial_value_threshold: with ``save_best_only``, the number that the first file must
+            improve on.
 
     Attributes:
         saved: the files written, in order.
 
     Raises:
-        ArgumentError: ``path`` cannot be filled in, or ends as the files of another format do.
+        ArgumentError: ``path`` cannot be formatted, or has the suffix of another format.
     """
 
     def __init__(
@@ -74,14 +73,14 @@ class ModelCheckpoint(Monitor):
         check_name(self._example())
 
     def watched(self) -> tuple[str, ...]:
-        """Return the names in the path, and the number that decides."""
+        """Return the names in the path, and the monitored number."""
         return (*self._names(), *((self.monitor,) if self.save_best_only else ()))
 
     def on_train_begin(self) -> None:
         """Check that the first file can be written.
 
         Raises:
-            CheckpointError: it cannot.
+            CheckpointError: it cannot be written.
         """
         super().on_train_begin()
         what = "weights" if self.save_weights_only else "trainer's state"
@@ -108,7 +107,7 @@ class ModelCheckpoint(Monitor):
         return super().state() | {"saved": [str(path) for path in self.saved]}
 
     def load_state(self, state: dict[str, Any]) -> None:
-        """Go on from the best number of an earlier run, where it had one."""
+        """Continue from the best number of an earlier run, if it had one."""
         if not math.isnan(state["best"]):
             super().load_state(state)
         self.saved = [Path(path) for path in state["saved"]]
@@ -144,11 +143,11 @@ class CSVLogger(Callback):
 
     Args:
         path: the file.
-        append: go on in a file that is there, instead of replacing it. It must be one of
-            CSVLogger's, with a column for every number.
+        append: add rows to an existing file instead of replacing it. It must be a file of
+            CSVLogger, with a column for every number.
 
-    Training that goes on from a file of ``Trainer.save`` goes on in the table as well, with
-    ``append`` or not: from the row that was last when the trainer was saved.
+    Training that continues from a file of ``Trainer.save`` also continues the table, with
+    ``append`` or not: after the row that was last when the trainer was saved.
     """
 
     def __init__(self, path: str | os.PathLike[str], *, append: bool = False) -> None:
@@ -158,10 +157,10 @@ class CSVLogger(Callback):
         self._replaces = False  # the file that is there is still to be emptied
 
     def on_train_begin(self) -> None:
-        """Begin the file, or find the columns of the one that is there.
+        """Create the file, or read the columns of the existing one.
 
         Raises:
-            ArgumentError: the file cannot be written, or is no table of CSVLogger's.
+            ArgumentError: the file cannot be written, or is not a table of CSVLogger.
         """
         self._names, self._replaces = None, not self.append
         if not _writes(self):
@@ -176,16 +175,16 @@ class CSVLogger(Callback):
                 pass  # what cannot be written is an error now, not after the first epoch
 
     def state(self) -> dict[str, Any]:
-        """Return how long the file is, and a checksum of it."""
+        """Return the length of the file and its checksum."""
         with self._explained():
             there = self.path.exists() and not self._replaces
             data = self.path.read_bytes() if there else b""
         return {"bytes": len(data), "crc32": zlib.crc32(data)}
 
     def load_state(self, state: dict[str, Any]) -> None:
-        """Go on in the file, and leave out rows that an earlier run wrote after that.
+        """Continue the file, without the rows that were written after the state was saved.
 
-        A file that does not begin with what was written is begun, or appended to, as in a new run.
+        If the start of the file has changed, it is replaced or appended to, as in a new run.
         """
         if not _writes(self):
             return
@@ -207,7 +206,7 @@ class CSVLogger(Callback):
         """Add a row.
 
         Raises:
-            ArgumentError: the file that was there lacks a column, or cannot be written any more.
+            ArgumentError: the existing file lacks a column, or cannot be written.
         """
         if not _writes(self):
             return
@@ -226,7 +225,7 @@ class CSVLogger(Callback):
             writer.writerow(row)
 
     def _header(self) -> list[str]:
-        """Return the columns of the file that is there, and end its last line."""
+        """Return the columns of the existing file, and end its last line."""
         data = self.path.read_bytes()
         first = data.splitlines()[0]
         try:
@@ -278,21 +277,21 @@ class TensorBoard(Callback):
         return {"next": self._next}
 
     def load_state(self, state: dict[str, Any]) -> None:
-        """Go on from there: points of that epoch and later ones, of before, are not shown."""
+        """Continue from an earlier run; its points from that epoch on are hidden."""
         self._next = self._purge = state["next"]
 
     def on_train_begin(self) -> None:
-        """Forget an earlier run, and check that the files can be written.
+        """Reset for a new run, and check that the files can be written.
 
         Raises:
-            ArgumentError: they cannot.
+            ArgumentError: they cannot be written.
         """
         self._next, self._purge = 0, None
         for part in ("train", "validation"):
             check_writable(self.directory / part / "events", what="TensorBoard events")
 
     def on_epoch_end(self, epoch: int, logs: Mapping[str, float]) -> None:
-        """Write one point of each curve; values that are not numbers are left out."""
+        """Write one point of each curve; values that are not numbers are skipped."""
         self._next = epoch + 1
         if not _writes(self):
             return
@@ -321,5 +320,5 @@ class TensorBoard(Callback):
 
 
 def _writes(callback: Callback) -> bool:
-    """Return whether this process writes files: the first of those that train together."""
+    """Return whether this process writes files: process 0."""
     return is_first() or callback.trainer.strategy.state_sharding.is_fully_addressable

@@ -1,7 +1,7 @@
-"""The learning rate that an optimizer was built with, and what is set on top of it.
+"""The learning rate of an optimizer, and the factor that sets another one.
 
-Owns how a rate is read and how one that is set becomes a factor on the optimizer's own, so that
-setting compiles nothing. The factor itself is kept by the trainer and by ``nx.Optimizer``.
+A rate that is set becomes a factor on the optimizer's own rate, so that setting it compiles
+nothing. The trainer and ``nx.Optimizer`` store the factor.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class BaseLearningRate:
         optimizer: a name, one of ``nx.optim``, or an optax transformation, which hides its rate.
 
     Attributes:
-        schedule: the function from the step to the rate, or None where the rate is no function.
+        schedule: the function from the step to the rate, or None if the rate is not a function.
 
     Example:
         >>> own = BaseLearningRate(optim.SGD(0.1))
@@ -57,14 +57,14 @@ class BaseLearningRate:
         """Return the factor that makes the rate at ``step`` the ``value``.
 
         Args:
-            value: the rate wanted.
+            value: the new rate.
             step: of the next update.
-            kept: the factor so far, which stays where both rates are 0; in a compiled function,
-                which can raise nothing, wherever the optimizer's own is 0.
+            kept: the current factor, returned if both rates are 0; in a compiled function, which
+                cannot raise, also if only the optimizer's rate is 0.
 
         Raises:
-            ArgumentError: ``value`` is no rate; the optimizer's own is 0, which no factor changes,
-                or hidden.
+            ArgumentError: ``value`` is not a valid rate; or the optimizer's own rate is 0, which no
+                factor changes, or hidden.
         """
         own = self.at(step)
         if isinstance(value, Tracer) or isinstance(own, Tracer):

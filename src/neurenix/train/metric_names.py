@@ -24,10 +24,10 @@ _LARGER = frozenset(
 
 
 def named_apart(metrics: Iterable[Metric]) -> list[Metric]:
-    """Return the metrics, those of one name numbered as Keras does: precision, precision_1.
+    """Return the metrics with equal names numbered, as in Keras: precision, precision_1.
 
     Raises:
-        ArgumentError: a name is one that the logs give to the loss or to validation.
+        ArgumentError: a name is reserved for the loss or for validation.
 
     Example:
         >>> from neurenix.metrics import Precision
@@ -59,16 +59,16 @@ def _check_name(name: str) -> None:
 def direction_of(name: str, metrics: Iterable[Metric]) -> str:
     """Return ``"min"`` when a smaller number is better, ``"max"`` when a larger one is.
 
-    A metric of that name is asked first; then the last word of the name that is known decides, so
-    ``"error_score"`` is a score.
+    A metric of that name decides first, then the last known word of the name: ``"error_score"`` is
+    a score.
 
     Args:
         name: in the logs, such as ``"val_mae"``.
-        metrics: those of the trainer.
+        metrics: of the trainer.
 
     Raises:
-        ArgumentError: neither the metric nor the name tells.
-        UnknownNameError: the metric's own direction is neither.
+        ArgumentError: neither the metric nor the name implies a direction.
+        UnknownNameError: the metric's ``direction`` is neither.
 
     Example:
         >>> direction_of("val_mae", []), direction_of("top5_accuracy", [])

@@ -1,7 +1,6 @@
 """Losses and metrics of a model with several outputs, one for each, by name or position.
 
-Owns picking the parts of outputs and targets that belong together. It does not own any formula
-(``neurenix.losses``, ``neurenix.metrics``).
+Matches outputs to targets. Does not own the formulas (``neurenix.losses``, ``neurenix.metrics``).
 """
 
 from __future__ import annotations
@@ -24,10 +23,10 @@ from neurenix.metrics import get as get_metric
 
 @dataclass(frozen=True)
 class OutputLosses(Loss):
-    """The weighted sum of one loss for each output; outputs without a loss are left out.
+    """The weighted sum of one loss for each output; outputs without a loss are ignored.
 
     Args:
-        parts: (key of the output, loss, weight of it in the sum).
+        parts: (key of the output, loss, its weight in the sum).
     """
 
     parts: tuple[tuple[Any, Loss, float], ...]
@@ -64,11 +63,11 @@ class OutputLosses(Loss):
 
         Args:
             y_true: the targets, in the structure of the outputs.
-            y_pred_shape: the outputs for them, or their shapes and dtypes.
+            y_pred_shape: the outputs, or their shapes and dtypes.
 
         Raises:
-            ArgumentError: the outputs or the targets lack one that has a loss.
-            ShapeError, DataError: as the losses say.
+            ArgumentError: an output with a loss is missing, or its targets.
+            ShapeError, DataError: as the losses.
         """
         for key, loss, _ in self.parts:
             target = pick(y_true, key, "targets are")
@@ -95,7 +94,7 @@ class OutputLosses(Loss):
 
 
 def takes_trees(loss: Loss) -> bool:
-    """Whether a loss may be given tuples and dicts of arrays: a function, or a class of the user's.
+    """Return whether a loss may take tuples and dicts of arrays: a function, or a user's class.
 
     Example:
         >>> takes_trees(losses.get("mse")), takes_trees(losses.get(lambda y_true, y_pred: 0.0))
@@ -108,17 +107,17 @@ def takes_trees(loss: Loss) -> bool:
 def means_of(
     loss: Loss, y_true: Any, y_pred: Any, sample_weight: Any, *, examples: int
 ) -> tuple[jax.Array, jax.Array]:
-    """Return the mean loss and the sum of the weights that it is a mean by, float32.
+    """Return the mean loss and the sum of its weights, float32.
 
-    Both are scalars, but of a loss for each of K outputs they are (K,): one may leave out examples
-    that another counts. The parts of the mean sum up to the loss.
+    Both are scalars, or (K,) for a loss of each of K outputs, which may ignore different examples.
+    The loss is the sum of the K means.
 
     Args:
         loss: the loss.
         y_true: the targets.
         y_pred: what the model returned.
         sample_weight: (N,), or None.
-        examples: N, the weight where all count alike.
+        examples: N, the sum of weights without ``sample_weight``.
     """
     if isinstance(loss, OutputLosses):
         picked = loss.picked(y_true, y_pred)
@@ -148,7 +147,7 @@ class OutputMetric(Metric):
         self.inner.reset()
 
     def update(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> None:
-        """Add the part of a batch that is of this output."""
+        """Add this output's part of a batch."""
         target = pick(y_true, self.key, "targets are")
         output = pick(y_pred, self.key, "model returns")
         update: Any = self.inner.update
@@ -164,7 +163,7 @@ class OutputLoss(OutputMetric):
 
     Args:
         key: name or position of the output.
-        loss: its loss; the weight of it in the sum is left out.
+        loss: its loss, without its weight in the sum.
     """
 
     def __init__(self, key: Any, loss: Loss) -> None:
@@ -172,7 +171,7 @@ class OutputLoss(OutputMetric):
 
 
 class MeanLoss(MeanMetric):
-    """The mean that a loss is, over all batches of an epoch.
+    """The mean of a loss over all batches of an epoch.
 
     Args:
         loss: the loss.
@@ -193,17 +192,17 @@ class MeanLoss(MeanMetric):
 
 
 def as_loss(loss: Any, weights: Any = None) -> Loss | None:
-    """Return the loss that ``compile`` was given: one, or one for each output.
+    """Return the loss for the argument of ``compile``: one, or one for each output.
 
     Args:
-        loss: anything that ``neurenix.losses.get`` takes, a dict of such by output, or a list of
-            such by position.
-        weights: numbers in the same form; 1 where one is missing.
+        loss: anything that ``neurenix.losses.get`` takes, a dict of these by output, or a list of
+            these by position.
+        weights: numbers in the same form; 1 by default.
 
     Raises:
-        UnknownNameError: no loss has that name, or no loss was given for an output of ``weights``.
-        ArgumentError: there are weights and one loss only, a weight is no number, or a loss has
-            another reduction than the mean.
+        UnknownNameError: unknown loss name, or ``weights`` has an output without a loss.
+        ArgumentError: there are weights for a single loss, a weight is not a number, or the
+            reduction of a loss is not the mean.
 
     Example:
         >>> as_loss({"a": "mse", "b": "mae"}, {"b": 0.5}).name
@@ -236,10 +235,10 @@ def _averaged(loss: Loss) -> Loss:
 
 
 def as_metrics(metrics: Any) -> list[Metric]:
-    """Return fresh metrics from what ``compile`` was given: None, one, a list, a dict by output.
+    """Return metrics for the argument of ``compile``: None, one, a list, a dict by output.
 
     Raises:
-        UnknownNameError: no metric has that name.
+        UnknownNameError: unknown metric name.
     """
     if isinstance(metrics, Mapping):
         return [OutputMetric(key, get_metric(metric)) for key, value in metrics.items()
@@ -248,17 +247,17 @@ def as_metrics(metrics: Any) -> list[Metric]:
 
 
 def losses_of_outputs(loss: Loss | None, metrics: Sequence[Metric]) -> list[Metric]:
-    """Return a metric for the loss of every output, where there are several and none is there."""
+    """Return a metric for the loss of every output, if there are several and no such metric."""
     if not isinstance(loss, OutputLosses) or any(isinstance(m, OutputLoss) for m in metrics):
         return []
     return [OutputLoss(key, part) for key, part, _ in loss.parts]
 
 
 def follow_loss(metrics: Sequence[Metric], loss: Loss | None) -> None:
-    """Let metrics go by their loss in what they do not say themselves.
+    """Set options of metrics that were not given to those of the loss.
 
-    One that can leave out a label, and names none, leaves out that of the loss; one with a
-    threshold, and none given, has that of logits where the loss takes yes/no answers as logits.
+    These are the label to ignore, and the threshold, which is that of logits if the loss takes
+    binary logits.
     """
     of_output = {}
     if isinstance(loss, OutputLosses):
@@ -279,7 +278,7 @@ def pick(tree: Any, key: Any, what: str) -> Any:
     """Return the entry of outputs or targets that belongs to ``key``.
 
     Raises:
-        ArgumentError: there is none; the message begins with "The" and ``what``.
+        ArgumentError: there is none; the message starts with "The" and ``what``.
     """
     if isinstance(tree, Mapping):
         if key in tree:

@@ -1,6 +1,6 @@
-"""An optimizer with its state, for training loops of one's own.
+"""``nx.Optimizer``: an optimizer with its state, for custom training loops.
 
-Owns ``nx.Optimizer``. The rules themselves are optax's (``neurenix.optim``).
+The update rules are in ``neurenix.optim``.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _PUBLIC = ("learning_rate", "state", "step", "transformation", "update")
 
 
 class _Updates(int):
-    """A number of updates, which says what to do where it is called as PyTorch's ``step``."""
+    """The number of updates; explains what to do if it is called like PyTorch's ``step``."""
 
     def __call__(self, *args: Any, **options: Any) -> NoReturn:
         raise ArgumentTypeError(
@@ -102,12 +102,12 @@ class Optimizer(nnx.Pytree):
     def learning_rate(self) -> Any:
         """The learning rate of the next update: a float, or a traced scalar when compiled.
 
-        Setting it puts a factor on the optimizer's own rate, or schedule. The factor is a variable,
-        so that compiled steps take it as it is, and it is saved with the optimizer's state.
+        Setting it sets a factor on the optimizer's own rate or schedule. The factor is a variable,
+        so a compiled step reads its current value, and it is saved with the optimizer's state.
 
         Raises:
             ArgumentError: the optimizer is an optax transformation, which hides its rate; the
-                value set is no rate; or the optimizer's own rate is 0, which no factor changes.
+                value is not a valid rate; or the optimizer's own rate is 0.
         """
         own, scale = self._own_rate.at(self.step), self._learning_rate_scale.get_value()
         return own * (scale if isinstance(scale, Tracer) else float(scale))
@@ -132,14 +132,14 @@ class Optimizer(nnx.Pytree):
         Args:
             model: the module that the optimizer was made for.
             gradients: as ``nx.grad`` or ``nx.value_and_grad`` return them for it.
-            value: the loss, for transformations that look at it, such as
-                ``optax.contrib.reduce_on_plateau``; others leave it alone.
+            value: the loss, for transformations that use it, such as
+                ``optax.contrib.reduce_on_plateau``; others ignore it.
 
         Raises:
-            ArgumentError: the optimizer needs ``value``, and there is none.
-            ArgumentTypeError: ``model`` is no module; says so when the two are swapped.
-            ShapeError: the gradients are those of another model, or the model's parameters are no
-                longer those that the optimizer was made for.
+            ArgumentError: the optimizer needs ``value``, and it is missing.
+            ArgumentTypeError: ``model`` is not a module, such as when both are swapped.
+            ShapeError: the gradients are of another model, or the model's parameters have changed
+                since the optimizer was made.
         """
         if not isinstance(model, nnx.Module):
             swapped = " They are the other way round." if isinstance(gradients, nnx.Module) else ""

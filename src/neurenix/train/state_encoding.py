@@ -1,7 +1,6 @@
-"""A tree of plain values and arrays as JSON text and named arrays, and back without loss.
+"""Encode a tree of plain values and arrays as JSON text and named arrays, without loss.
 
-Owns which values there may be. It does not own the file (``trainer_checkpoint.py``), nor whose tree
-it is (``callback_states.py``).
+Owns the types of values that are supported. Does not own the file (``trainer_checkpoint.py``).
 """
 
 from __future__ import annotations
@@ -17,25 +16,25 @@ from neurenix._core.errors import ArgumentError, ArgumentTypeError
 from neurenix._jit.random_keys import is_key
 from neurenix._processes import gathered
 
-# What JAX reads as it was written, whether or not it is told to use 64 bits.
+# Dtypes that JAX keeps, with jax_enable_x64 or without.
 _READABLE = (
     "bool", "int8", "uint8", "int16", "uint16", "int32", "uint32", "float16", "bfloat16", "float32",
 )  # fmt: skip
 
 
 def packed(value: Any, name: str, arrays: dict[str, Any], *, where: str) -> Any:
-    """Return ``value`` as what ``json`` writes, with its arrays put into ``arrays``.
+    """Return ``value`` as JSON values, and add its arrays to ``arrays``.
 
     Args:
         value: None, bool, int, float, str, an array or a scalar of NumPy or JAX, or a list, tuple
             or dict of these.
-        name: what the names of its arrays begin with.
-        arrays: where they are put, by name.
-        where: the words of an error for ``value``.
+        name: prefix of the names of its arrays.
+        arrays: receives the arrays, by name.
+        where: how an error names ``value``.
 
     Raises:
-        ArgumentTypeError: it holds something else.
-        ArgumentError: an array was given away to a compiled step.
+        ArgumentTypeError: it has a value of another type.
+        ArgumentError: an array was donated to a compiled step.
 
     Example:
         >>> arrays = {}
@@ -72,7 +71,7 @@ def packed(value: Any, name: str, arrays: dict[str, Any], *, where: str) -> Any:
 
 
 def _plain(value: Any) -> Any:
-    """Return the number or string itself, not one of a subclass such as ``np.float64``."""
+    """Return a number or string of a subclass, such as ``np.float64``, as that of the base type."""
     for kind in (bool, int, float, str):
         if isinstance(value, kind):
             return kind(value)

@@ -1,7 +1,4 @@
-"""The last rows of arrays, held out for validation.
-
-Owns what ``validation_split`` means. It does not own the evaluation of those rows.
-"""
+"""Hold out the last rows of arrays for validation (``validation_split``)."""
 
 from __future__ import annotations
 
@@ -19,11 +16,11 @@ Arrays = tuple[Any, Any, Any]
 
 
 def hold_out(x: Any, y: Any, sample_weight: Any, fraction: float) -> tuple[Arrays, Arrays]:
-    """Divide arrays into the rows to train on and the last ``fraction`` of them.
+    """Split arrays into the rows to train on and the last ``fraction`` of the rows.
 
     Args:
-        x: an array of N rows, or dicts and tuples of such.
-        y: the targets, likewise.
+        x: an array of N rows, or dicts and tuples of these.
+        y: the targets, in the same form.
         sample_weight: None, or N weights.
         fraction: of N, as Keras counts it: the first ``int(N · (1 - fraction))`` rows are kept.
 
@@ -31,7 +28,7 @@ def hold_out(x: Any, y: Any, sample_weight: Any, fraction: float) -> tuple[Array
         (x, y, sample_weight) of the rows to train on, and of the others.
 
     Raises:
-        DataError: numbers of rows differ, one part would have no row, or as ``check_lists``.
+        DataError: the numbers of rows differ, a part would be empty, or as ``check_lists``.
     """
     check_lists(x, y)
     named = {"x": x, "y": y, "sample_weight": sample_weight}
@@ -61,10 +58,10 @@ def _of_its_type(rows: np.ndarray) -> Any:
 
 
 def check_arrays(is_arrays: bool, validation_data: Any) -> None:
-    """Check what ``validation_split`` was given with.
+    """Check the arguments beside ``validation_split``.
 
     Raises:
-        ArgumentError: data that is no array, or ``validation_data`` as well.
+        ArgumentError: the data is not arrays, or there is ``validation_data``, too.
     """
     if validation_data is not None:
         raise ArgumentError("validation_split and validation_data were both given; give one.")
