@@ -91,18 +91,16 @@ class Strategy(OptionsExplained):
         mesh: Mapping[str, int] | None = None,
         rules: ShardingRules | Sequence[Rule] | None = None,
     ) -> None:
-        self._set_up([device.jax_device for device in checked_devices(devices)], mesh)
-        self.rules = None if rules is None else as_rules(rules)
+        found = [device.jax_device for device in checked_devices(devices)]
+        self._set_up(found, mesh, None if rules is None else as_rules(rules))
 
-    def _set_up(self, devices: Iterable[Any], mesh: Mapping[str, int] | None) -> None:
-        self._jax_devices = list(devices)
-        self._axes = axes = None if mesh is None else axes_over(mesh, len(self._jax_devices))
-        self.num_replicas_in_sync = (
-            len(self._jax_devices)
-            if axes is None
-            else math.prod(axes.get(name, 1) for name in BATCH_AXES)
-        )
-        self.rules: ShardingRules | None = None
+    def _set_up(
+        self, devices: list[Any], mesh: Mapping[str, int] | None, rules: ShardingRules | None
+    ) -> None:
+        self._jax_devices, self.rules = devices, rules
+        self._axes = None if mesh is None else axes_over(mesh, len(devices))
+        sizes = self._axes or {DATA_AXIS: len(devices)}
+        self.num_replicas_in_sync = math.prod(sizes.get(name, 1) for name in BATCH_AXES)
         self._functions: OrderedDict[Any, ReplicatedFunction] = OrderedDict()
         self._anew = AnewWatch()
 
@@ -110,7 +108,7 @@ class Strategy(OptionsExplained):
     def _over(cls, devices: Iterable[Any], mesh: Mapping[str, int] | None = None) -> Self:
         """Return the strategy for devices of JAX: they exist, so nothing is looked up."""
         strategy = cls.__new__(cls)
-        strategy._set_up(devices, mesh)
+        strategy._set_up(list(devices), mesh, None)
         return strategy
 
     @cached_property
