@@ -34,18 +34,12 @@ class Hinge(Loss):
 
 
 @dataclass(frozen=True)
-class SquaredHinge(Loss):
+class SquaredHinge(Hinge):
     """The square of :class:`Hinge`."""
-
-    symmetric = False
 
     def elementwise(self, y_true: jax.Array, y_pred: jax.Array) -> jax.Array:
         """Return the squared hinge loss of every element."""
-        y_true, y_pred = paired(self.name, y_true, y_pred)
-        return jnp.square(jnp.maximum(1 - _signs(y_true) * y_pred, 0))
-
-    def _validate_values(self, y_true: np.ndarray, y_pred_shape: tuple[int, ...]) -> None:
-        check_range(y_true, -1, 1, "because they are signs")
+        return jnp.square(super().elementwise(y_true, y_pred))
 
 
 @dataclass(frozen=True)

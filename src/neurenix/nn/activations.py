@@ -6,7 +6,7 @@ are cast to float32, except by ``ReLU``.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -210,7 +210,18 @@ class Softsign(Module):
         return jax.nn.soft_sign(as_inexact(self, x))
 
 
-class Softmax(Module):
+class _AlongAxes(Module):
+    def __init__(self, dim: int | Sequence[int] = -1) -> None:
+        self.dim = axes_of("dim", dim)
+
+    def _along(self, function: Callable[..., jax.Array], x: jax.Array) -> jax.Array:
+        x = as_inexact(self, x)
+        expect_axes(self, x, self.dim, name="dim")
+        wide = x.astype(jnp.promote_types(x.dtype, jnp.float32))
+        return function(wide, axis=self.dim).astype(x.dtype)
+
+
+class Softmax(_AlongAxes):
     """``exp(x) / sum(exp(x))`` along one or more axes; computed in float32 or wider.
 
     Args:
@@ -225,37 +236,17 @@ class Softmax(Module):
         [0.5 0.5]
     """
 
-    def __init__(self, dim: int | Sequence[int] = -1) -> None:
-        self.dim = axes_of("dim", dim)
-
     def __call__(self, x: jax.Array) -> jax.Array:
         """Return the probabilities."""
-        x = as_inexact(self, x)
-        expect_axes(self, x, self.dim, name="dim")
-        wide = x.astype(jnp.promote_types(x.dtype, jnp.float32))
-        return jax.nn.softmax(wide, axis=self.dim).astype(x.dtype)
+        return self._along(jax.nn.softmax, x)
 
 
-class LogSoftmax(Module):
-    """``x - log(sum(exp(x)))`` along one or more axes; computed in float32 or wider.
-
-    Args:
-        dim: the axis, or a sequence of axes.
-
-    Raises:
-        ArgumentTypeError: ``dim`` is not an axis or a sequence of axes.
-        ShapeError: the input has no such axis.
-    """
-
-    def __init__(self, dim: int | Sequence[int] = -1) -> None:
-        self.dim = axes_of("dim", dim)
+class LogSoftmax(_AlongAxes):
+    """``x - log(sum(exp(x)))`` along one or more axes; arguments and errors as for ``Softmax``."""
 
     def __call__(self, x: jax.Array) -> jax.Array:
         """Return the log-probabilities."""
-        x = as_inexact(self, x)
-        expect_axes(self, x, self.dim, name="dim")
-        wide = x.astype(jnp.promote_types(x.dtype, jnp.float32))
-        return jax.nn.log_softmax(wide, axis=self.dim).astype(x.dtype)
+        return self._along(jax.nn.log_softmax, x)
 
 
 Swish = SiLU
