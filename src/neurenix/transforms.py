@@ -152,8 +152,8 @@ class CompiledFunction:
         if fresh:
             self._prepare(binding, rest)
         before, sharding = self.compilations, binding.sharding
-        structure, names, lie = binding.structure, tuple(kwargs), arg_shardings_of(rest)
-        static = (structure, positions, len(args), names, sharding, fixed, taken, lie)
+        structure, names, shardings = binding.structure, tuple(kwargs), arg_shardings_of(rest)
+        static = (structure, positions, len(args), names, sharding, fixed, taken, shardings)
         if not trace_state_clean():
             return self._inside_of_a_trace(binding, static, rest)
         if not self._seen_call:
@@ -295,7 +295,7 @@ class CompiledFunction:
         constants: list[Any],
         rest: list[Any],
     ) -> tuple[Any, list[Any]]:
-        structure, positions, num_args, names, sharding, fixed, taken, lie = static
+        structure, positions, num_args, names, sharding, fixed, taken, shardings = static
         modules = structure.rebuild(leaves, constants)
         everything = list(rest) if taken is None else taken.back(jax.tree.leaves(rest))
         for position, module in zip(positions, modules, strict=True):
@@ -303,7 +303,7 @@ class CompiledFunction:
         for place, value in fixed:
             everything[place] = value.value
         named = dict(zip(names, everything[num_args:], strict=True))
-        with known_mesh(sharding), known_arg_shardings(rest, lie):
+        with known_mesh(sharding), known_arg_shardings(rest, shardings):
             out = self._function(*everything[:num_args], **named)
         after = structure.leaves_of(modules)
         if after is None:
@@ -322,10 +322,11 @@ class CompiledFunction:
         rest: list[Any],
     ) -> tuple[Any, list[Any]]:
         last = static[2] - 1  # the batch is the last argument by position
-        *others, lie = static
+        *others, shardings = static
         before = len(jax.tree.leaves(rest[:last]))
         after_batch = before + len(jax.tree.leaves(rest[last]))
-        of_step = (*lie[:before], *of_each_step(lie[before:after_batch]), *lie[after_batch:])
+        of_batch = of_each_step(shardings[before:after_batch])
+        of_step = (*shardings[:before], *of_batch, *shardings[after_batch:])
         static = (*others, of_step)
 
         def body(leaves: list[Any], batch: Any) -> tuple[list[Any], Any]:

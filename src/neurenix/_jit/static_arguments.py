@@ -226,9 +226,9 @@ def explain_devices(
         arrays = [leaf for leaf in jax.tree.leaves(value) if isinstance(leaf, jax.Array)]
         for place in dict.fromkeys(_place(array) for array in arrays if array.committed):
             by_place.setdefault(place, []).append(label)
-    lie = ", ".join(f"{' and '.join(labels)} on {place}" for place, labels in by_place.items())
+    where = ", ".join(f"{' and '.join(labels)} on {place}" for place, labels in by_place.items())
     raise DeviceError(
-        f"{name}: its arguments lie on different devices: {lie}. Leave out nx.to, and an array "
+        f"{name}: its arguments are on different devices: {where}. Leave out nx.to, and an array "
         "goes where it is needed; or move it with nx.to, or strategy.distribute for a batch."
     ) from error
 
