@@ -1,8 +1,6 @@
 """Modules that can also be called: ``nx.device("cpu")`` beside ``neurenix.device.Device``.
 
-Owns the one trick behind names that are both a module and its main function. It does not own the
-modules: ``neurenix.device``, ``neurenix.preflight`` and ``neurenix.tensor`` ask for it in their
-last line.
+``neurenix.device``, ``neurenix.preflight`` and ``neurenix.tensor`` use it in their last line.
 """
 
 from __future__ import annotations
@@ -13,7 +11,7 @@ from typing import Any
 
 
 def make_callable(module_name: str, function_name: str) -> None:
-    """Let the module ``module_name`` be called as its own function ``function_name``.
+    """Make the module ``module_name`` callable; a call calls its function ``function_name``.
 
     The function is looked up at each call, so that a patched one is used.
 

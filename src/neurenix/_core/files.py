@@ -1,11 +1,9 @@
-"""Writing a file that somebody asked for by its path.
+"""Write files atomically: a file is complete, or it does not exist.
 
-Owns that a regular file is there whole or not at all, that its folder is made, what killed
-processes have left behind, and the words when it cannot be written. What is in the file is its
-writer's.
+Creates missing folders, removes what killed processes have left, and explains write errors.
 
-A file is written beside its place, as ``.NAME.PID-NUMBER.neurenix.part``, and then moved. Its
-writer locks it; the lock ends with the process, so a part without one is a left-over.
+A file is written to ``.NAME.PID-NUMBER.neurenix.part`` in its folder and then renamed. The writer
+locks the part; the lock ends with its process, so an unlocked part is a leftover.
 """
 
 from __future__ import annotations
@@ -34,16 +32,16 @@ def write_whole(
     error: type[NeurenixError] = ArgumentError,
     what: str = "",
 ) -> None:
-    """Write a file so that it is there whole or not at all; its folder is made where there is none.
+    """Write a file atomically, and create its folder if missing.
 
-    A link stays one, and what it leads to is written. A device, a pipe or whatever else is there
-    and is no regular file is written to as it is: it cannot be replaced.
+    A symbolic link is kept, and its target is written. A device, a pipe or another path that is not
+    a regular file is written in place, since it cannot be replaced.
 
     Args:
         path: of the file.
         content: bytes, or text that is written in UTF-8.
-        error: what is raised.
-        what: what is in the file, for the message.
+        error: the class of the error.
+        what: the name of the content in the message.
 
     Raises:
         ArgumentError: or ``error``; it cannot be written. The message names ``path`` and the cause.
@@ -60,9 +58,9 @@ def write_whole(
 def check_writable(
     path: str | os.PathLike[str], *, error: type[NeurenixError] = ArgumentError, what: str = ""
 ) -> None:
-    """Check that ``write_whole`` can write a file, before there is anything to write.
+    """Check that ``write_whole`` can write a file, before there is content.
 
-    Nothing is changed: a file of no bytes is made in the nearest folder that is there, and removed.
+    An empty file is created in the nearest existing folder and removed again.
 
     Raises:
         ArgumentError: or ``error``, as ``write_whole``.
@@ -131,7 +129,7 @@ def _replace(target: Path, data: bytes) -> None:
 
 
 def _new_part(target: Path) -> tuple[Path, int]:
-    """Make the file that becomes ``target``, and lock it."""
+    """Create the part that becomes ``target``, and lock it."""
     for number in _NUMBERS:
         name = f".{target.name[:_LONGEST]}.{os.getpid()}-{number}.neurenix.part"
         part = target.with_name(name)
@@ -139,16 +137,16 @@ def _new_part(target: Path) -> tuple[Path, int]:
             handle = os.open(part, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666)
         except FileExistsError:  # of a process that has this number elsewhere
             continue
-        with suppress(OSError):  # a file system without locks: nobody can take it for a left-over
+        with suppress(OSError):  # a file system without locks, where leftovers are not removed
             fcntl.flock(handle, fcntl.LOCK_EX)
         if os.fstat(handle).st_nlink:
             return part, handle
-        os.close(handle)  # it was taken for a left-over before it was locked
+        os.close(handle)  # another process removed it before it was locked
     raise AssertionError("the numbers have no end")
 
 
 def _remove_left_overs(target: Path) -> None:
-    """Remove what killed saves have left in the folder: parts that no process holds."""
+    """Remove the parts that killed processes have left in the folder: those without a lock."""
     with os.scandir(target.parent) as entries:
         found = [(entry.name, match) for entry in entries if (match := _PART.fullmatch(entry.name))]
     for name, match in found:

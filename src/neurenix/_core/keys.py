@@ -1,7 +1,4 @@
-"""Dicts whose keys have no order among them, which JAX refuses without saying which they are.
-
-Owns that one error, for wherever a tree of the user's is first looked through.
-"""
+"""Explain JAX's error for a dict in a tree whose keys cannot be sorted."""
 
 from __future__ import annotations
 
@@ -15,10 +12,10 @@ from neurenix._core.errors import ArgumentTypeError
 
 @contextmanager
 def keys_explained(tree: Any) -> Iterator[None]:
-    """Say which keys they are, where JAX cannot sort those of a dict in a tree.
+    """Replace JAX's error for keys that cannot be sorted by one that names them.
 
     Raises:
-        ArgumentTypeError: so it was.
+        ArgumentTypeError: a dict in the tree has such keys.
 
     Example:
         >>> import jax

@@ -1,7 +1,4 @@
-"""Which library an object is of, told by the modules of its classes; nothing is imported.
-
-Owns that one question. What is said of such an object is its asker's.
-"""
+"""Find the library of an object from the modules of its classes, without an import."""
 
 from __future__ import annotations
 

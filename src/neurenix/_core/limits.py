@@ -1,7 +1,4 @@
-"""Limits of time that users set.
-
-Owns which numbers are one; what is stopped by it, and how, is its asker's.
-"""
+"""Check time limits that users set."""
 
 from __future__ import annotations
 
@@ -14,7 +11,7 @@ def check_seconds(name: str, seconds: Any) -> None:
     """Raise unless a limit is a positive number of seconds, which may be infinite.
 
     Raises:
-        ArgumentTypeError: it is no number.
+        ArgumentTypeError: it is not a number.
         ArgumentError: it is 0, negative or NaN.
 
     Example:

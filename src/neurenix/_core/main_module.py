@@ -1,7 +1,7 @@
-"""A program run as Python runs it: as the module ``__main__``, which stays there.
+"""Run a program as the module ``__main__``, as Python does.
 
-``runpy`` takes the module away as soon as the code has ended; threads and exit handlers of the
-program would then miss it.
+``runpy`` removes the module when the code has ended, but threads and exit handlers of the program
+may still need it.
 """
 
 from __future__ import annotations

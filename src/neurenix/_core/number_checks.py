@@ -1,7 +1,4 @@
-"""Numbers that users set as options.
-
-Owns what is one number, and what is a whole one; other ranges are their asker's.
-"""
+"""Check numbers that users set as options."""
 
 from __future__ import annotations
 
@@ -16,10 +13,10 @@ _NUMBERS = "fiuV"
 
 
 def check_number(what: str, value: Any) -> None:
-    """Raise unless an option is one number: Python's, or NumPy's or JAX's without axes.
+    """Raise unless an option is one number of Python, NumPy or JAX.
 
     Raises:
-        ArgumentTypeError: it is True or False, text, a list, None, or anything else.
+        ArgumentTypeError: it is not a number; booleans are not numbers.
 
     Example:
         >>> check_number("The argument `delta`", "1")
@@ -38,10 +35,10 @@ def check_number(what: str, value: Any) -> None:
 
 
 def whole_number(name: str, value: Any, *, least: int = 1) -> int:
-    """Return ``value`` as an int; NumPy's integers are as good as Python's.
+    """Return ``value``, an integer of Python or NumPy, as an int.
 
     Raises:
-        ArgumentError: it is no whole number, or below ``least``.
+        ArgumentError: it is not a whole number, or below ``least``.
 
     Example:
         >>> import numpy as np

@@ -1,7 +1,7 @@
-"""Text for an output that lacks characters: ASCII, Latin-1, a Windows code page.
+"""Text for outputs with few characters: ASCII, Latin-1, a Windows code page.
 
-Owns how a character is spelled where the output's encoding has none for it, and which characters
-are never sent to a terminal. It does not own what is written, nor where.
+Owns the ASCII spelling of characters that the output's encoding lacks, and the list of characters
+that are never sent to a terminal.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
-"""The process that began this one: what a process of Neurenix's own does when that one is gone.
+"""Notice the end of the parent process.
 
-Owns noticing it. A closed terminal or a ``kill -9`` gives the one that began it no time to end it.
+A worker process must end when its parent was killed (a closed terminal, ``kill -9``), which could
+not stop it.
 """
 
 from __future__ import annotations
@@ -14,12 +15,12 @@ _SECONDS = 0.5
 
 
 def when_parent_ends(then: Callable[[], None], *, parent: int) -> None:
-    """Call ``then``, in a thread of its own, when the process that began this one has ended.
+    """Call ``then`` in a new thread when the parent process has ended.
 
     Args:
-        then: what to do.
-        parent: process id of the one that began this one, as that one has told it: it may have
-            ended before this is called. A launcher may stand between the two.
+        then: called without arguments.
+        parent: process id that the parent has passed on; it may have ended already, and a launcher
+            may be between the two.
     """
     first = os.getppid()
 

@@ -1,6 +1,6 @@
-"""Lines of source files, and whether a file is the user's or a library's.
+"""Decide by path whether a source file is the user's, and find the user's line of an error or call.
 
-Owns the decision by path, and the user's line of an error or of a call. It reads no file.
+Reads no file.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from pathlib import Path
 
 _PACKAGE = str(Path(__file__).resolve().parents[1]) + os.sep
 _TYPED = ("<stdin>", "<string>", "<ipython-input")
-"""Names of code that was typed or given as text, not read from a file; other names of this kind,
-such as ``<frozen importlib._bootstrap>``, are Python's own."""
+"""File names of code that was typed or passed as text. Other names in angle brackets, such as
+``<frozen importlib._bootstrap>``, are Python's own."""
 
 _ENTRANCE = "/neurenix/compiler/program.py"
 _ON_THE_WAY = re.compile(r"/neurenix/(_jax|compiler/(lowering|worker\w*))\.py$")
@@ -49,7 +49,7 @@ def _libraries() -> tuple[str, ...]:
 
 @cache
 def is_library(path: str) -> bool:
-    """Whether a file belongs to Python, an installed package or Neurenix.
+    """Return whether a file belongs to Python, an installed package or Neurenix.
 
     Example:
         >>> import os
@@ -65,7 +65,7 @@ def is_library(path: str) -> bool:
 
 
 def is_neurenix(path: str) -> bool:
-    """Whether a file is one of Neurenix.
+    """Return whether a file belongs to Neurenix.
 
     Example:
         >>> is_neurenix(__file__)
@@ -75,7 +75,7 @@ def is_neurenix(path: str) -> bool:
 
 
 def is_entrance(path: str) -> bool:
-    """Whether a file is the one that traces a function for the compiler (``compiler.program``).
+    """Return whether a file is ``compiler.program``, which traces functions for the compiler.
 
     Example:
         >>> is_entrance("/home/me/program.py")
@@ -85,9 +85,9 @@ def is_entrance(path: str) -> bool:
 
 
 def is_on_the_way(path: str) -> bool:
-    """Whether a file brings a traced program to the compiler.
+    """Return whether a file passes a traced program on to the compiler.
 
-    An operation whose innermost line is in such a file has no line of the program.
+    An operation whose innermost line is in such a file has no line in the program.
 
     Example:
         >>> is_on_the_way("/lib/neurenix/compiler/lowering.py"), is_on_the_way("/me/lowering.py")
@@ -97,7 +97,7 @@ def is_on_the_way(path: str) -> bool:
 
 
 def users_line(error: BaseException) -> str:
-    """Return file, number and text of the user's innermost line on the way to an error.
+    """Return file, number and text of the user's innermost line in the traceback of an error.
 
     Example:
         >>> users_line(ValueError("never raised"))
@@ -110,9 +110,9 @@ def users_line(error: BaseException) -> str:
 
 
 def users_frames(error: BaseException) -> list[traceback.FrameSummary]:
-    """Return the user's own frames on the way to an error, the innermost last.
+    """Return the user's frames in the traceback of an error, the innermost last.
 
-    Methods that a dataclass was given are no lines of anybody, though they are named as typed code.
+    Generated methods of dataclasses, which look like typed code, are excluded.
 
     Example:
         >>> users_frames(ValueError("never raised"))
@@ -127,7 +127,7 @@ def users_frames(error: BaseException) -> list[traceback.FrameSummary]:
 
 
 def users_call() -> tuple[int, str]:
-    """Return the ``stacklevel`` by which the caller warns at the user's line, and that line.
+    """Return the ``stacklevel`` for a warning of the caller at the user's line, and that line.
 
     Example:
         >>> users_call()[0] >= 1

@@ -1,7 +1,4 @@
-"""Sizes and shares as people read them.
-
-Owns the choice of unit and of digits; the numbers are others'.
-"""
+"""Format sizes and shares with a readable unit and few digits."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Batches of any other source: a grain pipeline, a list of batches, a loader of another library.
+"""Batches of other sources: a grain pipeline, a list of batches, a loader of another library.
 
-Owns reading and resuming what others yield; it does not own shuffling and batching, which the
-source has done already (``neurenix.data.dataset`` does them for arrays).
+Owns reading and resuming. The source itself shuffles and batches (``neurenix.data.dataset`` does so
+for arrays).
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from neurenix._migration.tf_data import no_stream_attribute
 from neurenix.data.batch_iterator import BatchSource, shapes_of, stack
 from neurenix.data.columns import as_array
 
-# grain reports 2**63 rows for an endless dataset, divided by those of a batch: 2**40 batches, one
-# in a millisecond, take 35 years.
+# grain reports 2**63 rows, divided by the batch size, for an endless dataset. 2**40 batches of a
+# millisecond take 35 years.
 _ENDLESS = 2**40
 
 
@@ -48,10 +48,10 @@ class StreamDataset:
             or an object with ``len`` and ``[index]``, as Keras's ``PyDataset``, whose
             ``on_epoch_end`` is called after the last batch. An iterator or a generator can be read
             once only.
-        convert: False yields a copy of each batch as the source made it, of any structure.
+        convert: False yields a copy of each batch without conversion, of any structure.
 
     Attributes:
-        process_local: False: each process that reads the source is given whole batches.
+        process_local: False: each process that reads the source gets whole batches.
 
     Raises:
         ArgumentTypeError: the source cannot be iterated, or is a torch ``Dataset``, whose items are
@@ -108,22 +108,22 @@ class StreamDataset:
 
     @property
     def cardinality(self) -> int | None:
-        """Batches of one epoch; ``None`` when the source does not know, or is endless."""
+        """Batches of one epoch; None if unknown or endless."""
         return None if self.endless else self._length
 
     @property
     def cardinality_is_exact(self) -> bool:
-        """Whether ``cardinality`` is certain: that of a list, a tuple or an indexed source is."""
+        """Whether ``cardinality`` is certain, as for a list, a tuple or an indexed source."""
         return self._indexed or isinstance(self._source, list | tuple)
 
     @property
     def endless(self) -> bool:
-        """Whether the source says that it never ends, as a repeated grain dataset does."""
+        """Whether the source reports that it is endless, as a repeated grain dataset."""
         return self._length is not None and self._length >= _ENDLESS
 
     @property
     def source(self) -> Iterable[Any]:
-        """What yields the batches: the source given, or the iterable that grain makes of it."""
+        """The iterable of batches: the source, or for grain the iterable made from it."""
         return self._source
 
     @property
@@ -154,7 +154,7 @@ class StreamDataset:
             epoch: ignored: the source decides its own order.
 
         Raises:
-            DataError: the source can be read once only, and was.
+            DataError: the source can be read once only, and was read.
         """
         del epoch
         if self._kept is not None:
@@ -178,7 +178,7 @@ class StreamDataset:
         return self.iterator()
 
     def __len__(self) -> int:
-        """Return ``cardinality``; raise ``ArgumentTypeError`` where there is none."""
+        """Return ``cardinality``; raise ``ArgumentTypeError`` if there is none."""
         if self.cardinality is None:
             why = "never ends" if self.endless else "does not say how many batches it has"
             raise ArgumentTypeError(
@@ -200,13 +200,13 @@ class StreamDataset:
 
 
 class StreamIterator(Iterator[Any]):
-    """A ``BatchIterator`` over any iterator; its state is that one's, or the batches read.
+    """A ``BatchIterator`` over any iterator; its state is the iterator's, or the batches read.
 
     Args:
-        begin: returns the iterator from its beginning. Its own ``get_state`` and ``set_state`` are
-            used, where it has them.
+        begin: returns the iterator from its start. Its ``get_state`` and ``set_state`` are used if
+            it has them.
         can_restart: whether ``begin`` can be called again.
-        prepare: makes a batch of what the iterator yields.
+        prepare: converts an item of the iterator to a batch.
 
     Example:
         >>> import numpy as np
@@ -231,7 +231,7 @@ class StreamIterator(Iterator[Any]):
 
     @property
     def position(self) -> int:
-        """How many batches have been read."""
+        """The number of batches read."""
         return self._position
 
     def _inner_state(self) -> Any:
@@ -250,7 +250,7 @@ class StreamIterator(Iterator[Any]):
         return self._ahead[0][0]
 
     def skip(self, count: int) -> None:
-        """Skip ``count`` batches, or as many as are left, by reading and dropping them."""
+        """Skip ``count`` batches, or all that are left, by reading them."""
         for _ in range(count):
             if next(self, None) is None:
                 return
@@ -290,8 +290,8 @@ class StreamIterator(Iterator[Any]):
     def set_state(self, state: dict[str, Any]) -> None:
         """Move to the position of an iterator of the same source.
 
-        A source with a state of its own, as grain's have, is set at once; another is read again
-        from its beginning up to there.
+        A source with a state, such as grain's, is set directly; another is read again from its
+        start to this position.
 
         Raises:
             DataError: the state is of another kind, or the source can be read once only.
@@ -345,10 +345,7 @@ def _is_of_torch_data(base: type) -> bool:
 
 
 def _length_of(source: Any) -> int | None:
-    """Return its ``len``; None where it does not know, as a loader of a torch ``IterableDataset``.
-
-    Such sources have a ``__len__`` that raises.
-    """
+    """Return its ``len``; None if it raises, as for a loader of a torch ``IterableDataset``."""
     if not isinstance(source, Sized):
         return None
     try:
@@ -371,7 +368,7 @@ _NAME = "a batch of the dataset"
 
 
 def _without_last_nones(parts: tuple[Any, ...] | list[Any]) -> tuple[Any, ...]:
-    """Return ``(x, y)`` for ``(x, y, None)``: no weights are as good as none given."""
+    """Return ``(x, y)`` for ``(x, y, None)``."""
     count = len(parts)
     while count > 1 and parts[count - 1] is None:
         count -= 1
@@ -379,7 +376,7 @@ def _without_last_nones(parts: tuple[Any, ...] | list[Any]) -> tuple[Any, ...]:
 
 
 def _are_parts(parts: tuple[Any, ...]) -> bool:
-    """Tell the parts of a batch, of which some may be lists, from the rows of one array."""
+    """Return whether a sequence is the parts of a batch, rather than the rows of one array."""
     known = [_is_array_like(part) for part in parts]
     if not known or all(known):
         return bool(known)

@@ -1,4 +1,4 @@
-"""Training: ``fit``, callbacks, and compiled loops of one's own."""
+"""Training: ``fit``, callbacks, and the optimizer of custom loops."""
 
 from neurenix.checkpoint.weights import load_weights, save_weights
 from neurenix.train.callback import Callback

@@ -66,21 +66,21 @@ def _source_of(data: Any) -> BatchSource:
 
 
 def make_inputs(x: Any, batch_size: int | None, module: Any) -> BatchSource:
-    """Return batches to predict for; a dict of arrays is inputs by name, of which none is lost.
+    """Return the batches of ``predict``; a dict of arrays is inputs by name.
 
     Args:
         x: as for ``make_dataset``.
         batch_size: for arrays.
-        module: what will be called, whose parameters tell inputs from targets.
+        module: the module to call, whose parameters distinguish inputs from targets.
 
     Raises:
-        DataError: as ``make_dataset``; or a list of arrays that may be inputs as well as batches.
+        DataError: as ``make_dataset``; or a list of arrays may be inputs or batches.
         ArgumentError: as ``make_dataset``.
     """
     if isinstance(x, dict) and is_arrays(x):
         x = named_inputs(x, inputs_only(inspect.signature(module)).parameters)
     _check_batches(x, module)
-    if isinstance(x, dict):  # in a tuple, so that no name is read as that of the targets
+    if isinstance(x, dict):  # in a tuple, so that no name is taken for that of the targets
         return Dataset.from_arrays((x,)).batch(batch_size or DEFAULT_BATCH_SIZE)
     return make_dataset(x, None, None, batch_size, shuffle=False)
 
@@ -106,7 +106,7 @@ def make_validation_dataset(data: Any, batch_size: int) -> BatchSource:
 
 
 def is_arrays(x: Any) -> bool:
-    """Tell whether ``x`` is the inputs of all examples, and not a source of batches."""
+    """Return whether ``x`` is the inputs of all examples, not a source of batches."""
     return _is_array_like(x) or _is_several(x)
 
 
@@ -123,10 +123,10 @@ def _is_array_like(x: Any) -> bool:
 
 
 def check_lists(x: Any, y: Any) -> None:
-    """Refuse lists of whole inputs or targets, as Keras takes them: here their items are rows.
+    """Raise for Keras's lists of inputs or targets; here, items of a list are rows.
 
     Raises:
-        DataError: each item of one of them has as many rows as the other has.
+        DataError: each item of a list has as many rows as the other argument.
     """
     for name, one, other, advice in (
         ("x", x, y, "Several inputs of a model go in a tuple: fit((a, b), y)."),
@@ -142,7 +142,7 @@ def check_lists(x: Any, y: Any) -> None:
 
 
 def _check_batches(x: Any, module: Any) -> None:
-    """Refuse a list of arrays that are batches of one size or the inputs of ``module``."""
+    """Raise for a list of arrays that may be batches of one size or inputs of ``module``."""
     rows = _rows_of_each(x)
     if rows is None:
         return
@@ -158,7 +158,7 @@ def _check_batches(x: Any, module: Any) -> None:
 
 
 def _rows_of_each(parts: Any) -> int | None:
-    """Return how many rows each of several arrays in a list has, or None for anything else."""
+    """Return the number of rows of each of several arrays in a list, else None."""
     if not isinstance(parts, list) or len(parts) < 2:
         return None
     if not all(hasattr(part, "__array__") for part in parts):
@@ -168,7 +168,7 @@ def _rows_of_each(parts: Any) -> int | None:
 
 
 def _rows(tree: Any) -> int | None:
-    """Return the rows of arrays, or of a list of rows; None where there are none to count."""
+    """Return the number of rows of arrays, or of a list of rows; None if unknown."""
     if isinstance(tree, list):
         return len(tree)
     with keys_explained(tree):

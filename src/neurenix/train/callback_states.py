@@ -228,11 +228,11 @@ def as_callbacks(callbacks: Any) -> list[Callback]:
             continue
         if isinstance(callback, type) and issubclass(callback, Callback):
             name = callback.__name__
-            raise ArgumentTypeError(f"callbacks has the class {name}. Construct it: {name}().")
+            raise ArgumentTypeError(f"callbacks holds the class {name}. Construct it: {name}().")
         hint = "Derive its class from nx.callbacks.Callback"
         if callable(callback):
             hint = "A function goes into LambdaCallback(on_epoch_end=…)"
-        raise ArgumentTypeError(f"callbacks has {callback!r}, which is not a Callback. {hint}.")
+        raise ArgumentTypeError(f"callbacks holds {callback!r}, which is no Callback. {hint}.")
     return found
 
 

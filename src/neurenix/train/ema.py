@@ -110,7 +110,7 @@ class EMA(Callback):
             if use not in USES:
                 raise unknown_name("use of an average", str(use), USES)
         self.rule = AverageRule(float(decay), bool(warmup), start, bool(batch_statistics))
-        self._average: Average | None = None  # given away by a step, and then held anew
+        self._average: Average | None = None  # donated by a step, and then replaced
         self._averages_of: Any = None  # the trainer
         self._weights: dict[str, Any] | None = None  # while the module holds the average
 
@@ -155,7 +155,7 @@ class EMA(Callback):
         own = split.read()
         averaged = self.rule.put_into(self._needed(), own)
         self._weights = variables_held(self.model)
-        split.write(*jax.tree.map(jnp.copy, averaged))  # which a compiled function may give away
+        split.write(*jax.tree.map(jnp.copy, averaged))  # which a compiled function may donate
         try:
             yield
         finally:
