@@ -27,6 +27,19 @@ from neurenix.nn.module import Module
 _PADDINGS = ("valid", "same", "causal", "circular", "reflect")
 
 
+def checked_channels(in_channels: int, out_channels: int, groups: int) -> tuple[int, int, int]:
+    """Return the three numbers; raise ArgumentError unless ``groups`` divides the other two."""
+    in_channels, out_channels, groups = positive(
+        in_channels=in_channels, out_channels=out_channels, groups=groups
+    )
+    if in_channels % groups or out_channels % groups:
+        raise ArgumentError(
+            f"`groups` = {groups} must divide `in_channels` = {in_channels} and "
+            f"`out_channels` = {out_channels}."
+        )
+    return in_channels, out_channels, groups
+
+
 class SpatialLayer(Module):
     """A layer with a number of spatial axes, of the class: ``class Conv2d(…, spatial=2)``."""
 
@@ -55,14 +68,7 @@ class _Conv(SpatialLayer, nnx.Conv):
         dtype: jax.typing.DTypeLike | None = None,
         rngs: nnx.Rngs | None = None,
     ) -> None:
-        in_channels, out_channels, groups = positive(
-            in_channels=in_channels, out_channels=out_channels, groups=groups
-        )
-        if in_channels % groups or out_channels % groups:
-            raise ArgumentError(
-                f"`groups` = {groups} must divide `in_channels` = {in_channels} and "
-                f"`out_channels` = {out_channels}."
-            )
+        in_channels, out_channels, groups = checked_channels(in_channels, out_channels, groups)
         kernel = per_axis("kernel_size", kernel_size, self._spatial, low=1)
         init = fan_in_uniform(math.prod(kernel) * in_channels // groups)
         nnx.Conv.__init__(

@@ -11,14 +11,14 @@ from jax import lax
 
 from neurenix._core.errors import ArgumentError
 from neurenix._nnx import nnx
-from neurenix.nn._checks import expect_channels, per_axis, positive
+from neurenix.nn._checks import expect_channels, per_axis
 from neurenix.nn._parameters import (
     fan_in_uniform,
     parameter_dtype,
     promote_to_input,
     rngs_or_default,
 )
-from neurenix.nn.conv import SpatialLayer, one_stride
+from neurenix.nn.conv import SpatialLayer, checked_channels, one_stride
 
 _SPATIAL = {1: "W", 2: "HW", 3: "DHW"}
 
@@ -40,14 +40,7 @@ class _ConvTranspose(SpatialLayer):
         dtype: jax.typing.DTypeLike | None = None,
         rngs: nnx.Rngs | None = None,
     ) -> None:
-        in_channels, out_channels, groups = positive(
-            in_channels=in_channels, out_channels=out_channels, groups=groups
-        )
-        if in_channels % groups or out_channels % groups:
-            raise ArgumentError(
-                f"`groups` = {groups} must divide `in_channels` = {in_channels} and "
-                f"`out_channels` = {out_channels}."
-            )
+        in_channels, out_channels, groups = checked_channels(in_channels, out_channels, groups)
         count = self._spatial
         self.in_channels, self.out_channels, self.groups = in_channels, out_channels, groups
         self.kernel_size = per_axis("kernel_size", kernel_size, count, low=1)
