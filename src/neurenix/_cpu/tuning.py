@@ -1,7 +1,7 @@
-"""Apply the tunings of the CPU: lowerings, XLA's options, memory that is kept.
+"""Apply the tunings of the CPU: lowerings, XLA's options, and the C library's memory.
 
 Lowerings are set before a program is traced, options when it is compiled, memory after it was
-compiled. What depends on the device is decided when a compiled function is called, which starts a
+compiled. Whether the device is a CPU is checked when a compiled function is called, which starts a
 backend anyway.
 """
 
@@ -48,8 +48,8 @@ def use_fast_lowerings() -> None:
 def compiler_options() -> dict[str, str] | None:
     """Return XLA's options for a program of this process. Starts JAX's backends.
 
-    None where the default devices are no CPUs (those of a simulated slice are), and where this
-    version of XLA does not know the options.
+    None if the default devices are not CPUs (those of a simulated slice are), or this version of
+    XLA does not have the options.
     """
     if not is_tuned() or jax.default_backend() != "cpu" or not _are_known():
         return None
@@ -57,14 +57,14 @@ def compiler_options() -> dict[str, str] | None:
 
 
 def compiled() -> None:
-    """Return the memory of compiling to the system, and keep that of steps from now on."""
+    """Release the memory of compilation to the system, and keep freed memory from then on."""
     if is_tuned() and jax.default_backend() == "cpu":
         keep_freed_memory()
 
 
 @cache
 def _are_known() -> bool:
-    """Return whether XLA knows the options, which are experimental; it says so when it compiles."""
+    """Return whether XLA has the options, which are experimental; found by compiling a program."""
     lowered = jax.jit(_nothing).lower()
     try:
         lowered.compile(compiler_options={**_OPTIONS})
