@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import importlib.util
 import json
 import random
 import subprocess
@@ -1195,3 +1196,14 @@ def test_mistakes_in_the_command(mistakes, tmp_path: Path) -> None:
     for (arguments, message), text in zip(cases, said, strict=True):
         assert message in text, arguments
     assert not list(tmp_path.glob("*.nxc*"))
+
+
+def test_flatbuffers_is_asked_for_by_its_extra(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    found = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name: None if name == "flatbuffers" else found(name)
+    )
+    with pytest.raises(nx.MissingExtraError, match=r"neurenix\[nxc\]"):
+        nx.compile_for(lambda x: x, nx.spec((3,)), on="cpu", path=tmp_path / "step.nxc")

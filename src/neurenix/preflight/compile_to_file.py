@@ -6,12 +6,13 @@ Does not own the file's format (``compiler/nxc_format.py``) or loading it
 
 from __future__ import annotations
 
+import importlib.util
 import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from neurenix import chips
-from neurenix._core.errors import CompilationError, OutOfMemoryError
+from neurenix._core.errors import CompilationError, MissingExtraError, OutOfMemoryError
 from neurenix._core.files import check_writable
 from neurenix._jit.flat_modules import Binding, is_module
 from neurenix.compiler import nxc_format
@@ -66,6 +67,7 @@ def compile_for(
             a file cannot contain; or the file cannot be written.
         UnknownNameError, ShapeError, NotCompiledError, DeviceInitializationError: as
             ``nx.preflight``.
+        MissingExtraError: flatbuffers is not installed, with which JAX writes a program.
 
     Example:
         >>> import jax.numpy as jnp
@@ -81,6 +83,8 @@ def compile_for(
     check_input_shape(target, input_shape, dtype)
     options = given("options", options, PreflightOptions)
     check_writable(path)
+    if importlib.util.find_spec("flatbuffers") is None:  # of jax.export, which asks for it late
+        raise MissingExtraError("flatbuffers", "nxc", "nx.compile_for")
     where = cpu_host(on) or chips.resolve(on)
     program = describe(
         target,
