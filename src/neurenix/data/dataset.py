@@ -151,7 +151,7 @@ class Dataset(metaclass=ToldOfClass):
             given = ", ".join([*map(repr, buffer), *(f"{k}={v!r}" for k, v in options.items())])
             raise ArgumentTypeError(
                 f"shuffle({given}): the only option is a seed, by name: .shuffle(seed=0). No "
-                "buffer is needed: all rows are shuffled, in a new order each epoch."
+                "buffer is needed, all rows are shuffled, in a new order each epoch."
             )
         seed = current_seed() if seed is None else seed
         _at_least(0, "seed", seed)
