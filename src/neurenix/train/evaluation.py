@@ -240,7 +240,7 @@ class _InFlight:
         try:
             self._over.device.definition.predict(self._over.model, self._over.batches.whole(x))
         except DataError as error:
-            raise DataError(f"{error} It is in batch {self._number} of the data.") from error
+            raise DataError(f"{error} It is in the batch {self._number} of the data.") from error
 
 
 def _has_integers(tree: Any) -> bool:
