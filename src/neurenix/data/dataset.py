@@ -263,8 +263,8 @@ class Dataset(metaclass=ToldOfClass):
         if options:
             given = ", ".join(f"{name}={value!r}" for name, value in options.items())
             raise ArgumentTypeError(
-                f"map(…, {given}): the only argument is a function; leave the rest out. Elements are "
-                "mapped in order; a function of whole batches, after batch(), is faster."
+                f"map(…, {given}): the only argument is a function; leave the rest out. Elements "
+                "are mapped in order; a function of whole batches, after batch(), is faster."
             )
         plan, function = self._plan, of_element(function)
         if plan.batching is None:
