@@ -1,0 +1,8 @@
+"""Models of ONNX, computed in JAX: ``nx.from_onnx``."""
+
+from neurenix.interop.onnx.convert import from_onnx
+from neurenix.interop.onnx.module import OnnxModule
+from neurenix.interop.onnx.registry import register_onnx_op
+from neurenix.interop.onnx.verify import Verification
+
+__all__ = ["OnnxModule", "Verification", "from_onnx", "register_onnx_op"]
