@@ -63,6 +63,7 @@ if TYPE_CHECKING:  # for editors and type checkers; a test compares it with _EXP
     from neurenix.device import to as to
     from neurenix.interop.onnx import from_onnx as from_onnx
     from neurenix.interop.onnx import register_onnx_op as register_onnx_op
+    from neurenix.interop.onnx import to_onnx as to_onnx
     from neurenix.interop.torch import from_torch as from_torch
     from neurenix.interop.torch import register_torch_op as register_torch_op
     from neurenix.interop.torch import to_torch as to_torch
@@ -104,7 +105,7 @@ _EXPORTS = {
     "neurenix._jit.recompilation": "RecompilationWarning",
     "neurenix.compiler.load_compiled": "LoadedProgram load_compiled",
     "neurenix.device": "Device DeviceType device_of devices to",
-    "neurenix.interop.onnx": "from_onnx register_onnx_op",
+    "neurenix.interop.onnx": "from_onnx register_onnx_op to_onnx",
     "neurenix.interop.torch": "from_torch register_torch_op to_torch",
     "neurenix.preflight": "compile_for spec",
     "neurenix.random": "FrozenDrawWarning seed",

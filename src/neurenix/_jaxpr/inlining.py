@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from neurenix._jaxpr.source_lines import frames
 from neurenix._jaxpr.structure import CALLS, called_jaxpr, map_subjaxprs, open_jaxpr
 
 
@@ -88,9 +89,12 @@ def _new(variable: Any) -> Any:
 
 
 def _beneath(call: Any, equation: Any) -> Any:
-    """Return the source of an inlined equation: its scopes below those of the call."""
+    """Return the source of an inlined equation: its scopes below those of the call.
+
+    Its lines are those of the call where all of its own are JAX's, as in ``jnp.searchsorted``.
+    """
     around, own = call.source_info, equation.source_info
     return own.replace(
-        traceback=own.traceback or around.traceback,
+        traceback=(own.traceback if frames(equation) else None) or around.traceback,
         name_stack=around.name_stack + own.name_stack,
     )

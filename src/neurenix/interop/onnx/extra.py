@@ -1,4 +1,4 @@
-"""The optional packages of this bridge, imported when they are needed."""
+"""The packages of the extra ``onnx``, imported at the first use."""
 
 from __future__ import annotations
 
@@ -8,11 +8,15 @@ from typing import Any
 
 from neurenix._core.errors import MissingExtraError
 
-__all__ = ["import_onnx", "import_onnxruntime"]
+__all__ = ["find_onnxruntime", "import_onnx"]
 
 
 def import_onnx(purpose: str, name: str = "onnx") -> Any:
     """Return the package ``onnx``, or a module of it.
+
+    Args:
+        purpose: what needs it, for the error.
+        name: ``"onnx"``, or ``"onnx.numpy_helper"``.
 
     Raises:
         MissingExtraError: it is not installed.
@@ -23,8 +27,8 @@ def import_onnx(purpose: str, name: str = "onnx") -> Any:
         raise MissingExtraError("onnx", "onnx", purpose) from error
 
 
-def import_onnxruntime() -> Any:
-    """Return ``onnxruntime``, which checks conversions, or None if it is not installed."""
+def find_onnxruntime() -> Any:
+    """Return the package ``onnxruntime``, which checks models, or None if it is not installed."""
     if importlib.util.find_spec("onnxruntime") is None:
         return None
     return importlib.import_module("onnxruntime")

@@ -6,17 +6,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import jax
 import numpy as np
 
 from neurenix._core.errors import ConversionError
-from neurenix.interop.onnx.extra import import_onnxruntime
+from neurenix.interop.onnx.agreement import TOLERANCE, difference, first_line
+from neurenix.interop.onnx.extra import find_onnxruntime
 from neurenix.interop.onnx.model import Port
 
 __all__ = ["Verification", "example_for", "verify"]
-
-# Largest difference, relative to the largest number of an output, that is no error: rounding.
-_TOLERANCE = 2e-3
 
 
 @dataclass(frozen=True)
@@ -62,7 +59,7 @@ def verify(data: Any, call: Any, inputs: Mapping[str, np.ndarray], outputs: Sequ
     Raises:
         ConversionError: the outputs differ by more than rounding.
     """
-    runtime = import_onnxruntime()
+    runtime = find_onnxruntime()
     if runtime is None:
         return "not compared: onnxruntime is not installed"
     options = runtime.SessionOptions()
@@ -71,35 +68,21 @@ def verify(data: Any, call: Any, inputs: Mapping[str, np.ndarray], outputs: Sequ
         session = runtime.InferenceSession(data, options, providers=["CPUExecutionProvider"])
         wanted = session.run(list(outputs), dict(inputs))
     except Exception as error:  # noqa: BLE001  onnxruntime's errors have no common class
-        first = str(error).strip().splitlines()[0][:200]
-        return f"not compared: onnxruntime does not run it ({first})"
+        return f"not compared: onnxruntime does not run it ({first_line(error)[:200]})"
     found = call(**inputs)
     found = found if isinstance(found, tuple) else (found,)
     worst = 0.0
     for name, ours, theirs in zip(outputs, found, wanted, strict=True):
         if isinstance(theirs, list):  # maps of class labels, which come as one array here
             continue
-        difference = _difference(np.asarray(jax.device_get(ours)), np.asarray(theirs))
-        if not difference <= _TOLERANCE:
+        if np.asarray(theirs).dtype.kind in "OSU":
+            continue  # text, which JAX has not
+        apart = difference(ours, theirs)
+        if not apart <= TOLERANCE:
             raise ConversionError(
-                f"The output {name!r} differs from onnxruntime's by {difference:.1e}, relative to "
+                f"The output {name!r} differs from onnxruntime's by {apart:.1e}, relative to "
                 "its largest number. Please report the model; check=False leaves the comparison "
                 "out."
             )
-        worst = max(worst, difference)
+        worst = max(worst, apart)
     return Verification(worst)
-
-
-def _difference(ours: np.ndarray, theirs: np.ndarray) -> float:
-    if theirs.dtype.kind in "OSU":
-        return 0.0
-    if ours.shape != theirs.shape:
-        return float("inf")
-    if theirs.dtype.kind in "biu" or ours.size == 0:
-        return float(not np.array_equal(ours, theirs))
-    a, b = ours.astype(np.complex128), theirs.astype(np.complex128)
-    if not np.array_equal(np.isnan(a), np.isnan(b)) or not np.array_equal(np.isinf(a), np.isinf(b)):
-        return float("inf")
-    finite = np.isfinite(b)
-    scale = max(float(np.abs(b[finite]).max(initial=0.0)), 1e-6)
-    return float(np.abs(a - b)[finite].max(initial=0.0)) / scale
