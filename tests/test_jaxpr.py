@@ -222,3 +222,13 @@ def test_inlined_equations_keep_their_lines_and_scopes() -> None:
     assert source_line(after.equation) == source_line(before.equation)
     assert "outer" in str(after.equation.source_info.name_stack)
     assert not after.callers and len(before.callers) == 1
+
+
+def test_equations_of_a_function_of_jax_have_the_line_that_calls_it() -> None:
+    def places(x: Any) -> Any:
+        return jnp.searchsorted(jnp.arange(9.0), x)
+
+    flat = inline_calls(jax.make_jaxpr(places)(jnp.ones(3)))
+    (site,) = (site for site in walk(flat) if site.equation.primitive.name == "le_to")
+    line = source_line(site.equation, site.callers)
+    assert line is not None and line.function.endswith("places")
