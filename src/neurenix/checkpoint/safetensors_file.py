@@ -7,22 +7,19 @@ a module names its arrays (``weights.py``), nor atomic writing (``neurenix._core
 from __future__ import annotations
 
 import os
-import zlib
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
-import safetensors
-import safetensors.flax
+import safetensors.numpy
 
-from neurenix._core.errors import ArgumentTypeError, CheckpointError, did_you_mean
+from neurenix._core.errors import CheckpointError, did_you_mean
 from neurenix._core.files import write_whole
 from neurenix._processes import by_first, gathered, is_shared
-from neurenix.checkpoint.file_formats import check_name, described
+from neurenix.checkpoint.file_formats import check_name
+from neurenix.checkpoint.tensor_files import SafetensorsFile, checked_path, checksum
 
-TRAINER = "neurenix-trainer"
-"""The format of a file that holds the state of a trainer."""
 _SHOWN = 8
 
 
@@ -32,7 +29,12 @@ def part_of(tensors: dict[str, Any], prefix: str) -> dict[str, Any]:
 
 
 def write_tensors(
-    tensors: dict[str, Any], path: str | os.PathLike[str], about: dict[str, str], *, what: str
+    tensors: dict[str, Any],
+    path: str | os.PathLike[str],
+    about: dict[str, str],
+    *,
+    what: str,
+    arrange: Callable[[dict[str, np.ndarray]], dict[str, np.ndarray]] = dict,
 ) -> None:
     """Write a safetensors file with a checksum, atomically.
 
@@ -44,20 +46,22 @@ def write_tensors(
         path: the file; a missing folder is created.
         about: further metadata by name; ``"format"`` names the writer.
         what: the name of the contents in error messages.
+        arrange: returns the arrays that the file has for ``tensors`` on the host.
 
     Raises:
         CheckpointError: the file cannot be written.
         ArgumentError: the suffix of ``path`` belongs to another format.
         ArgumentTypeError: ``path`` has the wrong type.
     """
-    target = _path(path)
+    target = checked_path(path)
     check_name(target)
     shared = any(map(is_shared, tensors.values()))
-    if shared:
-        tensors = {name: gathered(tensor) for name, tensor in tensors.items()}
+    whole = {name: gathered(tensor) for name, tensor in tensors.items()}
 
     def write() -> None:
-        data = safetensors.flax.save(tensors, about | {"crc32": str(_checksum(tensors, about))})
+        arrays = {name: np.asarray(array, order="C") for name, array in arrange(whole).items()}
+        found = str(checksum(arrays, arrays.__getitem__, about))
+        data = safetensors.numpy.save(arrays, about | {"crc32": found})
         write_whole(target, data, error=CheckpointError, what=what)
 
     if shared:
@@ -75,25 +79,10 @@ def read_tensors(
         CheckpointError: the file is missing or damaged.
         ArgumentTypeError: ``path`` has the wrong type.
     """
-    path = _path(path)
-    try:
-        with safetensors.safe_open(path, framework="flax") as file:
-            about = file.metadata() or {}
-            tensors = {name: file.get_tensor(name) for name in file.keys()}
-    except FileNotFoundError as error:
-        raise CheckpointError(f"There is no file of {what} at {path}.") from error
-    except (safetensors.SafetensorError, OSError) as error:
-        if path.exists() and (known := described(path)):
-            raise CheckpointError(f"{path} is no file of {what}. {known}") from error
-        raise CheckpointError(
-            f"The file {path} is damaged, incomplete or no safetensors file: {error}."
-        ) from error
-    checksum = about.pop("crc32", None)
-    if checksum is not None and checksum != str(_checksum(tensors, about)):
-        raise CheckpointError(
-            f"The file {path} is damaged: its values do not have the checksum it was saved with."
-        )
-    return tensors, about
+    file = SafetensorsFile(checked_path(path), what)
+    file.check()
+    about = {name: value for name, value in file.about.items() if name != "crc32"}
+    return {name: file.read(name) for name in file.types}, about
 
 
 def differences(expected: dict[str, Any], stored: dict[str, Any], owner: str = "model") -> str:
@@ -121,24 +110,5 @@ def differences(expected: dict[str, Any], stored: dict[str, Any], owner: str = "
 
 
 def _kind(dtype: Any) -> str:
-    return "float" if jnp.issubdtype(dtype, jnp.floating) else str(dtype)
-
-
-def _checksum(tensors: dict[str, Any], about: dict[str, str]) -> int:
-    total = 0
-    for name in sorted(tensors):
-        total = zlib.crc32(name.encode(), total)
-        values = np.ascontiguousarray(np.asarray(tensors[name]))
-        total = zlib.crc32(values.tobytes(), total)
-    if about.get("format") == TRAINER:  # other programs may add metadata to a file of weights
-        for name in sorted(about):
-            total = zlib.crc32(f"{name}={about[name]}".encode(), total)
-    return total
-
-
-def _path(path: Any) -> Path:
-    if not isinstance(path, (str, os.PathLike)):
-        raise ArgumentTypeError(f"The argument `path` is a path, got {type(path).__name__}.")
-    if not Path(path).name:
-        raise CheckpointError(f"The path {str(path)!r} names no file.")
-    return Path(path)
+    kinds = {"float": jnp.floating, "integer": jnp.integer, "complex": jnp.complexfloating}
+    return next((name for name, kind in kinds.items() if jnp.issubdtype(dtype, kind)), str(dtype))

@@ -35,6 +35,7 @@ from neurenix.train.options import (
     DEFAULT_FIT_OPTIONS,
     DEFAULT_TRAIN_OPTIONS,
     FIT_OPTIONS,
+    REMATS,
     FitOptions,
     TrainOptions,
     check_options,
@@ -440,7 +441,8 @@ class Trainer:
         module: Any = self._state.module
         if moment_dtype is not None:
             optimizer = optim.held_in(moment_dtype, optimizer)
-        if "remat" in options and hasattr(module, "with_remat"):  # the model has its own policies
+        own = hasattr(module, "with_remat") and options.get("remat") not in REMATS[1:]
+        if "remat" in options and own:  # a policy of the model
             module, options["remat"] = module.with_remat(options["remat"]), "none"
         return type(self)(
             module,

@@ -25,7 +25,8 @@ from neurenix._core.errors import (
     differing_names,
 )
 from neurenix._jit.random_keys import like, numbers_of
-from neurenix.checkpoint.safetensors_file import TRAINER, part_of, read_tensors, write_tensors
+from neurenix.checkpoint.safetensors_file import part_of, read_tensors, write_tensors
+from neurenix.checkpoint.tensor_files import TRAINER
 from neurenix.train.ema import averaging
 from neurenix.train.step import StepState
 from neurenix.train.trainer_state import TrainerState

@@ -20,7 +20,9 @@ from neurenix._core.errors import (
 from neurenix._nnx import nnx
 from neurenix.interop.torch.dtypes import is_abstract, load_torch, to_jax
 from neurenix.interop.torch.dtypes import to_torch as to_tensor
+from neurenix.interop.torch.examples import varied
 from neurenix.interop.torch.module import TorchModule
+from neurenix.interop.torch.problems import found_in, raise_any
 from neurenix.interop.torch.programs import Programs, free_axes
 from neurenix.interop.torch.repeats import stacked_names
 from neurenix.interop.torch.storage import plan_weights
@@ -34,7 +36,8 @@ def from_torch(
     example_kwargs: Mapping[str, Any] | None = None,
     dynamic_shapes: Any = None,
     scan: bool = True,
-    check: bool = True,
+    check: bool | None = None,
+    remat: str = "none",
 ) -> TorchModule:
     """Return a PyTorch module as a Neurenix module that computes in JAX.
 
@@ -45,19 +48,24 @@ def from_torch(
     Args:
         module: a ``torch.nn.Module``. It is not changed.
         example_inputs: tensors as its ``forward`` takes them: one, a tuple, or a dict of named
-            arguments. Their values do not matter, but for the comparison.
+            arguments. Their values do not matter, but for the comparison, which puts various
+            numbers in place of a tensor of zeros or ones.
         example_kwargs: named arguments besides.
         dynamic_shapes: axes that may have other sizes later, as ``torch.export.export`` takes
             them. By default the first axis of every tensor, the batch, may, and the second of token
-            ids, the length, where the model allows.
+            ids, the length, where the model allows. With ``{}`` no axis is free, which converts
+            faster: the module is exported anew for inputs of other shapes.
         scan: compute layers that repeat as a loop, so that many compile like one.
-        check: compare outputs, losses and gradients with PyTorch's on the example inputs.
+        check: compare outputs, losses and gradients with PyTorch's on the example inputs. By
+            default that is done wherever there are values to compare.
+        remat: what the backward pass computes again, see ``TorchModule.with_remat``.
 
     Returns:
         the module; ``verification`` has the differences that were found.
 
     Raises:
-        ArgumentError: there are no example inputs.
+        ArgumentError: there are no example inputs; ``check`` is True and there are no values; or
+            ``remat`` needs layers that are a loop.
         ArgumentTypeError: ``module`` is no ``torch.nn.Module``.
         ConversionError: the module cannot be exported, has operators without a function here (all
             are named, see ``nx.register_torch_op``), or computes something else here.
@@ -74,22 +82,33 @@ def from_torch(
         raise ArgumentTypeError(
             f"nx.from_torch takes a torch.nn.Module; got {type(module).__name__}."
         )
+    module = uncompiled(module)
     args, kwargs = example_arguments(module, example_inputs, example_kwargs)
+    raise_any(module, found_in(module, args, kwargs))
+    abstract = any(is_abstract(t) for t in [*_tensors(module), *args, *kwargs.values()])
+    if check and abstract:
+        raise ArgumentError(
+            f"{type(module).__name__} or an example input is on the meta device, which has shapes "
+            "and no values to compare with: leave check out. To compare, convert a small model of "
+            "the same class with values."
+        )
     if dynamic_shapes is None:
         args, kwargs = several_rows(args, kwargs)
         dynamic_shapes = free_axes(args, kwargs)
     programs = Programs(module, args, kwargs, dynamic_shapes=dynamic_shapes, scan=scan)
     training = programs.get(training=True)
     kinds, arrays = _weights(module, programs.names)
-    weights = plan_weights(kinds, arrays, stacked_names(training.steps))
+    files = _file_names(module, programs.names)
+    weights = plan_weights(kinds, arrays, stacked_names(training.steps), files)
     converted = TorchModule(programs, weights, arrays, nnx.Rngs(random.next_key()))
     if not module.training:
         converted.eval()
-    if check and not any(is_abstract(t) for t in [*_tensors(module), *args, *kwargs.values()]):
+    if check is not False and not abstract:
+        args, kwargs = varied((args, kwargs))
         found = verify(module, programs, weights, converted.arrays(), args, kwargs)
         programs.verification = found
         sys.stderr.write(f"neurenix: {type(module).__name__} converted; {found}\n")
-    return converted
+    return converted if remat == "none" else converted.with_remat(remat)
 
 
 def to_torch(model: TorchModule, module: Any) -> None:
@@ -117,8 +136,12 @@ def to_torch(model: TorchModule, module: Any) -> None:
         raise ArgumentTypeError(
             f"nx.to_torch takes a model of nx.from_torch; got {type(model).__name__}."
         )
+    if not isinstance(module, torch.nn.Module):
+        raise ArgumentTypeError(
+            f"nx.to_torch writes into a torch.nn.Module; got {type(module).__name__}."
+        )
     view = model.weight_view()
-    tensors = dict(_named_tensors(module))
+    tensors = dict(_named_tensors(uncompiled(module)))
     missing = [name for name in view if name not in tensors]
     other = [n for n in view if n in tensors and tuple(tensors[n].shape) != view[n].shape]
     if missing or other:
@@ -162,10 +185,23 @@ def example_arguments(
             "forward takes them: example_inputs=(torch.zeros(2, 3, 32, 32),)."
         )
     if isinstance(inputs, Mapping):
-        return (), {**inputs, **named}
-    if inputs is None:
-        return (), named
-    return (tuple(inputs) if isinstance(inputs, (tuple, list)) else (inputs,)), named
+        inputs, named = (), {**inputs, **named}
+    elif inputs is None:
+        inputs = ()
+    given = tuple(inputs) if isinstance(inputs, (tuple, list)) else (inputs,)
+    torch = load_torch()
+
+    def detached(leaf: Any) -> Any:
+        is_tensor = isinstance(leaf, torch.Tensor) and leaf.requires_grad
+        return leaf.detach() if is_tensor else leaf
+
+    return load_torch("torch.utils._pytree").tree_map(detached, (given, named))
+
+
+def uncompiled(module: Any) -> Any:
+    """Return the module that ``torch.compile`` was given, which has the names of its parameters."""
+    compiled = type(module).__name__ == "OptimizedModule"
+    return dict(module.named_children()).get("_orig_mod", module) if compiled else module
 
 
 def several_rows(
@@ -206,3 +242,13 @@ def _weights(module: Any, names: Mapping[str, str]) -> tuple[dict[str, str], dic
         if names[name] == name:
             kinds[name], arrays[name] = "buffer", to_jax(tensor)
     return kinds, arrays
+
+
+def _file_names(module: Any, names: Mapping[str, str]) -> dict[str, tuple[str, ...]]:
+    """Return the names in PyTorch's files of every parameter and buffer; none if not in files."""
+    stored = set(module.state_dict(keep_vars=True))
+    found: dict[str, tuple[str, ...]] = {first: () for first in names.values()}
+    for name, first in names.items():
+        if name in stored:
+            found[first] = (*found[first], name)
+    return found

@@ -88,15 +88,16 @@ def to_jax(tensor: Any) -> Any:
     return np.array(values, dtype=wanted, copy=True)
 
 
-def to_torch(array: Any, like: Any) -> Any:
-    """Return an array as a tensor with the dtype and device of another."""
+def to_torch(array: Any, like: Any = None) -> Any:
+    """Return an array as a tensor, with the dtype and device of another if one is given."""
     torch = load_torch()
 
     values = np.asarray(array)
     if values.dtype == jnp.bfloat16:
         tensor = torch.from_numpy(values.view(np.int16).copy()).view(torch.bfloat16)
-    elif values.dtype.kind == "V" or "float8" in str(values.dtype):
-        tensor = torch.from_numpy(values.astype(np.float32))
+    elif "float8" in str(values.dtype):
+        dtype = getattr(torch, str(values.dtype))
+        tensor = torch.from_numpy(values.view(np.uint8).copy()).view(dtype)
     else:
         tensor = torch.from_numpy(np.array(values, copy=True))
-    return tensor.to(dtype=like.dtype, device=like.device)
+    return tensor if like is None else tensor.to(dtype=like.dtype, device=like.device)

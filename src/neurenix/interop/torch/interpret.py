@@ -7,6 +7,7 @@ operators (``operators``).
 from __future__ import annotations
 
 import functools
+import math
 import types
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -14,11 +15,15 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import PartitionSpec
 
 from neurenix._core.errors import ArgumentError
-from neurenix._core.source_files import SourceLine
+from neurenix._core.source_files import SourceLine, converted_function
+from neurenix.distribute.mesh import BATCH_AXES
+from neurenix.interop.torch.masks import ATTENTION, Masks
 from neurenix.interop.torch.program import Operation, Program, Value, map_values
 from neurenix.interop.torch.repeats import Carried, Local, Loop, Stacked
+from neurenix.models.remat import checkpointed
 
 Key = Callable[[], jax.Array]
 
@@ -31,6 +36,7 @@ def compute(
     *,
     key: jax.Array | None = None,
     product_dtype: Any = None,
+    remat: str = "none",
 ) -> tuple[list[Any], dict[str, Any]]:
     """Compute a program.
 
@@ -42,6 +48,8 @@ def compute(
         key: random key of this call, for dropout; None where nothing is random.
         product_dtype: dtype of the operands of matrix products and convolutions, where that is
             smaller than the one that the module was written in (mixed precision).
+        remat: what the backward pass recomputes in each layer of a loop, or, without a loop, in the
+            whole program: a policy of ``models.remat``.
 
     Returns:
         the user's results, flat, and the new values of buffers by name.
@@ -49,19 +57,25 @@ def compute(
     Raises:
         ArgumentError: the program draws random numbers and there is no key.
     """
-    return _Computation(weights, key, product_dtype).run(steps, program, inputs)
+    computation = _Computation(weights, key, product_dtype, remat, batch_size(inputs))
+    return computation.run(steps, program, inputs)
 
 
 class _Computation:
-    def __init__(self, weights: Mapping[str, Any], key: Any, product_dtype: Any) -> None:
+    def __init__(
+        self, weights: Mapping[str, Any], key: Any, product_dtype: Any, remat: str, batch: int
+    ) -> None:
         self._weights, self._key, self._product_dtype = weights, key, product_dtype
+        self._remat, self._batch = remat, batch
+        self._masks: Masks | None = None
 
     def run(
         self, steps: Sequence[Operation | Loop], program: Program, inputs: Sequence[Any]
     ) -> tuple[list[Any], dict[str, Any]]:
         values: list[Any] = [None] * program.num_values
         for index, constant in program.constants.items():
-            values[index] = constant
+            # NumPy arrays have no ``.at``, and cannot be indexed by what is traced.
+            values[index] = jnp.asarray(constant) if hasattr(constant, "dtype") else constant
         for index, name in program.weights.items():
             values[index] = self._weights[name]
         for index, given in zip(program.inputs, inputs, strict=True):
@@ -70,11 +84,13 @@ class _Computation:
         def read(leaf: Any) -> Any:
             return values[leaf.index] if isinstance(leaf, Value) else leaf
 
+        around, self._masks = self._masks, Masks(program, values)
         for step in steps:
             if isinstance(step, Loop):
                 self._loop(step, values, read)
             else:
                 values[step.output] = self._compute(step, read, self._key)
+        self._masks = around
         results = [read(result.value) for result in program.results]
         pairs = list(zip(program.results, results, strict=True))
         buffers = {result.buffer: value for result, value in pairs if result.buffer is not None}
@@ -86,6 +102,7 @@ class _Computation:
 
         def body(carry: list[Any], each: tuple[jax.Array, list[Any]]) -> tuple[Any, Any]:
             number, weights = each
+            carry = [on_replicas(value, self._batch) for value in carry]
             local: list[Any] = [None] * len(loop.operations)
             key = None if self._key is None else jax.random.fold_in(self._key, number)
 
@@ -102,7 +119,10 @@ class _Computation:
                 local[position] = self._compute(operation, inside, key)
             return [local[p] for p in loop.carried], [local[p] for p in loop.collected]
 
-        last, collected = jax.lax.scan(body, start, (jnp.arange(loop.count), stacked))
+        each = (jnp.arange(loop.count), stacked)
+        line = loop.operations[-1].line  # of the loop itself: what it stacks, copies and keeps
+        layer = checkpointed(body, self._remat, in_scan=True)
+        last, collected = at_line(line, jax.lax.scan, layer, start, each)
         for found, indices in zip(collected, loop.collected_values, strict=True):
             for number, index in enumerate(indices):
                 if index is not None:
@@ -124,16 +144,22 @@ class _Computation:
             return operation.function(*positional, **named)
         if known is None:
             raise ArgumentError(f"{operation.name} at {operation.line} has no function here.")
+        if operation.name == ATTENTION and self._masks is not None:
+            named |= self._masks.told(operation.arguments[1].get("attn_mask"))
         if known.nested:
             named["run"] = self._nested
         if known.random is not None:
             named["rng"] = self._key_of(operation, key)
         if known.product and self._product_dtype is not None:
             positional, named = map_values(self._narrowed, (positional, named))
-        call = _standing_at(operation.line) if operation.line else _called
+        run = functools.partial(known.function, *positional, **named)
         with jax.named_scope(operation.scope or "torch"):
-            result = call(known.function, positional, named)
-            return _cast(result, operation.results, self._product_dtype)
+            return at_line(operation.line, self._result, run, operation)
+
+    def _result(self, run: Callable[[], Any], operation: Operation) -> Any:
+        result = _cast(run(), operation.results, self._product_dtype)
+        is_product = operation.operator is not None and operation.operator.product
+        return on_replicas(result, self._batch) if is_product else result
 
     def _nested(self, program: Program, inputs: Sequence[Any]) -> list[Any]:
         return self.run(program.operations, program, inputs)[0]
@@ -155,6 +181,28 @@ class _Computation:
         return draw
 
 
+def batch_size(inputs: Sequence[Any]) -> int:
+    """Return the size of the first axis of the first input that has one; 0 if none has."""
+    return next((value.shape[0] for value in inputs if getattr(value, "shape", ())), 0)
+
+
+def on_replicas(value: Any, batch: int) -> Any:
+    """Constrain an array whose first axis is the batch to be divided over the replicas.
+
+    Its other axes are left to the compiler. Without this, it may divide activations as the weights
+    are divided, and gather the batch.
+    """
+    mesh = jax.sharding.get_abstract_mesh()
+    if mesh.empty or mesh.manual_axes or not isinstance(value, jax.Array):
+        return value
+    axes = tuple(name for name in BATCH_AXES if mesh.shape.get(name, 1) > 1)
+    parts = math.prod(mesh.shape[name] for name in axes)
+    if not axes or value.ndim == 0 or value.shape[0] != batch or batch % parts:
+        return value
+    rest = (PartitionSpec.UNCONSTRAINED,) * (value.ndim - 1)
+    return jax.lax.with_sharding_constraint(value, PartitionSpec(axes, *rest))
+
+
 def _cast(result: Any, expected: Any, product_dtype: Any) -> Any:
     """Return a result in the dtype that it has in PyTorch, or in that of mixed precision."""
     if isinstance(expected, list):
@@ -170,25 +218,23 @@ def _cast(result: Any, expected: Any, product_dtype: Any) -> Any:
     return result.astype(dtype)
 
 
-def _called(function: Callable[..., Any], positional: Any, named: Any) -> Any:
-    return function(*positional, **named)
-
-
-@functools.lru_cache(maxsize=4096)
-def _standing_at(line: SourceLine) -> Callable[..., Any]:
-    """Return a function that calls another one from a line of the user's.
+def at_line(line: SourceLine | None, function: Callable[..., Any], *args: Any) -> Any:
+    """Return ``function(*args)``, called from a line of the user's.
 
     JAX records the lines behind an operation, and the TPU compiler passes them on: so they name the
     user's PyTorch code.
     """
+    return function(*args) if line is None else _standing_at(line)(function, args)
+
+
+@functools.lru_cache(maxsize=4096)
+def _standing_at(line: SourceLine) -> Callable[..., Any]:
+    name = converted_function(line.function)
     code = _CALL.replace(
-        co_filename=line.file,
-        co_firstlineno=line.line,
-        co_name=line.function,
-        co_qualname=line.function,
+        co_filename=line.file, co_firstlineno=line.line, co_name=name, co_qualname=name
     )
     return types.FunctionType(code, {})
 
 
 # On one line, so that all of it stands at the first line of its code.
-_CALL = (lambda function, positional, named: function(*positional, **named)).__code__
+_CALL = (lambda function, args: function(*args)).__code__

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from neurenix._core.source_files import SourceLine
+from neurenix._core.source_files import SourceLine, is_neurenix
 from neurenix.interop.torch import registry
 from neurenix.interop.torch.dtypes import jax_dtype, load_torch, schema_of, to_jax
 from neurenix.interop.torch.registry import Operator
@@ -19,6 +19,7 @@ from neurenix.interop.torch.registry import Operator
 # Arguments that say where and how a tensor is stored, which XLA decides.
 _STORAGE = {"device", "layout", "pin_memory", "memory_format", "non_blocking", "implicit"}
 _FRAME = re.compile(r'File "(.*?)", line (\d+), in (\S+)')
+_NUMBER = re.compile(r"(?:^|\.)(\d+)(?=\.|$)")
 _GENERATED = ("<eval_with_key>", "<string>", "<frozen")
 
 
@@ -42,7 +43,8 @@ class Operation:
         results: shape and dtype of the result, or of each of several; None for what is no tensor.
         line: the user's line.
         scope: path of the module that it belongs to, ``"layers.0.mlp"``.
-        layer: the repeated layer that it belongs to: prefix and number, ``("layers", 0)``.
+        layers: the numbered modules that it belongs to, the outermost first: prefix and number,
+            ``(("stages", 2), ("stages.2.blocks", 0))``.
     """
 
     name: str
@@ -53,7 +55,7 @@ class Operation:
     results: Any
     line: SourceLine | None
     scope: str
-    layer: tuple[str, int] | None
+    layers: tuple[tuple[str, int], ...]
 
     @property
     def is_random(self) -> bool:
@@ -88,6 +90,7 @@ class Program:
         types: value → shape and dtype, as ``Operation.results``.
         num_values: how many values there are.
         unknown: operators that have no function here, with the first line of each.
+        masks: what ``masks`` found out about attention masks.
         narrowed: lines that compute in 64 bits, which are 32 here: dtype → first line.
     """
 
@@ -100,6 +103,7 @@ class Program:
     num_values: int = 0
     unknown: dict[str, SourceLine | None] = field(default_factory=dict)
     narrowed: dict[str, SourceLine | None] = field(default_factory=dict)
+    masks: dict[Any, dict[str, Any]] = field(default_factory=dict)
 
 
 def read_program(exported: Any, names: Mapping[str, str]) -> Program:
@@ -131,6 +135,17 @@ def read_program(exported: Any, names: Mapping[str, str]) -> Program:
         if kind != "TOKEN":
             reader.program.results.append(Result(reader.convert(value), buffer))
     return reader.finish()
+
+
+def pruned(program: Program, results: list[Result]) -> Program:
+    """Return a program of some results, with the operations that they need."""
+    needed = {value.index for result in results for value in values_in(result.value)}
+    kept = []
+    for operation in reversed(program.operations):
+        if operation.output in needed:
+            kept.append(operation)
+            needed.update(value.index for value in values_in(operation.arguments))
+    return replace(program, operations=kept[::-1], results=results)
 
 
 def values_in(tree: Any) -> Iterator[Value]:
@@ -178,14 +193,7 @@ class _Reader:
     def finish(self) -> Program:
         program = self.program
         program.num_values = len(self._numbers)
-        needed = {value.index for result in program.results for value in values_in(result.value)}
-        kept = []
-        for operation in reversed(program.operations):
-            if operation.output in needed:
-                kept.append(operation)
-                needed.update(value.index for value in values_in(operation.arguments))
-        program.operations = kept[::-1]
-        return program
+        return pruned(program, program.results)
 
     def convert(self, tree: Any) -> Any:
         """Return arguments with values, lists and dtypes of our own."""
@@ -240,7 +248,7 @@ class _Reader:
             results=_results(node.meta.get("val")),
             line=line,
             scope=scope,
-            layer=_layer(node),
+            layers=_layers(scope),
         )
 
     def _note_narrowing(self, value: Any, line: SourceLine | None) -> None:
@@ -296,7 +304,7 @@ def source_line(stack_trace: str | None) -> SourceLine | None:
 
     own = str(torch.__path__[0])
     frames = [f for f in _FRAME.findall(stack_trace or "") if not f[0].startswith(_GENERATED)]
-    users = [frame for frame in frames if not frame[0].startswith(own)] or frames
+    users = [f for f in frames if not f[0].startswith(own) and not is_neurenix(f[0])] or frames
     if not users:
         return None
     file, line, function = users[-1]
@@ -312,10 +320,6 @@ def _scope(node: Any) -> str:
     return stack[-1] if stack else ""
 
 
-def _layer(node: Any) -> tuple[str, int] | None:
-    """Return prefix and number of the outermost numbered module that a node belongs to."""
-    for path in _stack(node):
-        found = re.match(r"(?:(.*?)\.)?(\d+)(?=\.|$)", path)
-        if found:
-            return found[1] or "", int(found[2])
-    return None
+def _layers(scope: str) -> tuple[tuple[str, int], ...]:
+    """Return prefix and number of each numbered module of a path."""
+    return tuple((scope[: found.start()], int(found[1])) for found in _NUMBER.finditer(scope))

@@ -9,16 +9,19 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
 from neurenix._core.errors import ArgumentTypeError, ConversionError, ShapeError
 from neurenix._core.source_files import SourceLine
+from neurenix.interop.check_report import Problem
 from neurenix.interop.torch import operators
 from neurenix.interop.torch.dtypes import load_torch
 from neurenix.interop.torch.export import export
-from neurenix.interop.torch.program import Program, read_program
-from neurenix.interop.torch.repeats import Step, find_loops
+from neurenix.interop.torch.problems import BY_VALUE, NO_NUMBERS
+from neurenix.interop.torch.program import Program, Value, read_program
+from neurenix.interop.torch.repeats import Loop, Step, find_loops
 from neurenix.interop.torch.structure import Structure
 
 __all__ = ["Exported", "Programs", "free_axes"]
@@ -51,15 +54,46 @@ class Exported:
         Raises:
             ArgumentTypeError, ShapeError: they are not like the example inputs.
         """
-        args, kwargs = self._complete(args, dict(kwargs))
-        positional, named = self.takes.children
-        leaves = positional.flatten(args, "the positional arguments")
-        leaves += named.flatten(kwargs, "the named arguments")
+        leaves = self.flat_inputs(args, kwargs)
         if len(leaves) != len(self.program.inputs):
             raise ArgumentTypeError(
                 f"The model takes {len(self.program.inputs)} inputs, got {len(leaves)}."
             )
         return [self._input(number, leaf) for number, leaf in enumerate(leaves)]
+
+    @property
+    def is_folded(self) -> bool:
+        """Whether repeated layers are a loop."""
+        return any(isinstance(step, Loop) for step in self.steps)
+
+    def flat_inputs(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Any]:
+        """Return the leaves of the arguments of a call.
+
+        Raises:
+            ArgumentTypeError: they are nested otherwise than the example inputs.
+        """
+        args, kwargs = self._complete(args, dict(kwargs))
+        positional, named = self.takes.children
+        leaves = positional.flatten(args, "the positional arguments")
+        return leaves + named.flatten(kwargs, "the named arguments")
+
+    @property
+    def shapes(self) -> tuple[tuple[Any, ...] | None, ...]:
+        """The shape of each input, None for one that is no tensor."""
+        types = (self.program.types[index] for index in self.program.inputs)
+        return tuple(None if each is None else each[0] for each in types)
+
+    def result_specs(self) -> Any:
+        """Return shape and dtype of each result, nested as the PyTorch module's."""
+        return self.give_results(
+            [
+                jax.ShapeDtypeStruct(*self.program.types[result.value.index])
+                if isinstance(result.value, Value)
+                else result.value
+                for result in self.program.results
+                if result.buffer is None
+            ]
+        )
 
     def _complete(
         self, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -133,7 +167,8 @@ class Programs:
         module: the PyTorch module.
         args: positional example inputs.
         kwargs: named example inputs.
-        dynamic_shapes: as ``torch.export.export`` takes them; ``free_axes`` by default.
+        dynamic_shapes: as ``torch.export.export`` takes them; ``free_axes`` by default. With an
+            empty dict no axis is free: inputs of other shapes have a program of their own.
         scan: make loops of repeated layers.
     """
 
@@ -148,9 +183,15 @@ class Programs:
     ) -> None:
         self._module, self._args, self._kwargs = module, args, kwargs
         self._dynamic_shapes, self._scan = dynamic_shapes, scan
-        self._known: dict[bool, Exported] = {}
+        self._known: dict[Any, Exported] = {}
+        self._is_fixed = isinstance(dynamic_shapes, Mapping) and not dynamic_shapes
         self.names = shared_names(module)
         self.verification: Any = None
+
+    @property
+    def module(self) -> Any:
+        """The PyTorch module."""
+        return self._module
 
     def get(self, *, training: bool) -> Exported:
         """Return the program for a mode; it is exported at the first call.
@@ -159,23 +200,48 @@ class Programs:
             ConversionError: it cannot be exported, or has operators that nothing here computes.
         """
         if training not in self._known:
-            self._known[training] = self._export(training)
+            self._known[training] = self._export(training, self._args, self._kwargs)
         return self._known[training]
 
-    def _export(self, training: bool) -> Exported:
+    def get_for(
+        self, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, training: bool
+    ) -> tuple[Exported, list[Any]]:
+        """Return the program for the arguments of a call, and its inputs.
+
+        Raises:
+            ArgumentTypeError, ShapeError: they are not like the example inputs.
+            ConversionError: as ``get``.
+        """
+        program = self.get(training=training)
+        if not self._is_fixed:
+            return program, program.take_inputs(args, kwargs)
+        leaves = program.flat_inputs(args, kwargs)
+        shapes = tuple(tuple(leaf.shape) if hasattr(leaf, "shape") else None for leaf in leaves)
+        if program.shapes != shapes:
+            if (training, shapes) not in self._known:
+                examples = program.takes.unflatten(iter(self._resized(program, shapes)))
+                self._known[training, shapes] = self._export(training, *examples)
+            program = self._known[training, shapes]
+        return program, program.take_inputs(args, kwargs)
+
+    def _resized(self, program: Exported, shapes: tuple[Any, ...]) -> list[Any]:
+        """Return the example inputs with other shapes, and no values of interest."""
+        leaves = program.takes.flatten((self._args, dict(self._kwargs)))
+        return [
+            leaf if shape is None else leaf.new_zeros(shape)
+            for leaf, shape in zip(leaves, shapes, strict=True)
+        ]
+
+    def _export(self, training: bool, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Exported:
         operators.load()
         exported = export(
-            self._module,
-            self._args,
-            self._kwargs,
-            training=training,
-            dynamic_shapes=self._dynamic_shapes,
+            self._module, args, kwargs, training=training, dynamic_shapes=self._dynamic_shapes
         )
         program = read_program(exported, self.names)
         if program.unknown:
             raise unknown_operators(program.unknown)
         takes = Structure.of(exported.call_spec.in_spec)
-        flat = takes.children[0].flatten(self._args) + takes.children[1].flatten(dict(self._kwargs))
+        flat = takes.children[0].flatten(args) + takes.children[1].flatten(dict(kwargs))
         fixed = {
             number: leaf
             for number, (index, leaf) in enumerate(zip(program.inputs, flat, strict=True))
@@ -203,11 +269,23 @@ def shared_names(module: Any) -> dict[str, str]:
 
 def unknown_operators(unknown: Mapping[str, SourceLine | None]) -> ConversionError:
     """Return the error that names every operator without a function here, with its line."""
-    lines = [f"  - {name}" + (f" at {line}" if line else "") for name, line in unknown.items()]
-    first = next(iter(unknown)).rpartition(".")[0]
+    lines = [f"  - {problem}" for problem in unknown_problems(unknown)]
     return ConversionError(
-        "These operators of the model have no function in JAX here:\n"
-        + "\n".join(lines)
-        + f'\nSay how one is computed with nx.register_torch_op("{first}", function), or write '
-        "that line of the model otherwise."
+        "These operators of the model have no function in JAX here:\n" + "\n".join(lines)
     )
+
+
+def unknown_problems(unknown: Mapping[str, SourceLine | None]) -> list[Problem]:
+    """Return the operators without a function here as problems, with what to do."""
+    found = []
+    for name, line in unknown.items():
+        packet = name.rpartition(".")[0]
+        if packet in BY_VALUE:
+            found.append(Problem(f"{name}, where {BY_VALUE[packet]},", NO_NUMBERS, line))
+        else:
+            fix = (
+                f'Say how it is computed, nx.register_torch_op("{packet}", function), or write '
+                "that line otherwise."
+            )
+            found.append(Problem(name, fix, line))
+    return found

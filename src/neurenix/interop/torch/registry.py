@@ -35,6 +35,7 @@ class Operator:
 
 
 _OPERATORS: dict[str, Operator] = {}
+_FUNCTIONS: dict[type, Operator] = {}
 
 
 def always(arguments: dict[str, Any]) -> bool:
@@ -78,12 +79,26 @@ def find(namespace: str, name: str, overload: str) -> Operator | None:
     return _OPERATORS.get(f"{packet}.{overload}") or _OPERATORS.get(packet)
 
 
-def register_torch_op(name: str, function: Callable[..., Any], *, random: bool = False) -> None:
+def add(name: str, found: Operator) -> None:
+    """Add an operator by its whole name, ``"my_lib::my_op"``."""
+    _OPERATORS[name] = found
+
+
+def find_function(cls: type) -> Operator | None:
+    """Return what ``register_torch_op`` was given for a ``torch.autograd.Function``, if it was."""
+    return _FUNCTIONS.get(cls)
+
+
+def register_torch_op(
+    name: str | type, function: Callable[..., Any], *, random: bool = False
+) -> None:
     """Say how an operator of your own is computed, for every later ``nx.from_torch``.
 
     Args:
         name: ``"my_lib::my_op"``, as in ``torch.library.custom_op``; with ``".overload"`` behind it
-            for one overload alone. An operator of PyTorch itself, ``"aten::…"``, is replaced.
+            for one overload alone. An operator of PyTorch itself, ``"aten::…"``, is replaced. Or a
+            class of ``torch.autograd.Function``: ``function`` then takes what its ``apply`` takes.
+            Without that, its forward and backward pass are converted.
         function: takes JAX arrays and Python values by the names of the operator's schema, in its
             order. (An argument that is called ``self`` there is called ``x``.) Its gradient is
             JAX's; give a ``jax.custom_vjp`` for another.
@@ -98,6 +113,9 @@ def register_torch_op(name: str, function: Callable[..., Any], *, random: bool =
         >>> import jax.numpy as jnp
         >>> nx.register_torch_op("my_lib::double", lambda x: 2 * x)
     """
+    if isinstance(name, type) and callable(function):
+        _FUNCTIONS[name] = Operator(function, always if random else None)
+        return
     if not isinstance(name, str) or name.count("::") != 1 or not all(name.split("::")):
         raise ArgumentError(
             f'The name of an operator is "namespace::name", such as "my_lib::my_op"; got {name!r}.'

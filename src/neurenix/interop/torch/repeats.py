@@ -2,7 +2,8 @@
 
 A model of 80 equal layers becomes one ``lax.scan``, which compiles like one layer. Layers are equal
 where their operations, literals, shapes and wiring are. A block that repeats may span several
-layers (Gemma 2 alternates two kinds of attention).
+layers (Gemma 2 alternates two kinds of attention), and includes what stands between layers outside
+of their modules. Layers inside of layers are found where the outer ones differ.
 
 Owns finding them. Does not own how a loop is computed (``interpret``) or stored (``storage``).
 """
@@ -13,10 +14,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
+
 from neurenix.interop.torch.program import Operation, Program, Value, values_in
 
-# Layers of one repeated block, and how many repetitions are worth a loop.
-_PERIODS = (1, 2, 3, 4, 5, 6)
+# Groups of operations of one repeated block, and how many repetitions are worth a loop. What
+# stands between layers, such as a sum, is a group of its own.
+_PERIODS = range(1, 13)
 MIN_REPEATS = 4
 
 
@@ -72,41 +76,49 @@ Step = Operation | Loop
 
 def find_loops(program: Program) -> list[Step]:
     """Return the operations of a program, with repeated layers as loops."""
-    users = _users(program)
-    groups = _group(program.operations)
+    return _fold(program.operations, 0, program, _users(program))
+
+
+def _fold(
+    operations: list[Operation], level: int, program: Program, users: dict[int, list[int]]
+) -> list[Step]:
+    """Fold the layers of one level of numbered modules; inside of other layers, of the next."""
     steps: list[Step] = []
-    start = 0
-    while start < len(groups):
-        found = _longest(groups, start, program, users)
-        if found is None:
-            steps.extend(groups[start][1])
-            start += 1
-        else:
+    starts = _starts(operations, level)
+    signatures = [repr((o.name, o.function, o.results)) for o in operations]
+    at = 0
+    while at < len(operations):
+        following = [start for start in starts if start > at] + [len(operations)]
+        inside = at in starts and len(operations[at].layers) > level
+        found = _longest(operations, signatures, at, following, program, users) if inside else None
+        if found is not None:
             loop, used = found
             steps.append(loop)
-            start += used
+            at += used
+            continue
+        part = operations[at : following[0]]
+        deeper = inside and any(len(operation.layers) > level + 1 for operation in part)
+        steps.extend(_fold(part, level + 1, program, users) if deeper else part)
+        at = following[0]
     return steps
 
 
-Group = tuple[tuple[str, int] | None, list[Operation]]
-
-
-def _group(operations: Sequence[Operation]) -> list[Group]:
-    """Group consecutive operations of one layer."""
-    groups: list[Group] = []
+def _starts(operations: Sequence[Operation], level: int) -> list[int]:
+    """Return where the operations of another layer begin."""
+    starts: list[int] = []
     members: set[int] = set()
-    for operation in operations:
-        layer = operation.layer
+    current: tuple[str, int] | None = None
+    for number, operation in enumerate(operations):
+        layer = operation.layers[level] if len(operation.layers) > level else None
         sources = {value.index for value in values_in(operation.arguments)}
         # Taking an item of a tuple belongs to no module: it goes with what made the tuple.
-        if layer is None and operation.operator is None and groups and sources & members:
-            layer = groups[-1][0]
-        if not groups or groups[-1][0] != layer:
-            groups.append((layer, []))
-            members = set()
-        groups[-1][1].append(operation)
+        if layer is None and operation.operator is None and sources & members:
+            layer = current
+        if not starts or layer != current:
+            starts.append(number)
+            members, current = set(), layer
         members.add(operation.output)
-    return groups
+    return starts
 
 
 def _users(program: Program) -> dict[int, list[int]]:
@@ -122,41 +134,39 @@ def _users(program: Program) -> dict[int, list[int]]:
 
 
 def _longest(
-    groups: list[Group], start: int, program: Program, users: dict[int, list[int]]
+    operations: list[Operation],
+    signatures: list[str],
+    start: int,
+    following: list[int],
+    program: Program,
+    users: dict[int, list[int]],
 ) -> tuple[Loop, int] | None:
-    """Return the loop that begins at a group and takes the most groups, and how many it takes."""
-    layer = groups[start][0]
-    if layer is None:
-        return None
-    end = start
-    while end < len(groups) and (key := groups[end][0]) is not None and key[0] == layer[0]:
-        end += 1
+    """Return the loop from ``start`` on that takes the most operations, and how many it takes.
+
+    A block is the operations up to one of the ``following`` starts of layers; where the last block
+    ends does not matter.
+    """
     best: tuple[Loop, int] | None = None
-    for period in _PERIODS:
-        most = (end - start) // period
-        if most < MIN_REPEATS or (best is not None and most * period <= best[1]):
-            continue
-        blocks = [
-            [o for _, group in groups[at : at + period] for o in group]
-            for at in range(start, start + most * period, period)
-        ]
-        count = _equal_sizes(blocks)
-        while count >= MIN_REPEATS and (best is None or count * period > best[1]):
-            loop, fitting = _as_loop(blocks[:count], program, users)
+    for _, end in zip(_PERIODS, following, strict=False):
+        size = end - start
+        count = _equal_blocks(signatures, start, size)
+        while count >= MIN_REPEATS and (best is None or count * size > best[1]):
+            blocks = [operations[start + n * size : start + (n + 1) * size] for n in range(count)]
+            loop, fitting = _as_loop(blocks, program, users)
             if loop is not None:
-                best = loop, count * period
+                best = loop, count * size
                 break
             count = min(count - 1, fitting)
     return best
 
 
-def _equal_sizes(blocks: list[list[Operation]]) -> int:
-    """Return how many blocks from the first on have its operations, by name and shape."""
-    first = [(o.name, o.function, repr(o.results)) for o in blocks[0]]
-    for number, block in enumerate(blocks):
-        if [(o.name, o.function, repr(o.results)) for o in block] != first:
-            return number
-    return len(blocks)
+def _equal_blocks(signatures: list[str], start: int, size: int) -> int:
+    """Return how many blocks of a size have the operations of the first, by name and shape."""
+    first = signatures[start : start + size]
+    count = 1
+    while signatures[start + count * size : start + (count + 1) * size] == first:
+        count += 1
+    return count
 
 
 class _Different(Exception):
@@ -182,6 +192,7 @@ class _Comparison:
 
     def __init__(self, blocks: list[list[Operation]], program: Program) -> None:
         self._blocks, self._names, self._types = blocks, program.weights, program.types
+        self._constants = program.constants
         self._positions = [{o.output: p for p, o in enumerate(block)} for block in blocks]
         self._weights: dict[tuple[str, ...], int] = {}
         self._carried: dict[int, int] = {}  # position → number
@@ -247,6 +258,10 @@ class _Comparison:
             self._expect_types(indices)
             names = tuple(self._names[index] for index in indices)
             return Stacked(self._weights.setdefault(names, len(self._weights)))
+        if all(index in self._constants for index in indices):
+            each = [self._constants[index] for index in indices]
+            self._expect([_same(constant, each[0]) for constant in each])
+            return first
         return self._from_before(indices)
 
     def _from_before(self, indices: list[int]) -> Carried:
@@ -272,6 +287,12 @@ class _Comparison:
     def _expect(self, same: list[bool]) -> None:
         if not all(same):
             raise _Different(same.index(False))
+
+
+def _same(constant: Any, other: Any) -> bool:
+    if isinstance(constant, np.ndarray) and isinstance(other, np.ndarray):
+        return constant.dtype == other.dtype and np.array_equal(constant, other)
+    return constant is other
 
 
 def stacked_names(steps: Sequence[Step]) -> list[tuple[str, ...]]:

@@ -1,7 +1,7 @@
 """The weights of a PyTorch module as variables of a Neurenix module, under PyTorch's names.
 
 Owns which variables there are: parameters, buffers, tied ones once, those of repeated layers
-stacked. Does not own how files name them (``neurenix.train.weights``).
+stacked, and the names that files have for them. Does not own files (``weight_files``).
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from neurenix._nnx import nnx
+from neurenix.checkpoint.weights import FILE_NAMES, FileNames
 from neurenix.train.module_split import Frozen
 
 _NUMBER = re.compile(r"\.(\d+)(?=\.)|^(\d+)(?=\.)")
@@ -34,12 +35,14 @@ class Weight:
         names: the names in PyTorch; several, one for each layer, where it is stacked.
         kind: ``"parameter"``, ``"frozen"`` or ``"buffer"``.
         dtype: the one that it has in PyTorch.
+        files: how files name it.
     """
 
     path: str
     names: tuple[str, ...]
     kind: str
     dtype: np.dtype
+    files: FileNames
 
     @property
     def is_stacked(self) -> bool:
@@ -48,7 +51,10 @@ class Weight:
 
 
 def plan_weights(
-    kinds: Mapping[str, str], types: Mapping[str, Any], stacks: Sequence[tuple[str, ...]]
+    kinds: Mapping[str, str],
+    types: Mapping[str, Any],
+    stacks: Sequence[tuple[str, ...]],
+    file_names: Mapping[str, tuple[str, ...]],
 ) -> list[Weight]:
     """Return the variables for weights by name, some of them stacked.
 
@@ -56,20 +62,24 @@ def plan_weights(
         kinds: name → kind.
         types: name → ``jax.ShapeDtypeStruct``.
         stacks: names that a loop takes together.
+        file_names: name → all names that files have for it, none where they do not have it.
     """
     weights, taken = [], set[str]()
+
+    def weight(path: str, names: tuple[str, ...]) -> Weight:
+        rows = tuple(file_names[name] or (name,) for name in names)
+        files = FileNames(path, rows, len(names) > 1, bool(file_names[names[0]]))
+        return Weight(path, names, kinds[names[0]], types[names[0]].dtype, files)
+
     for names in stacks:
         known = all(name in kinds for name in names)
-        if known and len({(kinds[n], types[n].shape, types[n].dtype) for n in names}) == 1:
-            weights.append(
-                Weight(_stacked_path(names, weights), names, kinds[names[0]], types[names[0]].dtype)
-            )
+        facts = {
+            (kinds[n], types[n].shape, types[n].dtype, bool(file_names[n])) for n in names if known
+        }
+        if len(facts) == 1:
+            weights.append(weight(_stacked_path(names, weights), names))
             taken |= set(names)
-    weights += [
-        Weight(name, (name,), kind, types[name].dtype)
-        for name, kind in kinds.items()
-        if name not in taken
-    ]
+    weights += [weight(name, (name,)) for name in kinds if name not in taken]
     order = {name: number for number, name in enumerate(kinds)}
     return sorted(weights, key=lambda weight: order[weight.names[0]])
 
@@ -125,4 +135,4 @@ def variable_for(weight: Weight, arrays: Sequence[Any]) -> nnx.Variable:
     if not isinstance(value, jax.ShapeDtypeStruct):
         value = jnp.asarray(value)
     kind = {"parameter": nnx.Param, "frozen": Frozen, "buffer": Buffer}[weight.kind]
-    return kind(value, names=weight.names) if weight.is_stacked else kind(value)
+    return kind(value, **{FILE_NAMES: weight.files})

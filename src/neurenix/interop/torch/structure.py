@@ -123,7 +123,11 @@ class Structure:
 def _names(spec: Any) -> tuple[Any, ...] | None:
     """Return the names that the context of a TreeSpec has: of a dict, a dataclass, ModelOutput."""
     context = spec.context
-    if issubclass(spec.type, dict) and isinstance(context, (list, tuple)):
+    if (
+        isinstance(spec.type, type)
+        and issubclass(spec.type, dict)
+        and isinstance(context, (list, tuple))
+    ):
         if len(context) == 2 and isinstance(context[1], (list, tuple)):  # OrderedDict, defaultdict
             return tuple(context[1])
         return tuple(context)

@@ -16,8 +16,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from neurenix._core.errors import ConversionError
-from neurenix.interop.torch.dtypes import load_torch, to_jax
-from neurenix.interop.torch.export import in_mode, without_cache
+from neurenix.interop.torch.dtypes import load_torch, to_jax, to_torch
+from neurenix.interop.torch.export import in_mode, without_cache, without_drawn_structure
 from neurenix.interop.torch.interpret import compute
 from neurenix.interop.torch.programs import Exported
 from neurenix.interop.torch.storage import Weight, WeightView
@@ -46,9 +46,10 @@ class Verification:
 
     def __str__(self) -> str:
         training = "random" if self.training is None else f"{self.training:.1e}"
+        depends = "depends" if self.depends_on_input else "does not depend, here or in PyTorch,"
         return (
             f"largest difference from PyTorch {self.outputs:.1e} in evaluation, {training} in "
-            f"training, {self.gradients:.1e} in gradients"
+            f"training, {self.gradients:.1e} in gradients; the output {depends} on the input"
         )
 
 
@@ -71,7 +72,8 @@ def verify(
         kwargs: named example inputs.
 
     Raises:
-        ConversionError: outputs, buffers or gradients differ by more than rounding.
+        ConversionError: outputs, buffers or gradients differ by more than rounding, the output
+            depends on the input in PyTorch alone, or there is no finite output to compare.
     """
     comparison = _Comparison(module, programs, weights, arrays, args, kwargs)
     evaluation = programs.get(training=False)
@@ -97,8 +99,7 @@ class _Comparison:
     def __init__(self, module, programs, weights, arrays, args, kwargs) -> None:
         self._module, self._weights, self._arrays = module, weights, arrays
         self._args, self._kwargs, self._names = args, kwargs, programs.names
-        kinds = {weight.dtype for weight in weights}
-        self.is_coarse = bool(kinds & {jnp.dtype("bfloat16"), jnp.dtype("float16")})
+        self.is_coarse = any(map(_is_half, weights))
 
     def run(
         self, program: Exported, *, training: bool, gradients: bool
@@ -113,18 +114,53 @@ class _Comparison:
         ]
         ours = self._ours(program, gradients)
         results, buffers, slopes = ours(inputs)
-        wanted, wanted_buffers, wanted_slopes = self._torchs(program, training, gradients, results)
+        given = self._args, self._kwargs
+        wanted, wanted_buffers, wanted_slopes = self._torchs(program, training, gradients, given)
+        self.is_coarse = self.is_coarse or any(map(_is_half, results))
+        self._expect_finite(wanted)
         pairs = list(zip(results, wanted, strict=True))
-        pairs += [(buffers[name], wanted_buffers[name]) for name in buffers]
+        before = WeightView(self._weights, self._arrays)
+        pairs += [(buffers.get(n, before[n]), b) for n, b in wanted_buffers.items() if n in before]
         worst = max((_difference(a, b) for a, b in pairs), default=0.0)
+        for name, slope in slopes.items():  # without a gradient in PyTorch
+            wanted_slopes.setdefault(name, np.zeros_like(slope))
         largest = max((float(np.abs(g).max(initial=0)) for g in wanted_slopes.values()), default=0)
         # A gradient that is zero but for rounding (a scale before a norm) is compared with these.
         least = max(1e-3 * largest, 1e-5 * sum(map(_size, results)))
         steep = max(
             (_difference(slopes[n], g, least) for n, g in wanted_slopes.items()), default=0.0
         )
-        again = None if training else ours([_changed(leaf) for leaf in inputs])[0]
-        return worst, again is None or not _same(results, again), steep
+        return worst, training or self._depends(program, inputs, ours, results, wanted), steep
+
+    def _depends(
+        self, program: Exported, inputs: list[Any], ours: Any, results: list[Any], wanted: list[Any]
+    ) -> bool:
+        """Return whether other inputs give other outputs, here as in PyTorch."""
+        changed = [_changed(leaf) for leaf in inputs]
+        if not _same(results, ours(changed)[0]):
+            return True
+        torch = load_torch()
+        examples = program.takes.flatten((self._args, dict(self._kwargs)))
+        others = [
+            to_torch(leaf, like=example) if isinstance(example, torch.Tensor) else example
+            for leaf, example in zip(changed, examples, strict=True)
+        ]
+        given = program.takes.unflatten(iter(others))
+        if not _same(wanted, self._torchs(program, False, False, given)[0]):
+            raise ConversionError(
+                f"The output of {type(self._module).__name__} does not depend on the input here, "
+                "and does in PyTorch. Report it; check=False leaves the comparison out."
+            )
+        return False
+
+    def _expect_finite(self, wanted: list[Any]) -> None:
+        numbers = [leaf for leaf in map(np.asarray, wanted) if leaf.size and _is_real(leaf)]
+        if numbers and not any(np.isfinite(n.astype(np.float32)).any() for n in numbers):
+            raise ConversionError(
+                f"All outputs of {type(self._module).__name__} on the example inputs are NaN or "
+                "infinite in PyTorch, so nothing can be compared. Give example inputs with finite "
+                "outputs, or check=False."
+            )
 
     def _ours(self, program: Exported, gradients: bool) -> Any:
         trained = {w.path: w for w in self._weights if w.kind == "parameter"} if gradients else {}
@@ -134,7 +170,7 @@ class _Comparison:
             results, buffers = compute(
                 program.steps, program.program, view, inputs, key=jax.random.key(0)
             )
-            return _loss(results, jnp), (results, buffers)
+            return _loss(results, jnp), ([_number(leaf) for leaf in results], buffers)
 
         def both(parameters: Any, rest: Any, inputs: Any) -> Any:
             if not gradients:
@@ -168,7 +204,7 @@ class _Comparison:
         return run
 
     def _torchs(
-        self, program: Exported, training: bool, gradients: bool, like: list[Any]
+        self, program: Exported, training: bool, gradients: bool, given: tuple[Any, Any]
     ) -> tuple[list[Any], dict[str, Any], dict[str, Any]]:
         torch = load_torch()
 
@@ -179,13 +215,13 @@ class _Comparison:
         quiet = warnings.catch_warnings()  # of PyTorch's own kernels
         with (
             quiet, in_mode(module, training), without_cache(module),
-            torch.set_grad_enabled(gradients),
+            without_drawn_structure(module), torch.set_grad_enabled(gradients),
         ):  # fmt: skip
             warnings.simplefilter("ignore")
             try:
                 for parameter in module.parameters():
                     parameter.grad = None
-                found = module(*self._args, **self._kwargs)
+                found = module(*given[0], **given[1])
                 leaves = program.gives.flatten(found, "the result")
                 if gradients:
                     loss = _loss(leaves, torch)
@@ -203,7 +239,7 @@ class _Comparison:
                     for name, buffer in module.named_buffers():
                         buffer.copy_(buffers[name])
                 torch.random.set_rng_state(random)
-        values = [to_jax(leaf) if hasattr(leaf, "detach") else leaf for leaf in leaves]
+        values = [to_jax(leaf) if hasattr(leaf, "detach") else _number(leaf) for leaf in leaves]
         return values, new, slopes
 
 
@@ -222,20 +258,39 @@ def _loss(leaves: Sequence[Any], library: Any) -> Any:
     return total
 
 
+def _number(leaf: Any) -> Any:
+    """Return a result that can be compared: None for a text or another object."""
+    return leaf if hasattr(leaf, "dtype") or isinstance(leaf, (int, float, complex)) else None
+
+
+def _is_real(leaf: Any) -> bool:
+    return jnp.issubdtype(getattr(leaf, "dtype", object), jnp.floating)
+
+
+def _is_half(leaf: Any) -> bool:
+    return str(getattr(leaf, "dtype", "")) in ("bfloat16", "float16")
+
+
 def _size(result: Any) -> float:
-    floating = jnp.issubdtype(result.dtype, jnp.floating)
+    floating = _is_real(result)
     return float(jnp.abs(jnp.nan_to_num(result.astype(jnp.float32))).sum()) if floating else 0.0
 
 
 def _difference(ours: Any, wanted: Any, least: float = 1e-12) -> float:
     """Return the largest difference, relative to the largest number; infinite for NaN apart."""
     a, b = np.asarray(ours), np.asarray(wanted)
-    if a.dtype.kind in "biu" or a.size == 0:
-        return float(not np.array_equal(a, b))
-    a, b = a.astype(np.complex128 if a.dtype.kind == "c" else np.float64), b.astype(np.float64)
-    if not np.array_equal(np.isfinite(a), np.isfinite(b)):
+    if a.shape != b.shape:
         return float("inf")
+    if a.dtype.kind in "biuO" or a.size == 0:
+        return float(not np.array_equal(a, b))
+    wide = np.complex128 if "c" in (a.dtype.kind, b.dtype.kind) else np.float64
+    a, b = a.astype(wide), b.astype(wide)
     finite = np.isfinite(b)
+    if (
+        not np.array_equal(a[~finite], b[~finite], equal_nan=True)
+        or not np.isfinite(a[finite]).all()
+    ):
+        return float("inf")
     scale = max(float(np.abs(b[finite]).max(initial=0.0)), least, 1e-12)
     return float(np.abs(a - b)[finite].max(initial=0.0)) / scale
 
@@ -250,9 +305,10 @@ def _changed(leaf: Any) -> Any:
     if values.dtype.kind in "iu":
         return np.where(values < values.max(initial=0), values + 1, 0).astype(values.dtype)
     noise = np.random.default_rng(7).normal(size=values.shape)
-    return (values.astype(np.float32) + noise).astype(values.dtype)
+    wide = np.complex64 if values.dtype.kind == "c" else np.float32
+    return (values.astype(wide) + noise).astype(values.dtype)
 
 
 def _same(first: Sequence[Any], second: Sequence[Any]) -> bool:
     pairs = zip(map(np.asarray, first), map(np.asarray, second), strict=True)
-    return all(np.array_equal(a, b, equal_nan=a.dtype.kind == "f") for a, b in pairs)
+    return all(np.array_equal(a, b, equal_nan=a.dtype.kind in "fc") for a, b in pairs)

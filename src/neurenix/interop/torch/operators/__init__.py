@@ -10,6 +10,7 @@ from neurenix.interop.torch.operators import (
     convolution,
     creation,
     elementwise,
+    fourier,
     indexing,
     losses,
     normalization,
@@ -18,8 +19,10 @@ from neurenix.interop.torch.operators import (
     random,
     recurrent,
     reductions,
+    sampling,
     shapes,
     sorting,
+    special,
 )
 
 
@@ -34,6 +37,7 @@ __all__ = [
     "convolution",
     "creation",
     "elementwise",
+    "fourier",
     "indexing",
     "losses",
     "normalization",
@@ -42,6 +46,8 @@ __all__ = [
     "random",
     "recurrent",
     "reductions",
+    "sampling",
     "shapes",
     "sorting",
+    "special",
 ]

@@ -21,10 +21,14 @@ def _has_dropout(arguments: dict[str, Any]) -> bool:
 def attention(
     query: Array, key: Array, value: Array, attn_mask: Any = None, dropout_p: float = 0.0,
     is_causal: bool = False, scale: float | None = None, enable_gqa: bool = False, rng: Any = None,
+    window: int | None = None,
 ) -> Array:  # fmt: skip
-    """Take queries (…, H, T, D), keys and values (…, K, S, D); with ``enable_gqa`` K divides H."""
+    """Take queries (…, H, T, D), keys and values (…, K, S, D); with ``enable_gqa`` K divides H.
+
+    ``window`` is ours: how many keys a query may look at, up to its own, with ``is_causal``.
+    """
     if _fits_kernel(query, key, value, attn_mask, is_causal) and not dropout_p:
-        return _by_kernel(query, key, value, attn_mask, is_causal, scale)
+        return _by_kernel(query, key, value, is_causal, scale, window)
     if enable_gqa and key.shape[-3] != query.shape[-3]:
         times = query.shape[-3] // key.shape[-3]
         key, value = jnp.repeat(key, times, -3), jnp.repeat(value, times, -3)
@@ -33,6 +37,7 @@ def attention(
     scores = scores * factor
     if is_causal:
         seen = jnp.tril(jnp.ones(scores.shape[-2:], bool))
+        seen = seen if window is None else jnp.triu(seen, 1 - window)
         scores = jnp.where(seen, scores, -jnp.inf)
     if attn_mask is not None and attn_mask.dtype == bool:
         scores = jnp.where(attn_mask, scores, -jnp.inf)
@@ -65,10 +70,11 @@ def _fits_kernel(query: Array, key: Array, value: Array, mask: Any, is_causal: b
 
 
 def _by_kernel(
-    query: Array, key: Array, value: Array, mask: Any, is_causal: bool, scale: float | None
+    query: Array, key: Array, value: Array, is_causal: bool, scale: float | None, window: int | None
 ) -> Array:
     usual = query.shape[-1] ** -0.5
     if scale is not None and scale != usual:
         query = query * jnp.asarray(scale / usual, query.dtype)
     heads_last = (jnp.swapaxes(each, 1, 2) for each in (query, key, value))
-    return jnp.swapaxes(dot_product_attention(*heads_last, causal=is_causal), 1, 2)
+    out = dot_product_attention(*heads_last, causal=is_causal, window=window)
+    return jnp.swapaxes(out, 1, 2)

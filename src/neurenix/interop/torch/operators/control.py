@@ -7,6 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from neurenix._core.errors import ConversionError
 from neurenix.interop.torch.registry import operator
 
 Array = Any
@@ -37,6 +38,24 @@ def while_loop(
         ],
         start,
     )
+
+
+@operator("higher_order::with_effects")
+def with_effects(token: Any, op: Any, *args: Any, **kwargs: Any) -> Any:
+    """Leave out what only checks or prints; linear algebra then gives NaN where it fails.
+
+    Raises:
+        ConversionError: the operator does something else.
+    """
+    if op.name().partition(".")[0] not in _CHECKS:
+        raise ConversionError(
+            f"{op.name()} has an effect besides its result, which a compiled program cannot have. "
+            "Call it outside of the model."
+        )
+    return (token,)
+
+
+_CHECKS = {"aten::_linalg_check_errors", "aten::_print", "aten::_assert_async"}
 
 
 @operator("_assert_tensor_metadata", "_assert_scalar", "_assert_async", "sym_constrain_range",

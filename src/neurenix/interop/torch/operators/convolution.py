@@ -83,6 +83,14 @@ def convolve_transposed(
     return result[0] if single else result
 
 
+@operator("conv_tbc", product=True)
+def convolve_time_first(x: Array, weight: Array, bias: Array, pad: int = 0) -> Array:
+    """Convolve x (T, N, C) with weight (K, C, O)."""
+    dimensions = ("WNC", "WIO", "WNC")
+    result = lax.conv_general_dilated(x, weight, (1,), [(pad, pad)], dimension_numbers=dimensions)
+    return result + bias
+
+
 @operator("convolution", product=True)
 def convolution(
     input: Array, weight: Array, bias: Any, stride: Any, padding: Any, dilation: Any,

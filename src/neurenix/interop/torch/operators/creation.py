@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 
 from neurenix.interop.torch.registry import operator
@@ -102,7 +103,7 @@ def triu_indices(row: int, col: int, offset: int = 0, dtype: Any = None, **_: An
 
 @operator("_local_scalar_dense", "item")
 def item(x: Array) -> Array:
-    return x
+    return jax.lax.stop_gradient(x)  # a number of Python has no gradient
 
 
 @operator("sym_size")

@@ -20,9 +20,18 @@ def embedding(
     sparse: bool = False,
 ) -> Array:  # fmt: skip
     rows = jnp.take(weight, indices, 0)
+    if scale_grad_by_freq:
+        rows = _by_frequency(rows, indices, weight.shape[0])
     if padding_idx < 0:
         return rows
     return jnp.where((indices == padding_idx)[..., None], lax.stop_gradient(rows), rows)
+
+
+def _by_frequency(rows: Array, indices: Array, size: int) -> Array:
+    """Return rows whose gradient is divided by how often their index is there."""
+    counts = jnp.zeros(size, rows.dtype).at[indices.reshape(-1)].add(1)
+    part = rows / counts[indices][..., None]
+    return part + lax.stop_gradient(rows - part)
 
 
 @operator("embedding_bag", "_embedding_bag", "_embedding_bag_forward_only")

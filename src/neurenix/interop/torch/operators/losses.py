@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from neurenix.interop.torch.registry import operator
+from neurenix.interop.torch.replacements import CTC_LOSS
 
 Array = Any
 
@@ -174,17 +175,23 @@ def ctc_loss_raw(
     return values, jnp.zeros((0,), log_probs.dtype)
 
 
-@operator("ctc_loss")
+@operator("ctc_loss", CTC_LOSS)
 def ctc_loss(
     log_probs: Array, targets: Array, input_lengths: Any, target_lengths: Any, blank: int = 0,
     reduction: int = 1, zero_infinity: bool = False,
 ) -> Array:  # fmt: skip
+    single = log_probs.ndim == 2
+    if single:
+        log_probs, targets = log_probs[:, None], targets.reshape(1, -1)
+        input_lengths, target_lengths = (
+            jnp.asarray(each).reshape(1) for each in (input_lengths, target_lengths)
+        )
     values, _ = ctc_loss_raw(
         log_probs, targets, input_lengths, target_lengths, blank, zero_infinity
     )
     if reduction == 1:
         return (values / jnp.maximum(jnp.asarray(target_lengths), 1)).mean()
-    return _reduce(values, reduction)
+    return _reduce(values[0] if single else values, reduction)
 
 
 def _ctc(logs: Array, targets: Array, input_lengths: Any, lengths: Any, blank: int) -> Array:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from typing import Any
 
+import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from neurenix.interop.torch.registry import operator
+from neurenix.interop.torch.replacements import CROSS_MAP_LRN
 
 Array = Any
 
@@ -148,3 +152,49 @@ def local_response_norm(
     window[1] = size
     total = lax.reduce_window(input * input, 0.0, lax.add, window, (1,) * input.ndim, pads)
     return input / (k + alpha * total / size) ** beta
+
+
+@operator(CROSS_MAP_LRN)
+def cross_map_lrn(input: Array, size: int, alpha: float, beta: float, k: float) -> Array:
+    return _cross_map_lrn(input, size, float(alpha), float(beta), float(k))
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(1, 2, 3, 4))
+def _cross_map_lrn(x: Array, size: int, alpha: float, beta: float, k: float) -> Array:
+    """Divide by sums of squares over neighbouring channels, as ``nn.CrossMapLRN2d`` does.
+
+    Its sums and its gradient (which is not that of the sums) are those of PyTorch 2.13.
+    """
+    return _cross_map_forward(x, size, alpha, beta, k)[0]
+
+
+def _cross_map_forward(
+    x: Array, size: int, alpha: float, beta: float, k: float
+) -> tuple[Array, tuple[Array, Array]]:
+    channels, reach = x.shape[1], (size - 1) // 2 + 1
+    window = np.zeros((channels, channels), np.float32)
+    window[0, :reach] = 1
+    for c in range(1, channels):
+        window[c] = window[c - 1]
+        if c < channels - reach + 1:
+            window[c, c + reach - 1] += 1
+        if c > reach:
+            window[c, c - reach] -= 1
+    total = jnp.einsum("dc,nchw->ndhw", window, x * x)
+    scale = k + alpha / size * total
+    return x * scale**-beta, (x, scale)
+
+
+def _cross_map_backward(
+    size: int, alpha: float, beta: float, k: float, kept: tuple[Array, Array], slope: Array
+) -> tuple[Array]:
+    x, scale = kept
+    channels, before = x.shape[1], int(size - (size - 1) / 2)
+    numbers = np.arange(channels)
+    shift = numbers[None] + before - numbers[:, None]  # of each channel in the window of another
+    window = ((shift >= 0) & (shift < size)).astype(np.float32)
+    total = jnp.einsum("dc,nchw->ndhw", window, slope * x * scale ** (-beta - 1))
+    return (slope * scale**-beta - 2 * alpha * beta / size * x * total,)
+
+
+_cross_map_lrn.defvjp(_cross_map_forward, _cross_map_backward)

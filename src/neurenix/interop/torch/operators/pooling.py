@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import jax.numpy as jnp
@@ -45,7 +46,9 @@ def max_pool(
     ceil_mode: bool = False,
 ) -> Array:  # fmt: skip
     rank = len(kernel_size)
-    options, _ = _windows(x, rank, kernel_size, stride, padding, dilation, ceil_mode)
+    if any(step != 1 for step in _each(dilation, rank)):  # JAX has no gradient for that
+        return max_pool_with_indices(x, kernel_size, stride, padding, dilation, ceil_mode)[0]
+    options, _ = _windows(x, rank, kernel_size, stride, padding, 1, ceil_mode)
     return lax.reduce_window(x, -jnp.inf, lax.max, **options)
 
 
@@ -218,18 +221,33 @@ def upsample_bicubic(
     return x
 
 
-@operator("upsample_nearest1d", "upsample_nearest2d", "upsample_nearest3d",
-          "_upsample_nearest_exact1d", "_upsample_nearest_exact2d")  # fmt: skip
+def _nearest(
+    shift: float, x: Array, output_size: Any, scale_factors: Any, factors: Sequence[Any]
+) -> Array:
+    """Return the elements at ``floor((number + shift) · step)``."""
+    given = [s for s in factors if s is not None]
+    sizes, scales = _sizes(x, output_size, scale_factors or given or None)
+    for axis, (wanted, factor) in enumerate(zip(sizes, scales, strict=True), start=2):
+        size = x.shape[axis]
+        step = np.float32(1 / factor if factor else size / wanted)
+        numbers = np.arange(wanted, dtype=np.float32) + np.float32(shift)
+        x = jnp.take(x, np.minimum(np.floor(numbers * step).astype(int), size - 1), axis)
+    return x
+
+
+@operator("upsample_nearest1d", "upsample_nearest2d", "upsample_nearest3d")
 def upsample_nearest(
     x: Any = None, output_size: Any = None, scale_factors: Any = None, scales: Any = None,
     scales_d: Any = None, scales_h: Any = None, scales_w: Any = None, input: Any = None,
 ) -> Array:  # fmt: skip
-    x = input if x is None else x
-    given = [s for s in (scales, scales_d, scales_h, scales_w) if s is not None]
-    sizes, factors = _sizes(x, output_size, scale_factors or given or None)
-    for axis, (wanted, factor) in enumerate(zip(sizes, factors, strict=True), start=2):
-        size = x.shape[axis]
-        step = np.float32(1 / factor if factor else size / wanted)
-        places = np.floor(np.arange(wanted, dtype=np.float32) * step).astype(int)
-        x = jnp.take(x, np.minimum(places, size - 1), axis)
-    return x
+    factors = (scales, scales_d, scales_h, scales_w)
+    return _nearest(0.0, input if x is None else x, output_size, scale_factors, factors)
+
+
+@operator("_upsample_nearest_exact1d", "_upsample_nearest_exact2d", "_upsample_nearest_exact3d")
+def upsample_nearest_exact(
+    x: Any = None, output_size: Any = None, scale_factors: Any = None, scales: Any = None,
+    scales_d: Any = None, scales_h: Any = None, scales_w: Any = None, input: Any = None,
+) -> Array:  # fmt: skip
+    factors = (scales, scales_d, scales_h, scales_w)
+    return _nearest(0.5, input if x is None else x, output_size, scale_factors, factors)

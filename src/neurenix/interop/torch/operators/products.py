@@ -121,6 +121,19 @@ def solve(A: Array, B: Array, left: bool = True, **_: Any) -> tuple[Array, ...]:
     return (found[..., 0] if vector else found), lu, pivots, nothing
 
 
+@operator("linalg_householder_product")
+def householder_product(input: Array, tau: Array) -> Array:
+    """Multiply reflections I - τ v vᵀ, whose v are columns below a diagonal of ones."""
+    rows, columns = input.shape[-2:]
+    result = jnp.broadcast_to(jnp.eye(rows, columns, dtype=input.dtype), input.shape)
+    for number in reversed(range(tau.shape[-1])):
+        below = jnp.where(jnp.arange(rows) > number, input[..., number], 0)
+        v = below.at[..., number].set(1)[..., None]
+        factor = tau[..., number, None, None]
+        result = result - factor * v @ (jnp.swapaxes(v, -1, -2) @ result)
+    return result
+
+
 @operator("linalg_solve_triangular")
 def solve_triangular(
     x: Array, B: Array, upper: bool, left: bool = True, unitriangular: bool = False

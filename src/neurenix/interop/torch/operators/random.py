@@ -26,9 +26,19 @@ def native_dropout(
     return jnp.where(kept, input / max(1 - p, 1e-9), jnp.zeros((), input.dtype)), kept
 
 
-@operator("dropout", "feature_dropout", random=_drops)
+@operator("dropout", random=_drops)
 def dropout(input: Array, p: float, train: bool, rng: Any = None) -> Array:
     return native_dropout(input, p, train, rng)[0]
+
+
+@operator("feature_dropout", random=_drops)
+def feature_dropout(input: Array, p: float, train: bool, rng: Any = None) -> Array:
+    """Drop whole channels of input (N, C, …): what ``nn.Dropout1d`` to ``nn.Dropout3d`` do."""
+    if train is False or p == 0:
+        return input
+    shape = (*input.shape[:2], *[1] * (input.ndim - 2))
+    kept = jax.random.bernoulli(rng(), 1 - p, shape)
+    return jnp.where(kept, input / max(1 - p, 1e-9), jnp.zeros((), input.dtype))
 
 
 @operator("rand", "rand.generator", random=always)

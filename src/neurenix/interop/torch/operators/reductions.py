@@ -170,6 +170,12 @@ def cdist(x1: Array, x2: Array, p: float = 2.0, compute_mode: Any = None) -> Arr
     return norm(x1[..., :, None, :] - x2[..., None, :, :], p, -1)
 
 
+@operator("_pdist_forward", "pdist")
+def pdist(x: Array, p: float = 2.0) -> Array:
+    rows, columns = jnp.triu_indices(x.shape[0], 1)
+    return norm(x[rows] - x[columns], p, -1)
+
+
 @operator("cumsum")
 def cumsum(x: Array, dim: int, dtype: Any = None) -> Array:
     return jnp.cumsum(x, dim, dtype) if x.ndim else x

@@ -239,17 +239,25 @@ def pad(x: Array, pad: Any, mode: str = "constant", value: Any = None) -> Array:
     if mode == "constant":
         return constant_pad(x, pad, value)
     names = {"replicate": "edge", "circular": "wrap", "reflect": "reflect"}
-    return jnp.pad(x, _widths(x, pad), mode=names[mode])
+    return _grown(x, pad, names[mode])
+
+
+def _grown(x: Array, pad: Any, mode: str) -> Array:
+    """Pad by the edge; then a negative width takes away, as in PyTorch."""
+    widths = _widths(x, pad)
+    x = jnp.pad(x, [(max(a, 0), max(b, 0)) for a, b in widths], mode=mode)
+    ends = [size - max(-b, 0) for size, (_, b) in zip(x.shape, widths, strict=True)]
+    return x[tuple(slice(max(-a, 0), end) for (a, _), end in zip(widths, ends, strict=True))]
 
 
 @operator("reflection_pad1d", "reflection_pad2d", "reflection_pad3d")
 def reflection_pad(x: Array, padding: Any) -> Array:
-    return jnp.pad(x, _widths(x, padding), mode="reflect")
+    return _grown(x, padding, "reflect")
 
 
 @operator("replication_pad1d", "replication_pad2d", "replication_pad3d")
 def replication_pad(x: Array, padding: Any) -> Array:
-    return jnp.pad(x, _widths(x, padding), mode="edge")
+    return _grown(x, padding, "edge")
 
 
 @operator("pixel_shuffle")
