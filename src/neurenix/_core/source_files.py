@@ -40,6 +40,34 @@ class SourceLine:
         return f"{self.file}:{self.line}"
 
 
+_CONVERTED = "converted:"
+"""Beginning of the function names of lines of converted models, whose files may be a library's."""
+
+
+def converted_function(name: str) -> str:
+    """Return the name that marks a function of a model that was converted from another framework.
+
+    Example:
+        >>> users(SourceLine("/lib/site-packages/a.py", 3, converted_function("forward")))
+        SourceLine(file='/lib/site-packages/a.py', line=3, function='forward')
+    """
+    return _CONVERTED + name
+
+
+def users(line: SourceLine) -> SourceLine | None:
+    """Return a line of the user's program; None for a line of a library.
+
+    Lines of a converted model are the user's, wherever its file is: they are what was written.
+
+    Example:
+        >>> users(SourceLine("<frozen os>", 3)) is None
+        True
+    """
+    if line.function.startswith(_CONVERTED):
+        return SourceLine(line.file, line.line, line.function.removeprefix(_CONVERTED))
+    return None if is_library(line.file) else line
+
+
 @cache
 def _libraries() -> tuple[str, ...]:
     paths = sysconfig.get_paths()

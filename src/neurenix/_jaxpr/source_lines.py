@@ -8,7 +8,7 @@ from typing import Any
 
 import jax
 
-from neurenix._core.source_files import SourceLine, is_entrance, is_library
+from neurenix._core.source_files import SourceLine, is_entrance, users
 
 _JAX = os.path.join(os.path.dirname(str(jax.__file__)), "")
 
@@ -49,7 +49,7 @@ def source_line(equation: Any, callers: Sequence[Any] = ()) -> SourceLine | None
     """
     own = frames(equation)
     for lines in (own, *map(frames, reversed(callers))):
-        users = next((line for line in lines if not is_library(line.file)), None)
-        if users is not None:
-            return users
+        for line in lines:
+            if (found := users(line)) is not None:
+                return found
     return own[0] if own else None

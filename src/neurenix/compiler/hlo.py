@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from neurenix._core.errors import CompilationError
-from neurenix._core.source_files import SourceLine, is_entrance, is_library, is_on_the_way
+from neurenix._core.source_files import SourceLine, is_entrance, is_on_the_way, users
 from neurenix._core.trip_count import MIRRORED, trip_count
 from neurenix.compiler.shapes import Shape, parse_shapes
 
@@ -414,8 +414,8 @@ def _user_line(
         line = places.get(stack[number].get("file_location_id", 0))
         if line is not None and (is_entrance(line.file) or is_on_the_way(line.file)):
             break
-        if line is not None and not is_library(line.file):
-            return line
+        if line is not None and (own := users(line)) is not None:
+            return own
         innermost = innermost or line
         caller = stack[number].get("parent_frame_id", 0) - 1
         if caller >= number:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, overload
 
 from neurenix import chips
@@ -12,10 +12,11 @@ from neurenix.compiler.compile import Compiled, compile_all, compiler_ready
 from neurenix.compiler.program import Program
 from neurenix.compiler.target import Target
 from neurenix.preflight.array_arguments import for_the_function, given, refuse_keywords
-from neurenix.preflight.describe_program import PreflightOptions, Shape, describer
+from neurenix.preflight.describe_program import Mesh, PreflightOptions, Shape, describer
 from neurenix.preflight.report.report import Report
 from neurenix.preflight.search.workload import Workload
 from neurenix.preflight.suggested_changes import suggestions
+from neurenix.preflight.torch_target import torch_target
 
 On = str | chips.Slice
 
@@ -69,7 +70,10 @@ def preflight(
     on: On,
     input_shape: Sequence[int] | None = None,
     dtype: Any = None,
-    mesh: Mapping[str, int] | None = None,
+    mesh: Mesh | None = None,
+    example_inputs: Any = None,
+    loss: Any = None,
+    optimizer: Any = None,
     options: PreflightOptions | None = None,
 ) -> Report: ...
 
@@ -81,7 +85,10 @@ def preflight(
     on: Sequence[On],
     input_shape: Sequence[int] | None = None,
     dtype: Any = None,
-    mesh: Mapping[str, int] | None = None,
+    mesh: Mesh | None = None,
+    example_inputs: Any = None,
+    loss: Any = None,
+    optimizer: Any = None,
     options: PreflightOptions | None = None,
 ) -> list[Report]: ...
 
@@ -92,15 +99,18 @@ def preflight(
     on: On | Sequence[On],
     input_shape: Sequence[int] | None = None,
     dtype: Any = None,
-    mesh: Mapping[str, int] | None = None,
+    mesh: Mesh | None = None,
+    example_inputs: Any = None,
+    loss: Any = None,
+    optimizer: Any = None,
     options: PreflightOptions | None = None,
     **others: Any,
 ) -> Report | list[Report]:
     """Compile a program for TPU slices and report how it would run. No TPU is needed.
 
     Args:
-        target: a compiled model or a ``Trainer``, for its training step; any jittable function; or
-            an NNX module, for its call.
+        target: a compiled model or a ``Trainer``, for its training step; a ``torch.nn.Module``,
+            with ``loss``; any jittable function; or an NNX module, for its call.
         *args: for a function: arrays or ``nx.spec(shape, dtype)``, and the static arguments of a
             ``jax.jit`` function. Bind keyword arguments, and numbers or functions that are part of
             the program, with ``functools.partial(function, name=…)``. If some arrays are placed,
@@ -112,11 +122,17 @@ def preflight(
         on: a slice such as ``"v5e-8"``, or a list of slices, compiled in parallel.
         input_shape: of one global batch of a model's inputs, the batch first.
         dtype: of the inputs that ``input_shape`` describes; float32 by default.
-        mesh: names and sizes of the mesh axes, such as ``{"fsdp": 8}``. A model shards its batch
+        mesh: names and sizes of the mesh axes, such as ``{"fsdp": 8}``, or a function from a slice
+            to them. A model shards its batch
             over ``"data"`` and ``"fsdp"``, and its parameters and optimizer state over ``"fsdp"``
             and ``"tensor"``, as ``nx.distribute.Strategy`` does. The default for a model is the
             mesh of its strategy; for a function, the mesh of its arrays if it has as many devices
             as the slice; otherwise one axis ``"data"`` over all devices.
+        example_inputs: of a PyTorch module: the tensors of one global batch, as its ``forward``
+            takes them: one, a tuple, or a dict of named arguments. Their values do not matter, and
+            a module and tensors on the ``meta`` device need no memory.
+        loss: of a PyTorch module, as ``model.compile`` takes it.
+        optimizer: of a PyTorch module, as ``model.compile`` takes it; AdamW by default.
         options: donation and compiler options.
         **others: rejected, with a message on how to pass keyword arguments of the function.
 
@@ -128,6 +144,7 @@ def preflight(
         ArgumentTypeError: an argument is neither an array nor static.
         ShapeError: the batch cannot be divided over the slice's devices.
         NotCompiledError: the model has no loss and optimizer yet.
+        ConversionError: the PyTorch module cannot be converted, see ``nx.from_torch``.
         ArgumentError: the function cannot be traced (the message names the line), or it is a
             flax.linen module, whose parameters are an argument.
         DeviceInitializationError: the TPU compiler does not run on this machine.
@@ -147,7 +164,9 @@ def preflight(
     if not slices:
         raise ArgumentTypeError('on= names no slice; write on="v5e-8" or a list of names.')
     check_input_shape(target, input_shape, dtype)
+    more = {"example_inputs": example_inputs, "loss": loss, "optimizer": optimizer}
     with compiler_ready(options.compiler) as workers:
+        target, args, input_shape = torch_target(target, args, input_shape, dtype, **more)
         describe = describer(target, args, Shape(input_shape, dtype), mesh, options)
         programs = _described(describe, slices)
         pairs = [

@@ -36,6 +36,9 @@ from neurenix.preflight.module_functions import bind
 from neurenix.preflight.script.script_step import ScriptStep
 from neurenix.transforms import CompiledFunction
 
+Mesh = Mapping[str, int] | Callable[[Any], Mapping[str, int]]
+"""Names and sizes of mesh axes, or a function from a slice to them."""
+
 
 @dataclass(frozen=True)
 class PreflightOptions:
@@ -114,11 +117,13 @@ def describer(
     target: Any,
     args: tuple[Any, ...],
     shape: Shape,
-    mesh: Mapping[str, int] | None,
+    mesh: Mesh | None,
     options: PreflightOptions,
     exported: bool = False,
 ) -> Callable[[chips.Slice | CpuHost], Program]:
     """Return a function from a slice to its program; the target and its batch are checked now."""
+    if callable(mesh):
+        return lambda where: describer(target, args, shape, mesh(where), options, exported)(where)
     trainer = trainer_of(target)
     if trainer is not None:
         if options.examples is not None:

@@ -7,7 +7,7 @@ those of the module. In annotations use ``from neurenix.preflight import Report`
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, overload
 
 from neurenix.compiler import compile as _compile
@@ -46,7 +46,10 @@ class PreflightNamespace:
         on: api.On,
         input_shape: Sequence[int] | None = None,
         dtype: Any = None,
-        mesh: Mapping[str, int] | None = None,
+        mesh: describe_program.Mesh | None = None,
+        example_inputs: Any = None,
+        loss: Any = None,
+        optimizer: Any = None,
         options: describe_program.PreflightOptions | None = None,
     ) -> report.Report: ...
 
@@ -58,7 +61,10 @@ class PreflightNamespace:
         on: Sequence[api.On],
         input_shape: Sequence[int] | None = None,
         dtype: Any = None,
-        mesh: Mapping[str, int] | None = None,
+        mesh: describe_program.Mesh | None = None,
+        example_inputs: Any = None,
+        loss: Any = None,
+        optimizer: Any = None,
         options: describe_program.PreflightOptions | None = None,
     ) -> list[report.Report]: ...
 

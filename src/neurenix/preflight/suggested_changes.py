@@ -24,9 +24,11 @@ from neurenix.compiler.findings.precision import is_wide_float
 from neurenix.compiler.program import Program
 from neurenix.compiler.target import Target
 from neurenix.distribute.mesh import BATCH_AXES
+from neurenix.interop.torch import TorchModule
 from neurenix.preflight.report.report_data import Suggestion
 from neurenix.preflight.script.script_step import ScriptStep
 from neurenix.preflight.search.workload import Choice, Workload
+from neurenix.train.options import REMATS
 
 _SPARE = 0.97  # target for a smaller batch: share of the memory beside the state
 _TRIES = 3
@@ -141,9 +143,12 @@ def _taking(where: chips.Slice, mesh: Mapping[str, int]) -> str:
 
 def _recomputing(module: Any, policy: str) -> str:
     """Return the change in words, for the place where this module takes its policy."""
-    own = hasattr(module, "with_remat")
-    where = f'remat="{policy}" in its configuration' if own else f'compile(…, remat="{policy}")'
-    return f"recompute activations: {where}"
+    option = f'remat="{policy}"'
+    if policy in REMATS:
+        return f"recompute activations: compile(…, {option})"
+    if isinstance(module, TorchModule):
+        return f"recompute activations: nx.from_torch(…, {option}), or --remat {policy}"
+    return f"recompute activations: {option} in its configuration"
 
 
 def _grown(workload: Workload, axes: Mapping[str, int], count: int) -> dict[str, int] | None:

@@ -110,7 +110,8 @@ def target(report: ReportData, pricing: Pricing) -> str:
         _verdict(report), _cards(report, pricing), _published(report), findings_section(report),
         time_section(report), memory_section(report), operations_section(report), _notes(report),
     )  # fmt: skip
-    return f"<p class=sub>{about}</p>{''.join(sections)}"
+    workload = f"<p class=sub>{escape(report.workload)}</p>" if report.workload else ""
+    return f"<p class=sub>{about}</p>{workload}{''.join(sections)}"
 
 
 def _verdict(report: ReportData) -> str:

@@ -69,6 +69,8 @@ class ReportData:
             make it fit first: other slices and, for a training step, smaller batches and less
             memory for each example.
         examples: examples in one global batch, if the caller gave them.
+        workload: what was picked for a model that came as its configuration alone, in words; empty
+            for a program of the user's.
         steps_per_epoch: steps of one epoch of the script's ``fit``, or None; text, JSON and page
             then include the cost of an epoch, without its validation.
     """
@@ -77,6 +79,7 @@ class ReportData:
     suggestions: tuple[Suggestion, ...] = ()
     examples: int | None = None
     steps_per_epoch: int | None = None
+    workload: str = ""
 
     @property
     def name(self) -> str:

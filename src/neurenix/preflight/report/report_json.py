@@ -7,7 +7,9 @@ every time is an estimate. The fields:
 - ``schema``, ``schema_version``: ``"neurenix.preflight"`` and 1. New fields keep the version;
   renaming, removing or redefining a field changes it.
 - ``versions``: of jax, jaxlib and libtpu, which determine the compiler's answer.
-- ``program``, ``slice`` (name, topology, chips, devices, hosts), ``mesh`` (axis → size).
+- ``program``, ``workload`` (what was picked for a model that came as its configuration, in words;
+  empty for other programs and in older files), ``slice`` (name, topology, chips, devices, hosts),
+  ``mesh`` (axis → size).
 - ``fits``; ``refused``: why there is no program, or null.
 - ``estimated_step_time`` (seconds, low, high, device_seconds, host_seconds, basis, shares) or null;
   ``low`` and ``high`` are the ends of the 80 % interval, expected to contain four of five measured
@@ -59,7 +61,7 @@ from neurenix.preflight.report.report_data import (
 SCHEMA = "neurenix.preflight"
 SCHEMA_VERSION = 1
 
-_ADDED: dict[str, Any] = {"suggestions": []}
+_ADDED: dict[str, Any] = {"suggestions": [], "workload": ""}
 _ADDED_TO_COST: dict[str, Any] = {"usd_per_epoch": None}
 """Fields that older files of this version lack, with the values they are read as."""
 
@@ -82,6 +84,7 @@ def document(report: ReportData, pricing: Pricing) -> dict[str, Any]:
         "schema_version": SCHEMA_VERSION,
         "versions": versions(),
         "program": program.name,
+        "workload": report.workload,
         "slice": {
             "name": where.name,
             "generation": where.generation.name,

@@ -50,7 +50,8 @@ def text_of(report: ReportData, width: int, pricing: Pricing) -> str:
         width,
         indent=2,
     )
-    rows = [("fits", _fits(report))]
+    rows = [("workload", report.workload)] if report.workload else []
+    rows.append(("fits", _fits(report)))
     if time is not None:
         rows += [
             (
