@@ -13,7 +13,9 @@ from typing import Annotated, Any
 
 import typer
 
+from neurenix.cli.check import check
 from neurenix.cli.compile import compile
+from neurenix.cli.convert import convert
 from neurenix.cli.devices import devices
 from neurenix.cli.env import env
 from neurenix.cli.failure import Interrupted, ReaderGone, ending_clean
@@ -24,7 +26,17 @@ from neurenix.cli.rule import rule
 from neurenix.cli.run import run
 from neurenix.cli.scripts import ScriptsCommand
 
-_COMMANDS: tuple[Callable[..., None], ...] = (devices, run, preflight, plan, compile, rule, env)
+_COMMANDS: tuple[Callable[..., None], ...] = (
+    devices,
+    run,
+    preflight,
+    plan,
+    compile,
+    convert,
+    check,
+    rule,
+    env,
+)
 # All arguments after the script belong to the script.
 _OF_A_SCRIPT = {"allow_interspersed_args": False, "ignore_unknown_options": True}
 _SETTINGS: dict[str, dict[str, Any]] = {"run": _OF_A_SCRIPT}

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import shlex
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -16,13 +17,23 @@ import typer
 from neurenix._core.errors import ArgumentError, NeurenixError
 from neurenix._core.limits import check_seconds
 from neurenix.cli.failure import MISTAKE, show
+from neurenix.cli.model_options import (
+    Dtype,
+    HuggingFace,
+    LossName,
+    ModelOptions,
+    OptimizerName,
+    ScriptOrModel,
+    Sequence_,
+    TorchFile,
+    is_onnx,
+)
 from neurenix.cli.output import check_files, output_for, show_text, write_text
 from neurenix.cli.script_options import (
     Arguments,
     Commitment,
     Price,
     Region,
-    Script,
     Slices,
     Step,
     StepExamples,
@@ -38,10 +49,16 @@ _AUTO = "auto"
 
 
 def plan(
-    script: Script,
+    script: ScriptOrModel = None,
     arguments: Arguments = None,
     *,
     on: Slices,
+    hf: HuggingFace = None,
+    torch: TorchFile = None,
+    sequence: Sequence_ = None,
+    dtype: Dtype = None,
+    loss: LossName = None,
+    optimizer: OptimizerName = None,
     objective: Annotated[
         str, typer.Option(help="what to minimise for each example: time or cost")
     ] = "time",
@@ -52,11 +69,17 @@ def plan(
         float | None, typer.Option(help="number of examples to train on by the deadline")
     ] = None,
     batch: Annotated[
-        str | None, typer.Option(help="global batch sizes to try: 64,128; default: the script's")
+        str | None,
+        typer.Option(
+            help="global batch sizes to try: 64,128; default: the script's; --hf needs it"
+        ),
     ] = None,
     mesh: Annotated[
         str | None,
-        typer.Option(help='meshes to try: auto, or "fsdp=8;data=2,fsdp=4"; default: the script\'s'),
+        typer.Option(
+            help='meshes to try: auto, or "fsdp=8;data=2,fsdp=4"; default: the script\'s; of a '
+            "model: auto"
+        ),
     ] = None,
     remat: Annotated[
         str | None,
@@ -85,6 +108,8 @@ def plan(
 ) -> None:
     """Run a script up to its first training step and find the best slice and options for it.
 
+    With --hf or --torch the step is that of a PyTorch model, which is built without its weights.
+
     No TPU is needed and nothing is trained: the TPU compiler compiles the step on this machine.
 
     Every candidate is printed with the reason why it lost. The exit status is 1 if no candidate
@@ -98,8 +123,16 @@ def plan(
     from neurenix.preflight.search.search import check_objective, search
     from neurenix.preflight.search.search_space import SearchSpace
     from neurenix.preflight.search.workload import Workload, mesh_of
+    from neurenix.preflight.torch_workload import target_of
 
     try:
+        model = ModelOptions(hf, torch, sequence, dtype, loss, optimizer)
+        if is_onnx(script):
+            raise ArgumentError(
+                "plan takes a script, --hf or --torch; preflight takes .onnx files."
+            )
+        is_model = model.given(script)
+        mesh = _AUTO if is_model and mesh is None else mesh
         slices = slices_of(on)
         check_objective(objective)
         space = SearchSpace(
@@ -116,17 +149,23 @@ def plan(
         options = PreflightOptions(examples=examples_per_step)
         check_files(json_path, html_path, keep=script)
         with output_for(json_path) as output:
-            hint_at_steps(script, step)
-            simulate_first(slices)
             with compiler_ready():
-                target, args, options = step_for(
-                    script,
-                    arguments or [],
-                    slices,
-                    timeout_seconds=timeout,
-                    step=step,
-                    options=options,
-                )
+                if is_model:
+                    batches: Any = space.batches
+                    workload = model.workload(batches[0] if batches else None)
+                    print(f"neurenix: {workload.description}", file=sys.stderr)
+                    target, args = target_of(workload)
+                elif script is not None:
+                    hint_at_steps(script, step)
+                    simulate_first(slices)
+                    target, args, options = step_for(
+                        script,
+                        arguments or [],
+                        slices,
+                        timeout_seconds=timeout,
+                        step=step,
+                        options=options,
+                    )
                 found = search(
                     target,
                     *args,
@@ -145,10 +184,12 @@ def plan(
             show_text(found.text())
             if found.winner is not None:
                 own = Workload.of(target, args, None, None, None)
-                changes = _changes(found.winner, own.batch, own.remat)
+                changes = "" if is_model else _changes(found.winner, own.batch, own.remat)
                 print(f"Its whole report{changes}:")
-                given = script, arguments or [], found.winner, pricing, examples_per_step, step
-                print(f"  {_command(*given)}")
+                what = [str(script), *(arguments or [])]
+                if is_model:
+                    what = model.words(_of_model(found.winner, own.batch if batches else None))
+                print(f"  {_command(what, found.winner, pricing, examples_per_step, step)}")
     except BrokenPipeError:  # an OSError, but not a user error
         raise
     except (NeurenixError, OSError) as error:
@@ -182,9 +223,14 @@ def _deadline(examples: float | None, hours: float | None) -> Deadline | None:
     return Deadline(examples, hours)
 
 
+def _of_model(winner: Candidate, batch: int | None) -> dict[str, Any]:
+    """Return the winner's batch and recomputation, as options of preflight."""
+    chosen = winner.choice.batch if winner.choice else None
+    return {"batch": chosen or batch, "remat": None if winner.remat == "none" else winner.remat}
+
+
 def _command(
-    script: Script,
-    arguments: list[str],
+    what: list[str],
     winner: Candidate,
     pricing: Pricing,
     examples: int | None,
@@ -208,7 +254,7 @@ def _command(
         ("--commitment", pricing.commitment, "on-demand"),
     ):
         words += [] if given == default else [option, str(given)]
-    return shlex.join([*words, str(script), *arguments])
+    return shlex.join([*words, *what])
 
 
 def _changes(winner: Candidate, batch: int | None, remat: str) -> str:

@@ -1,5 +1,7 @@
 """``neurenix preflight script.py --on v5e-8,v6e-8``: report how a script's step runs on slices.
 
+``--hf`` and ``--torch`` name a PyTorch model in place of a script; ``.onnx`` files are models too.
+
 Exit status: 0; 1 if ``--fail-if`` is true for a slice; 2 for an error in the command or the script.
 ``neurenix.preflight`` compiles and analyses.
 """
@@ -17,13 +19,23 @@ import typer
 from neurenix._core.errors import NeurenixError
 from neurenix._core.limits import check_seconds
 from neurenix.cli.failure import MISTAKE, show
+from neurenix.cli.model_options import (
+    Dtype,
+    HuggingFace,
+    LossName,
+    ModelOptions,
+    OptimizerName,
+    ScriptOrModel,
+    Sequence_,
+    TorchFile,
+    is_onnx,
+)
 from neurenix.cli.output import check_files, output_for, show_text, write_text
 from neurenix.cli.script_options import (
     Arguments,
     Commitment,
     Price,
     Region,
-    Script,
     Slices,
     Step,
     StepExamples,
@@ -41,10 +53,25 @@ _DOES_NOT_FIT = "not fits"
 
 
 def preflight(
-    script: Script,
+    script: ScriptOrModel = None,
     arguments: Arguments = None,
     *,
     on: Slices,
+    hf: HuggingFace = None,
+    torch: TorchFile = None,
+    batch: Annotated[
+        int | None, typer.Option(help="--hf, --torch, FILE.onnx: examples of one global batch")
+    ] = None,
+    sequence: Sequence_ = None,
+    dtype: Dtype = None,
+    loss: LossName = None,
+    optimizer: OptimizerName = None,
+    remat: Annotated[
+        str | None,
+        typer.Option(
+            help="--hf, --torch: what the backward pass computes again: none, minimal, full, dots"
+        ),
+    ] = None,
     json_path: Annotated[
         Path | None,
         typer.Option("--json", help="write all reports to this file; - is the standard output"),
@@ -55,7 +82,10 @@ def preflight(
     ] = None,
     mesh: Annotated[
         str | None,
-        typer.Option(help="axes and sizes: fsdp=8 or data=2,fsdp=4; default: the script's"),
+        typer.Option(
+            help="axes and sizes: fsdp=8 or data=2,fsdp=4; default: the script's; of a model: "
+            "fsdp over all devices"
+        ),
     ] = None,
     xla: Xla = None,
     no_suggest: Annotated[
@@ -81,6 +111,9 @@ def preflight(
 ) -> None:
     """Run a script up to its first training step and report how that step runs on TPU slices.
 
+    With --hf or --torch the step is that of a PyTorch model, which is built without its weights.
+    Of an .onnx file it is the forward pass, or with --loss the training step.
+
     No TPU is needed and nothing is trained: the TPU compiler compiles the step on this machine.
 
     The exit status is 1 if --fail-if is true for a slice, and 2 if there is no answer.
@@ -94,12 +127,16 @@ def preflight(
     from neurenix.preflight.cost import Pricing, prices_of
     from neurenix.preflight.describe_program import PreflightOptions, axes_on
     from neurenix.preflight.fail_if import parse
+    from neurenix.preflight.onnx_workload import preflight_onnx
     from neurenix.preflight.page.html import page
     from neurenix.preflight.report.report_json import load_reports
     from neurenix.preflight.script.run_script import preflight_script
     from neurenix.preflight.search.workload import mesh_of
+    from neurenix.preflight.torch_workload import preflight_workload
 
     try:
+        model = ModelOptions(hf, torch, sequence, dtype, loss, optimizer)
+        is_model = model.given(script, batch=batch, remat=remat)
         slices = slices_of(on)
         axes = None if mesh is None else mesh_of(mesh)
         for where in slices:
@@ -116,17 +153,32 @@ def preflight(
         )
         check_files(json_path, html_path, keep=script)
         with output_for(json_path) as output:
-            hint_at_steps(script, step)
-            simulate_first(slices)
-            reports = preflight_script(
-                script,
-                arguments or [],
-                on=slices,
-                mesh=axes,
-                timeout_seconds=timeout,
-                options=options,
-                step=step,
-            )
+            if is_onnx(script) and script is not None:
+                reports = preflight_onnx(
+                    script,
+                    on=slices,
+                    batch=batch,
+                    loss=loss,
+                    optimizer=optimizer,
+                    mesh=axes,
+                    options=options,
+                )
+            elif is_model:
+                reports = preflight_workload(
+                    model.workload(batch), on=slices, mesh=axes, remat=remat, options=options
+                )
+            elif script is not None:
+                hint_at_steps(script, step)
+                simulate_first(slices)
+                reports = preflight_script(
+                    script,
+                    arguments or [],
+                    on=slices,
+                    mesh=axes,
+                    timeout_seconds=timeout,
+                    options=options,
+                    step=step,
+                )
             if html_path is not None:
                 write_text(html_path, page(reports, pricing), output)
             if json_path is not None:

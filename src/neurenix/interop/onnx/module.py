@@ -63,6 +63,29 @@ class OnnxModule(Module):
         """Names of the inputs that decide shapes: under ``nx.jit`` they are NumPy arrays."""
         return [name for name in self.input_names if name in self._known]
 
+    def input_specs(self, batch: int | None = None) -> dict[str, jax.ShapeDtypeStruct] | None:
+        """Return shapes and dtypes of the inputs by name.
+
+        Args:
+            batch: size for a first axis that the file leaves open.
+
+        Returns:
+            the specs; None if another size is open, or the first one and ``batch`` is None.
+        """
+        found = {}
+        for port in self._model.graph.inputs:
+            if port.shape is None:
+                return None
+            shape = list(port.shape)
+            if shape and not isinstance(shape[0], int):
+                shape[0] = batch
+            if not all(isinstance(size, int) for size in shape):
+                return None
+            dtype = np.dtype(np.float32) if port.dtype is None else port.dtype
+            sizes: Any = tuple(shape)
+            found[port.name] = jax.ShapeDtypeStruct(sizes, canonical(dtype))
+        return found
+
     @property
     def verification(self) -> Verification | None:
         """The difference from onnxruntime that was found; None if nothing was compared."""
