@@ -6,8 +6,13 @@ BIN := $(VENV)/bin
 # More workers than cores only wait: each test process already drives eight virtual devices.
 WORKERS ?= $(shell n=$$(nproc 2>/dev/null || echo 2); [ $$n -gt 4 ] && echo 4 || echo $$n)
 PYTEST_ARGS ?=
-# What pip is asked for by `make test-bridges`.
+# What pip is asked for by `make test-bridges`. torchvision is for timm, whose import needs it. It is
+# in a folder of its own: beside a CPU build of PyTorch its operators do not load, and transformers
+# takes any torchvision that it finds.
 TORCH ?= torch==2.13.0
+BRIDGES ?= transformers==5.24.0 onnxscript==0.7.2
+TIMM ?= timm==1.0.31
+TORCHVISION ?= torchvision==0.28.0
 
 # The first interpreter that runs and is new enough; `make demo PYTHON=...` names another.
 PYTHON ?= $(shell for python in python3.11 python3 python3.12 python3.13 python; do \
@@ -82,8 +87,10 @@ $(VENV)/.dev: requirements-dev.lock $(VENV)/.runtime
 
 # Not of the lock file: which build of PyTorch is right depends on the machine.
 $(VENV)/.bridges: $(VENV)/.dev
-	@echo "Installing PyTorch into $(VENV) ..."
-	$(PIP) $(TORCH)
+	@echo "Installing PyTorch, transformers and timm into $(VENV) ..."
+	$(PIP) $(TORCH) $(BRIDGES)
+	$(PIP) --no-deps $(TIMM)
+	$(PIP) --no-deps --upgrade --target $(VENV)/torchvision $(TORCHVISION) pillow
 	@touch $@
 
 # Needs uv. The locks hold for every Python from 3.11 on, and name no index. `editables` and
