@@ -350,6 +350,7 @@ def test_an_unknown_name_suggests_a_near_one() -> None:
 
 def test_import_loads_nothing_heavy_and_starts_no_backend(run_python) -> None:
     heavy = ("jax", "jaxlib", "numpy", "flax", "optax", "orbax", "sklearn", "rich", "typer")
+    heavy += ("torch", "transformers")
     done = run_python(code=f"import sys, neurenix; print([m for m in {heavy} if m in sys.modules])")
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip() == "[]"

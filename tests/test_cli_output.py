@@ -17,7 +17,7 @@ from cli_helpers import SCRIPT
 pytestmark = pytest.mark.cpu8
 
 CLI = (sys.executable, "-m", "neurenix")
-COMMANDS = ("devices", "run", "preflight", "plan", "compile", "rule", "env")
+COMMANDS = ("devices", "run", "preflight", "plan", "compile", "check", "rule", "env")
 NARROW = {
     "ascii": {"PYTHONIOENCODING": "ascii"},
     "cp1252": {"PYTHONIOENCODING": "cp1252"},

@@ -41,7 +41,9 @@ def run(*arguments: str, cwd: Path, timeout: float = 540) -> subprocess.Complete
 
 def test_every_example_is_run() -> None:
     assert set(ON_A_SLICE) == set(EXPECTED)
-    assert {path.name for path in EXAMPLES.glob("*.py")} == {*EXPECTED, "08_llama.py", "demo.py"}
+    assert {path.name for path in EXAMPLES.glob("*.py")} == {
+        *EXPECTED, "08_llama.py", "09_from_torch.py", "demo.py",
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize("name", ON_A_SLICE)

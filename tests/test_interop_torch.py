@@ -316,49 +316,6 @@ def test_an_operator_of_ones_own(tmp_path: Any) -> None:
         register_torch_op("a::b", 3)
 
 
-class Double(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Any) -> Any:
-        return 2 * x
-
-    @staticmethod
-    def backward(ctx: Any, g: Any) -> Any:
-        return 7 * g
-
-
-class Refused(torch.nn.Module):
-    def __init__(self, kind: str) -> None:
-        super().__init__()
-        self.weight = torch.nn.Parameter(torch.ones(4))
-        self.kind = kind
-
-    def forward(self, x: Any) -> Any:
-        x = x * self.weight
-        if self.kind == "autograd":
-            return Double.apply(x)
-        if self.kind == "if" and x.sum() > 0:
-            return x + 1
-        if self.kind == "numpy":
-            return torch.from_numpy(x.detach().numpy()) * x
-        if self.kind == "mask":
-            return x[x > 0]
-        return x
-
-
-@pytest.mark.parametrize(
-    ("kind", "said"),
-    {
-        "autograd": "Double is a torch.autograd.Function",
-        "if": r"decides by the values.*test_interop_torch\.py:\d+",
-        "numpy": "cannot export Refused",
-        "mask": r"boolean mask, x\[mask\]",
-    }.items(),
-)
-def test_what_cannot_be_converted_is_told_before_the_first_step(kind: str, said: str) -> None:
-    with pytest.raises(nx.NeurenixError, match=said):
-        from_torch(Refused(kind), (tensor(3, 4),))
-
-
 def test_mistakes_of_a_call() -> None:
     net = torch.nn.Linear(4, 2)
     with pytest.raises(nx.ArgumentError, match="needs example inputs"):
