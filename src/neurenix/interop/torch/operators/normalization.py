@@ -90,12 +90,61 @@ def _batch_norm(
     return _affine(y, weight, bias, shape).astype(x.dtype), scale
 
 
-def _moments(x: Array) -> tuple[Array, Array]:
-    axes = (0, *range(2, x.ndim))
+@functools.partial(jax.custom_vjp, nondiff_argnums=(3,))
+def _batch_norm_of(x: Array, weight: Array, bias: Array, eps: float) -> tuple[Array, Array, Array]:
+    """Return normalised values, mean and variance of a batch.
+
+    PyTorch sums in float64 on a CPU. Here a mean is taken twice, of the values and of what is left
+    of it, forward and backward: where few values make a channel, most of a gradient cancels.
+    """
+    return _batch_norm_forward(x, weight, bias, eps)[0]
+
+
+def _batch_norm_forward(
+    x: Array, weight: Array, bias: Array, eps: float
+) -> tuple[tuple[Array, Array, Array], tuple[Array, ...]]:
+    axes, shape = (0, *range(2, x.ndim)), (-1,) + (1,) * (x.ndim - 2)
     wide = _wide(x)
-    mean = wide.mean(axes)
-    centred = wide - mean.reshape((-1,) + (1,) * (x.ndim - 2))
-    return mean, (centred * centred).mean(axes)
+    first = wide.mean(axes)
+    centred = wide - first.reshape(shape)
+    rest = centred.mean(axes)
+    var = (centred * centred).mean(axes) - rest * rest
+    scale = lax.rsqrt(var + eps)
+    unit = (centred - rest.reshape(shape)) * scale.reshape(shape)
+    y = _affine(unit, weight, bias, shape).astype(x.dtype)
+    return (y, first + rest, var), (x, first + rest, scale, weight, bias)
+
+
+def _batch_norm_backward(
+    eps: float, saved: tuple[Array, ...], slopes: tuple[Array, Array, Array]
+) -> tuple[Array, Array, Array]:
+    x, mean, scale, weight, bias = saved
+    axes, shape = (0, *range(2, x.ndim)), (-1,) + (1,) * (x.ndim - 2)
+    count = math.prod(x.shape) // x.shape[1]
+    unit = (_wide(x) - mean.reshape(shape)) * scale.reshape(shape)
+    slope = _wide(slopes[0])
+    first = slope.mean(axes)
+    centred = slope - first.reshape(shape)
+    rest, along = centred.mean(axes), (centred * unit).mean(axes)
+    left = centred - rest.reshape(shape) - unit * along.reshape(shape)
+    inner = left * (scale * _wide(weight)).reshape(shape)
+    return (
+        inner.astype(x.dtype),
+        (count * along).astype(weight.dtype),
+        (count * (first + rest)).astype(bias.dtype),
+    )
+
+
+_batch_norm_of.defvjp(_batch_norm_forward, _batch_norm_backward)
+
+
+def _of_batch(x: Array, weight: Any, bias: Any, eps: float) -> tuple[Array, Array, Array, Array]:
+    """Return normalised values, mean, variance and 1 ÷ standard deviation of a batch."""
+    ones = jnp.ones(x.shape[1], jnp.promote_types(x.dtype, jnp.float32))
+    y, mean, var = _batch_norm_of(
+        x, ones if weight is None else weight, 0 * ones if bias is None else bias, eps
+    )
+    return y, mean, var, lax.rsqrt(var + eps)
 
 
 @operator("_native_batch_norm_legit_functional")
@@ -106,8 +155,7 @@ def batch_norm_training(
     if not training:
         y, scale = _batch_norm(input, weight, bias, running_mean, running_var, eps)
         return y, running_mean, scale, running_mean, running_var
-    mean, var = _moments(input)
-    y, scale = _batch_norm(input, weight, bias, mean, var, eps)
+    y, mean, var, scale = _of_batch(input, weight, bias, eps)
     count = math.prod(input.shape) // input.shape[1]
     unbiased = lax.stop_gradient(var) * (count / max(count - 1, 1))
     moved = running_mean + momentum * (lax.stop_gradient(mean) - running_mean)
@@ -127,8 +175,7 @@ def batch_norm_evaluation(
 def batch_norm_without_statistics(
     input: Array, weight: Any, bias: Any, training: bool, momentum: float, eps: float
 ) -> tuple[Array, Array, Array]:
-    mean, var = _moments(input)
-    y, scale = _batch_norm(input, weight, bias, mean, var, eps)
+    y, mean, _, scale = _of_batch(input, weight, bias, eps)
     return y, mean, scale
 
 
