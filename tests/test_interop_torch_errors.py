@@ -328,3 +328,28 @@ def test_the_comparison_of_odd_outputs() -> None:
         assert found is not None and found.outputs < 1e-2
     random = from_torch(torch.nn.Sequential(Plain(""), torch.nn.Dropout(0.5)), X).verification
     assert random is not None and random.training is None and random.gradients < 1e-5
+
+
+def test_an_element_at_a_kink_is_no_error_and_a_wrong_gradient_is() -> None:
+    """ReLU at rounding from zero: PyTorch takes one side, and we the other."""
+
+    class Kinked(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.bias = torch.nn.Parameter(torch.zeros(2))
+
+        def forward(self, x: Any) -> Any:
+            return torch.relu(torch.ops.kinked.nearly(x + self.bias))
+
+    @torch.library.custom_op("kinked::nearly", mutates_args=())
+    def nearly(x: torch.Tensor) -> torch.Tensor:
+        return x.clone()
+
+    nearly.register_fake(lambda x: torch.empty_like(x))
+    nearly.register_autograd(lambda ctx, slope: slope)
+    x = torch.tensor([[1.0, 1e-9], [2.0, 3.0]])
+    nx.register_torch_op("kinked::nearly", lambda x: x - 2e-9)
+    assert from_torch(Kinked(), (x,)).verification.gradients < 1e-3
+    nx.register_torch_op("kinked::nearly", lambda x: 2 * x - jax.lax.stop_gradient(x))
+    with pytest.raises(nx.ConversionError, match="computes something else"):
+        from_torch(Kinked(), (x,))
