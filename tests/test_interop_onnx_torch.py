@@ -177,10 +177,15 @@ def exported(name: str) -> tuple[Any, Any, bytes]:
     build, shape = MODELS[name]
     torch.manual_seed(0)
     net = build().eval()
-    x = torch.randint(0, 11, shape) if shape is WORDS else torch.randn(shape)
+    # Equal tensors (new norms' ones and zeros) may become one in a file, which is trained as one.
+    with torch.no_grad():
+        for parameter in net.parameters():
+            parameter.add_(0.1 * torch.randn_like(parameter))
+    # Not the word that pads, whose row PyTorch does not train, which a file does not say.
+    x = torch.randint(1, 11, shape) if shape is WORDS else torch.randn(shape)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of the exporter about itself
-        program = torch.onnx.export(net, (x,), dynamo=True, verbose=False, optimize=True)
+        program = torch.onnx.export(net, (x,), dynamo=True, verbose=False, optimize=False)
         file = io.BytesIO()
         program.save(file)
     return net, x, file.getvalue()
@@ -203,9 +208,11 @@ def test_outputs_and_gradients_are_pytorchs(name: str) -> None:
     slopes = nx.grad(loss)(model)
     found = {path: leaf for path, leaf in nx_leaves(slopes)}
     compared = 0
+    largest = max(float(p.grad.abs().max()) for p in net.parameters() if p.grad is not None)
     for path, parameter in net.named_parameters():
         if path in found and parameter.grad is not None:
-            scale = float(parameter.grad.abs().max()) or 1.0
+            # Of a key's bias, whose gradient is zero but for rounding, a thousandth of the largest.
+            scale = max(float(parameter.grad.abs().max()), 1e-3 * largest)
             np.testing.assert_allclose(
                 np.asarray(found[path]) / scale, parameter.grad / scale, atol=1e-4
             )
@@ -227,5 +234,5 @@ def nx_leaves(tree: Any) -> list[tuple[str, Any]]:
 def test_it_compiles_for_a_tpu(name: str) -> None:
     _, x, data = exported(name)
     model = from_onnx(data, check=False)
-    report = nx.preflight(nx.jit(lambda model, x: model(x)), (model, x.numpy()), on="v5e-1")
+    report = nx.preflight(nx.jit(lambda model, x: model(x)), model, x.numpy(), on="v5e-1")
     assert report.fits
