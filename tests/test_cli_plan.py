@@ -143,19 +143,19 @@ def test_the_command_of_the_winner_says_what_the_script_does_not() -> None:
     option = {"xla_a": 1, "xla_b": True}
     tuned = replace(winner(compiler_options=option), compiler_options="xla_a=1, xla_b=True")
     assert _changes(tuned, None, "as written") == ""
-    named = _command(Path("train.py"), [], tuned, Pricing(), None, None)
+    named = _command(["train.py"], tuned, Pricing(), None, None)
     assert named.endswith("--mesh data=8 --xla xla_a=1,xla_b=True train.py")
     assert xla_options([shlex.split(named)[-2]]) == option
-    script, pricing = Path("a b.py"), Pricing("europe-west4", "spot", 0.0)
-    assert _command(script, ["--lr", "1"], winner(), Pricing(), None, None) == (
+    script, pricing = "a b.py", Pricing("europe-west4", "spot", 0.0)
+    assert _command([script, "--lr", "1"], winner(), Pricing(), None, None) == (
         "neurenix preflight --on v5e-8 --mesh data=8 'a b.py' --lr 1"
     )
-    assert _command(script, [], winner(), pricing, 32, "step") == (
+    assert _command([script], winner(), pricing, 32, "step") == (
         "neurenix preflight --on v5e-8 --mesh data=8 --step step --examples-per-step 32 "
         "--price 0.0 --region europe-west4 --commitment spot 'a b.py'"
     )
     each = Pricing(usd_per_chip_hour={"v5e": 1.5, "v6e": 2})
-    assert "--price v5e=1.5,v6e=2 " in _command(script, [], winner(), each, None, None)
+    assert "--price v5e=1.5,v6e=2 " in _command([script], winner(), each, None, None)
 
 
 @pytest.mark.pure
