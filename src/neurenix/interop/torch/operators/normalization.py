@@ -141,9 +141,10 @@ _batch_norm_of.defvjp(_batch_norm_forward, _batch_norm_backward)
 def _of_batch(x: Array, weight: Any, bias: Any, eps: float) -> tuple[Array, Array, Array, Array]:
     """Return normalised values, mean, variance and 1 ÷ standard deviation of a batch."""
     ones = jnp.ones(x.shape[1], jnp.promote_types(x.dtype, jnp.float32))
-    y, mean, var = _batch_norm_of(
+    found: Any = _batch_norm_of(
         x, ones if weight is None else weight, 0 * ones if bias is None else bias, eps
     )
+    y, mean, var = found
     return y, mean, var, lax.rsqrt(var + eps)
 
 
