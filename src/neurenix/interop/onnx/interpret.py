@@ -43,6 +43,10 @@ def compute(model: Model, values: Mapping[str, Any], *, key: jax.Array | None = 
     return run.graph(model.graph, ChainMap(dict(values), dict(model.graph.constants)))
 
 
+class _NodeError(ConversionError):
+    """An error that names its node: the graphs around it pass it on as it is."""
+
+
 class _Key:
     """A random key for each node that draws, in their order."""
 
@@ -75,7 +79,7 @@ class _Computation:
                 with jax.named_scope(node.name or node.op):
                     results = self._compute(node, inputs, values)
             except ConversionError as error:
-                if getattr(error, "of_a_node", False):
+                if isinstance(error, _NodeError):
                     raise
                 raise _of_node(node, str(error)) from error
             except (TypeError, ValueError, IndexError, KeyError, NotImplementedError,
@@ -158,10 +162,8 @@ class _Computation:
         return run
 
 
-def _of_node(node: Node, message: str) -> ConversionError:
-    found = ConversionError(f"The node {node} cannot be computed: {message}")
-    found.of_a_node = True  # type: ignore[attr-defined]
-    return found
+def _of_node(node: Node, message: str) -> _NodeError:
+    return _NodeError(f"The node {node} cannot be computed: {message}")
 
 
 def _said(error: Exception, inputs: Sequence[Any]) -> str:

@@ -81,7 +81,7 @@ def dynamic_quantize_matmul(a, b, b_scale, b_zero=None, bias=None):
 @operator("com.microsoft::QGemm")
 def qgemm(
     a, a_scale, a_zero, b, b_scale, b_zero, c=None, y_scale=None, y_zero=None,
-    *, alpha=1.0, transA=0, transB=0,  # noqa: N803  as ONNX names them
+    *, alpha=1.0, transA=0, transB=0,  # as ONNX names them
 ):  # fmt: skip
     whole = _whole(a.T if transA else a, a_zero), _whole(b.T if transB else b, b_zero)
     product = jnp.matmul(*whole, preferred_element_type=jnp.int32)
