@@ -218,43 +218,23 @@ def less_or_equal(x, y):
     return x <= y
 
 
-@operator("And", folds=True)
+@operator("And", "BitwiseAnd", folds=True)
 def logical_and(x, y):
     return x & y
 
 
-@operator("Or", folds=True)
+@operator("Or", "BitwiseOr", folds=True)
 def logical_or(x, y):
     return x | y
 
 
-@operator("Xor", folds=True)
+@operator("Xor", "BitwiseXor", folds=True)
 def logical_xor(x, y):
     return x ^ y
 
 
-@operator("Not", folds=True)
+@operator("Not", "BitwiseNot", folds=True)
 def logical_not(x):
-    return ~x
-
-
-@operator("BitwiseAnd", folds=True)
-def bitwise_and(x, y):
-    return x & y
-
-
-@operator("BitwiseOr", folds=True)
-def bitwise_or(x, y):
-    return x | y
-
-
-@operator("BitwiseXor", folds=True)
-def bitwise_xor(x, y):
-    return x ^ y
-
-
-@operator("BitwiseNot", folds=True)
-def bitwise_not(x):
     return ~x
 
 
