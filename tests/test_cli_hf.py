@@ -222,15 +222,15 @@ def test_a_function_of_a_file_gives_module_batch_and_loss(tmp_path: Path) -> Non
         "make": "gives no loss",
         "bare": "returns a module and no example inputs",
         "other": "returns int",
-        "fails": r"net.py:\d+ .*ValueError: too wide",
+        "fails": r"net.py:\d+: ValueError: too wide",
         "more": "a dict with lr",
         "absent": "has no function 'absent'",
     }.items():
         with pytest.raises(nx.NeurenixError, match=message):
             workload_of_file(f"{file}:{name}")
-    with pytest.raises(nx.ArgumentError, match="there is no file"):
+    with pytest.raises(nx.ArgumentError, match="There is no file"):
         workload_of_file("absent.py:make")
-    with pytest.raises(nx.ArgumentError, match="file.py:function"):
+    with pytest.raises(nx.ArgumentError, match="FILE.py:FUNCTION"):
         workload_of_file(file)
 
 

@@ -45,6 +45,32 @@ def load_model(spec: str) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
         MissingExtraError: PyTorch is not installed.
     """
     torch = import_torch(f"The model of {spec!r}")
+    made = call_function(spec)
+    if not isinstance(made, (tuple, list)) or len(made) != 2:
+        raise ArgumentTypeError(f"{spec} returned {_described(made)}. {_RETURNS}.")
+    model, inputs = made
+    if not isinstance(model, torch.nn.Module):
+        raise ArgumentTypeError(
+            f"{spec} returned {_described(model)} where the torch.nn.Module belongs. {_RETURNS}."
+        )
+    if inputs is None or isinstance(inputs, (tuple, list, Mapping)) and not inputs:
+        raise ArgumentError(f"{spec} returned no example inputs. {_RETURNS}.")
+    return model, *example_arguments(model, inputs, None)
+
+
+def call_function(spec: str) -> Any:
+    """Return what a function in a file returns, which takes no arguments.
+
+    The file is executed, but not as ``__main__``; its folder is put on ``sys.path``, as Python does
+    for a script.
+
+    Args:
+        spec: ``"path/to/file.py:make_model"``.
+
+    Raises:
+        ArgumentError: ``spec`` has another form, the file or the function is missing, or the
+            function raises.
+    """
     file, colon, name = spec.rpartition(":")
     if not colon or not file or not name.isidentifier():
         raise ArgumentError(f"{spec!r} names no function of a file. {_FORM}.")
@@ -57,20 +83,9 @@ def load_model(spec: str) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
         functions = [n for n, value in vars(module).items() if callable(value) and n[0] != "_"]
         raise ArgumentError(f"{file} has no function {name!r}.{did_you_mean(name, functions)}")
     try:
-        made = function()
+        return function()
     except (Exception, SystemExit) as error:
         raise _failed(f"{name}() of {file}", path, error) from error
-    if not isinstance(made, (tuple, list)) or len(made) != 2:
-        raise ArgumentTypeError(f"{name}() of {file} returned {_described(made)}. {_RETURNS}.")
-    model, inputs = made
-    if not isinstance(model, torch.nn.Module):
-        raise ArgumentTypeError(
-            f"{name}() of {file} returned {_described(model)} where the torch.nn.Module belongs. "
-            f"{_RETURNS}."
-        )
-    if inputs is None or isinstance(inputs, (tuple, list, Mapping)) and not inputs:
-        raise ArgumentError(f"{name}() of {file} returned no example inputs. {_RETURNS}.")
-    return model, *example_arguments(model, inputs, None)
 
 
 def _executed(path: Path) -> ModuleType:

@@ -5,20 +5,17 @@ Owns ``TorchWorkload``, and how ``file.py:function`` becomes one.
 
 from __future__ import annotations
 
-import importlib.util
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import jax
 
 from neurenix import losses
 from neurenix._core.errors import ArgumentError, ArgumentTypeError
-from neurenix._core.source_files import users_line
 from neurenix.interop.torch.convert import import_torch
 from neurenix.interop.torch.examples import is_torch_module, specs_of
+from neurenix.interop.torch.model_file import call_function
 
 _KEYS = ("module", "example_inputs", "loss", "optimizer")
 _CONTRACT = (
@@ -66,7 +63,7 @@ def workload_of_file(
         MissingExtraError: PyTorch is not installed.
     """
     import_torch("--torch")
-    made = _made(text)
+    made = call_function(text)
     if is_torch_module(made):
         raise ArgumentError(f"{text} returns a module and no example inputs. {_CONTRACT}")
     if isinstance(made, tuple) and len(made) == 2:
@@ -125,34 +122,6 @@ def parameters_text(module: Any) -> str:
         if count >= size:
             return f"{count / size:.3g} {unit}parameters in {' and '.join(dtypes)}"
     return f"{count:,} parameters in {' and '.join(dtypes)}"
-
-
-def _made(text: str) -> Any:
-    name, _, function = text.rpartition(":")
-    path = Path(name)
-    if not name or not function.isidentifier():
-        raise ArgumentError(f"--torch is file.py:function; got {text!r}.")
-    if not path.is_file():
-        raise ArgumentError(f"--torch: there is no file {name!r}.")
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    if spec is None or spec.loader is None:
-        raise ArgumentError(f"--torch: {name!r} is no Python file.")
-    module = importlib.util.module_from_spec(spec)
-    sys.path.insert(0, str(path.resolve().parent))
-    try:
-        spec.loader.exec_module(module)
-        make = getattr(module, function, None)
-        if not callable(make):
-            raise ArgumentError(f"--torch: {name} has no function {function!r}.")
-        return make()
-    except ArgumentError:
-        raise
-    except Exception as error:
-        raise ArgumentError(
-            f"--torch: {text} failed at {users_line(error)}: {type(error).__name__}: {error}"
-        ) from error
-    finally:
-        sys.path.pop(0)
 
 
 def _with_batch(inputs: Any, batch: int) -> Any:
