@@ -46,15 +46,17 @@ def load_model(spec: str) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
     """
     torch = import_torch(f"The model of {spec!r}")
     made = call_function(spec)
+    file, _, name = spec.rpartition(":")
+    what = f"{name}() of {file}"
     if not isinstance(made, (tuple, list)) or len(made) != 2:
-        raise ArgumentTypeError(f"{spec} returned {_described(made)}. {_RETURNS}.")
+        raise ArgumentTypeError(f"{what} returned {_described(made)}. {_RETURNS}.")
     model, inputs = made
     if not isinstance(model, torch.nn.Module):
         raise ArgumentTypeError(
-            f"{spec} returned {_described(model)} where the torch.nn.Module belongs. {_RETURNS}."
+            f"{what} returned {_described(model)} where the torch.nn.Module belongs. {_RETURNS}."
         )
     if inputs is None or isinstance(inputs, (tuple, list, Mapping)) and not inputs:
-        raise ArgumentError(f"{spec} returned no example inputs. {_RETURNS}.")
+        raise ArgumentError(f"{what} returned no example inputs. {_RETURNS}.")
     return model, *example_arguments(model, inputs, None)
 
 
